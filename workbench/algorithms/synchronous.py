@@ -1,0 +1,31 @@
+"""Synchronous SGD, one all-reduce of the whole gradient a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from workbench.collectives import Collective, Native
+from workbench.ops import Apply, Backward, EndStep, Program
+from workbench.program import Algorithm, Context, perform
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousSGD(Algorithm):
+    """w[t+1] = w[t] - lr * mean_i g_i(w[t])
+
+    Every rank waits for the sum of all gradients before it updates, so all replicas stay equal and the result is
+    that of one process with the whole batch. Nothing is overlapped: the baseline. Staleness 0.
+
+    Paper: daily2016leveraging, section 4.1 (network-wise SGD); li2018pipesgd calls it D-Sync.
+    """
+
+    collective: Collective = Native()
+
+    def worker(self, ctx: Context) -> Program:
+        for step in ctx.steps():
+            gradient = yield Backward(step)
+            total = yield from perform(self.collective.all_reduce(ctx, gradient))
+            yield Apply(total)
+            yield EndStep(step)

@@ -1,0 +1,264 @@
+"""Flat gradient buffers: how the parameters of any module lie in one contiguous tensor, cut into buckets.
+
+One gradient is one buffer. Parameters lie in it in reverse order of registration, the order in which backward
+finishes them, so a bucket is a contiguous slice and bucket 0 is ready first. Behind its parameters every bucket
+carries a short tail of the same dtype,
+
+    [weight, control, used_0, ..., used_k]
+
+so that the all-reduce that sums the gradients also sums how much each rank contributed (`weight`, the rank's
+share of the nominal global batch), a control word (rank 0's requests to stop or change, so that all ranks learn
+of them at the same step at no extra message), and for each parameter how many ranks used it (a parameter that no
+rank used has gradient None, not zero: momentum and weight decay would move it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import ConfigError
+
+WEIGHT, CONTROL, USED = 0, 1, 2  # positions in a bucket's tail
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one parameter lies: `flat[offset : offset + numel]`."""
+
+    index: int  # position among the trainable parameters, in order of registration
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    numel: int
+    bucket: int
+    dtype: torch.dtype
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The slot as a tensor of the parameter's shape and strides; shares memory with `flat`."""
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BucketSlice:
+    """A contiguous slice of the flat buffer: some parameters, then their tail."""
+
+    index: int
+    slots: tuple[Slot, ...]
+    start: int
+    tail: int  # where the tail begins
+    stop: int
+
+    @property
+    def num_params(self) -> int:
+        return len(self.slots)
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """How a module's trainable parameters lie in one flat buffer of `numel` elements of `dtype`."""
+
+    slots: tuple[Slot, ...]  # in order of registration
+    buckets: tuple[BucketSlice, ...]  # in order of readiness: bucket 0 holds the last parameters
+    numel: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one whole gradient on the wire, tails included."""
+        return self.numel * self.itemsize
+
+    @property
+    def parameter_numel(self) -> int:
+        return sum(slot.numel for slot in self.slots)
+
+    def bucket_bytes(self, bucket: int) -> int:
+        """Bytes of one bucket on the wire, its tail included."""
+        piece = self.buckets[bucket]
+        return (piece.stop - piece.start) * self.itemsize
+
+    def describe(self) -> list[str]:
+        """One line a parameter: what ranks must agree on before they exchange anything."""
+        return [f"{slot.name}: {tuple(slot.shape)} {slot.dtype} bucket {slot.bucket}" for slot in self.slots]
+
+
+def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The module's distinct trainable parameters with their names (a shared parameter once, a frozen one not at all)."""
+    return [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+
+
+def build_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float | None = None) -> Layout:
+    """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket a parameter).
+
+    A bucket always holds at least one parameter, so a parameter larger than `bucket_bytes` is a bucket of its own.
+    The buffer's dtype is the widest of the parameters', and float32 for 16-bit parameters: sums are taken there.
+
+    Raises:
+        ConfigError: nothing to train, parameters on several devices, or a parameter that is not floating point.
+    """
+    named = list(named_parameters)
+    if not named:
+        raise ConfigError("the model has no trainable parameter: every requires_grad is False, or it has none at all")
+    devices = {param.device for _, param in named}
+    if len(devices) > 1:
+        raise ConfigError(f"the model's parameters lie on several devices ({', '.join(map(str, devices))}): move it to one")
+    dtype = torch.float32
+    for name, param in named:
+        if not param.dtype.is_floating_point:
+            raise ConfigError(f"parameter {name} is {param.dtype}: only real floating-point parameters can be trained here")
+        dtype = torch.promote_types(dtype, param.dtype)
+    if bucket_bytes is not None and bucket_bytes < 0:
+        raise ConfigError(f"bucket_bytes is {bucket_bytes}: use None for one bucket, 0 for one a parameter, or a size in bytes")
+
+    groups: list[list[int]] = []
+    filled = 0.0
+    for index in reversed(range(len(named))):
+        size = named[index][1].numel() * dtype.itemsize
+        if not groups or (bucket_bytes is not None and filled + size > bucket_bytes):
+            groups.append([])
+            filled = 0.0
+        groups[-1].append(index)
+        filled += size
+
+    slots: dict[int, Slot] = {}
+    buckets: list[BucketSlice] = []
+    offset = 0
+    for number, group in enumerate(groups):
+        start = offset
+        for index in group:
+            name, param = named[index]
+            slots[index] = Slot(
+                index=index,
+                name=name,
+                shape=tuple(param.shape),
+                stride=_dense_strides(param),
+                offset=offset,
+                numel=param.numel(),
+                bucket=number,
+                dtype=param.dtype,
+            )
+            offset += param.numel()
+        tail = offset
+        offset += USED + len(group)
+        buckets.append(BucketSlice(number, tuple(slots[index] for index in group), start, tail, offset))
+    return Layout(tuple(slots[index] for index in range(len(named))), tuple(buckets), offset, dtype, named[0][1].device)
+
+
+def _dense_strides(param: Tensor) -> tuple[int, ...]:
+    """The parameter's own strides where it fills its memory without gaps (channels_last, say), else contiguous ones."""
+    return tuple(torch.empty_like(param, device="meta").stride())  # what preserve_format means
+
+
+@final
+@dataclass(slots=True)
+class Gradient:
+    """One rank's gradient, or one bucket of it, or their sum over ranks: a flat tensor with its layout.
+
+    Attributes:
+        flat: 1-D buffer (`layout.numel` elements, or one bucket's slice of it), tails included. On the meta
+            device in a timing-only simulation.
+        layout: where each parameter lies.
+        bucket: which bucket this is; None for the whole gradient.
+        step: the step whose minibatch it was computed on.
+        version: number of updates this rank had applied when it was computed (staleness is counted from it).
+        locally_unused: parameters (by slot index) that this rank's loss did not reach.
+    """
+
+    flat: Tensor
+    layout: Layout
+    step: int
+    version: int
+    bucket: int | None = None
+    locally_unused: frozenset[int] = frozenset()
+    owner: Gradient | None = field(default=None, repr=False)  # whose buffer a bucket is a slice of
+
+    @property
+    def message_bytes(self) -> int:
+        return self.flat.numel() * self.flat.element_size()
+
+    def slices(self) -> Iterator[tuple[BucketSlice, Tensor]]:
+        """Each bucket in this gradient with its part of `flat` (parameters and tail)."""
+        if self.bucket is not None:
+            yield self.layout.buckets[self.bucket], self.flat
+            return
+        for piece in self.layout.buckets:
+            yield piece, self.flat[piece.start : piece.stop]
+
+    def tail(self, bucket: int | None = None) -> Tensor:
+        """The tail of one bucket: [weight, control, used...]; shares memory."""
+        piece = self.layout.buckets[self.bucket if self.bucket is not None else (bucket or 0)]
+        base = piece.start if self.bucket is not None else 0
+        return self.flat[piece.tail - base : piece.stop - base]
+
+    def view(self, slot: Slot) -> Tensor:
+        """The part of one parameter, in its shape; shares memory."""
+        base = self.layout.buckets[self.bucket].start if self.bucket is not None else 0
+        flat = self.flat
+        return flat.as_strided(slot.shape, slot.stride, flat.storage_offset() + slot.offset - base)
+
+    def part(self, bucket: int) -> Gradient:
+        """One bucket of a whole gradient; shares memory with it."""
+        piece = self.layout.buckets[bucket]
+        return Gradient(
+            self.flat[piece.start : piece.stop],
+            self.layout,
+            self.step,
+            self.version,
+            bucket,
+            self.locally_unused,
+            owner=self,
+        )
+
+
+class BufferPool:
+    """Rotating gradient buffers. One is taken by each backward and given back by the update that consumes it,
+
+    so a synchronous method uses one and Pipe-SGD of width K uses K. A buffer that is out is never handed out again.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._free: list[Tensor] = []
+        self._out: set[int] = set()
+        self._all: list[Tensor] = []  # kept alive, so that an id stays one buffer's
+
+    @property
+    def num_allocated(self) -> int:
+        """Buffers that were ever needed at once."""
+        return len(self._all)
+
+    def take(self) -> Tensor:
+        """A buffer of `layout.numel` elements whose content is undefined."""
+        if self._free:
+            flat = self._free.pop()
+        else:
+            flat = torch.empty(self._layout.numel, dtype=self._layout.dtype, device=self._layout.device)
+            self._all.append(flat)
+        self._out.add(id(flat))
+        return flat
+
+    def give_back(self, flat: Tensor) -> None:
+        """Return a buffer; giving one back twice, or one that was never taken, is a bug of ours."""
+        assert id(flat) in self._out, "a gradient buffer was given back that is not out"
+        self._out.remove(id(flat))
+        self._free.append(flat)
+
+
+def whole(buckets: list[Gradient]) -> Gradient:
+    """The gradient that these buckets, all of one backward, are the parts of."""
+    owner = buckets[0].owner
+    assert owner is not None and all(bucket.owner is owner for bucket in buckets), "buckets of different gradients"
+    return owner

@@ -1,0 +1,172 @@
+"""What is minimised: a model, a loss and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from workbench.errors import ConfigError
+from workbench.rng import generator
+
+Batch = Any  # whatever the data set's items collate to; (inputs, targets) for the usual losses
+
+
+def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch: Batch) -> Tensor:
+    """`loss(model(inputs), targets)` of a batch (inputs, targets)."""
+    inputs, targets = batch
+    return loss(model(inputs), targets)
+
+
+def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    """(number of right predictions, number of predictions): argmax over dimension 1 of the output against the targets."""
+    inputs, targets = batch
+    return (model(inputs).argmax(1) == targets).sum(), targets.numel()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A model, a loss and data; yours or one of `workbench.problems`.
+
+    Attributes:
+        model: makes the module. Called on every rank after the seed is set; rank 0's weights are then sent to all.
+        loss: `loss(output, target)` -> mean over the batch, for data of (input, target) pairs; or, with
+            `whole_batch=True`, `loss(model, batch)` -> mean.
+        train, test: a map-style `Dataset` (a list of samples is one), a tuple of tensors or arrays with equal first
+            dimension, or a function that makes either (so that every rank loads its own, and nothing big is sent).
+            `test` may be None.
+        name: how records and tables call it.
+        whole_batch: see `loss`.
+        correct: `correct(model, batch)` -> (number right, number judged), for accuracy; None where there is none.
+        batch_size: default samples a worker and step.
+        optimizer: default parameters -> optimizer.
+        note: one line shown with every result (that data are synthetic, say).
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(64, 3); y = (x.sum(1) > 0).long()
+        >>> mine = Problem(model=lambda: torch.nn.Linear(3, 2), loss=torch.nn.functional.cross_entropy, train=(x, y))
+        >>> mine.num_samples()
+        64
+    """
+
+    model: Callable[[], nn.Module]
+    loss: Callable[..., Tensor]
+    train: Any
+    test: Any = None
+    name: str = "user"
+    whole_batch: bool = False
+    correct: Callable[[nn.Module, Batch], tuple[Tensor, int]] | None = accuracy
+    batch_size: int = 32
+    optimizer: Callable[..., torch.optim.Optimizer] = field(default=partial(torch.optim.SGD, lr=0.1), repr=False)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            raise ConfigError(
+                "model= takes a function that makes the module (a class, `lambda: Net()`), so that every rank makes its own"
+            )
+
+    def batch_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss of a batch: a scalar with a graph."""
+        return self.loss(model, batch) if self.whole_batch else supervised(self.loss, model, batch)
+
+    def train_data(self) -> Dataset[Any]:
+        """The training set."""
+        return as_dataset(self.train, "train")
+
+    def test_data(self) -> Dataset[Any] | None:
+        """The test set, or None."""
+        return None if self.test is None else as_dataset(self.test, "test")
+
+    def num_samples(self) -> int:
+        """Size of the training set."""
+        return len(self.train_data())  # type: ignore[arg-type]
+
+
+def as_dataset(data: Any, what: str) -> Dataset[Any]:
+    """A map-style data set from a data set, tensors, or a function that makes either."""
+    if callable(data) and not isinstance(data, Dataset):
+        data = data()
+    if isinstance(data, Tensor):
+        data = (data,)
+    if data_is_columns(data):
+        tensors = [torch.as_tensor(item) for item in data]
+        if len({item.shape[:1] for item in tensors}) > 1 or any(item.ndim == 0 for item in tensors):
+            raise ConfigError(f"{what}=: the tensors differ in length: {[tuple(item.shape) for item in tensors]}")
+        data = TensorDataset(*tensors)
+    # An IterableDataset inherits a __getitem__ that only raises.
+    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ConfigError(f"{what}=: give tensors or a map-style Dataset (with __len__ and __getitem__), not {type(data).__name__}")
+    if len(data) == 0:
+        raise ConfigError(f"{what}=: the data set is empty")
+    return cast(Dataset[Any], data)
+
+
+def data_is_columns(data: Any) -> bool:
+    """Whether `data` is tensors side by side; a list of anything else is a list of samples."""
+    if isinstance(data, tuple):
+        return len(data) > 0
+    return isinstance(data, list) and len(data) > 0 and all(isinstance(item, Tensor | np.ndarray) for item in data)
+
+
+def fetch(data: Dataset[Any], indices: list[int] | Tensor) -> Batch:
+    """The samples at `indices`, collated into one batch (tensors are indexed at once, not one by one)."""
+    if isinstance(data, TensorDataset):
+        index = torch.as_tensor(indices, dtype=torch.int64)  # also of an empty list
+        return tuple(tensor[index] for tensor in data.tensors)
+    return default_collate([data[int(index)] for index in indices])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Which samples each rank takes at each step: a pure function of (seed, step, rank).
+
+    Every epoch is a fresh permutation, cut into global batches of `batch_size * num_workers`. A global batch is cut
+    into contiguous nearly equal shares in order of rank, so one process with the whole batch sees the same samples at
+    the same steps. The last batch of an epoch is shorter; where it holds fewer samples than ranks, the last ranks
+    take none: they contribute a gradient of weight 0 and still take part in every exchange.
+    """
+
+    num_samples: int
+    batch_size: int  # a worker
+    num_workers: int
+    seed: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.num_workers
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_samples // self.global_batch)
+
+    def share(self, step: int, rank: int) -> Tensor:
+        """Indices of the samples that `rank` takes at `step`: 1-D, possibly empty."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = epoch_order(self.seed, epoch, self.num_samples)
+        batch = order[position * self.global_batch : (position + 1) * self.global_batch]
+        base, extra = divmod(len(batch), self.num_workers)
+        start = rank * base + min(rank, extra)
+        return torch.from_numpy(batch[start : start + base + (rank < extra)].copy())
+
+    def samples_before(self, step: int) -> int:
+        """Samples that all ranks together have taken before `step`."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        return epoch * self.num_samples + min(position * self.global_batch, self.num_samples)
+
+
+@lru_cache(maxsize=2)
+def epoch_order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
+    """The permutation of one epoch. Read-only: it is shared."""
+    order = generator(seed, "data-order", step=epoch).permutation(num_samples)
+    order.flags.writeable = False
+    return order

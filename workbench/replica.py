@@ -1,0 +1,405 @@
+"""One rank's model and optimizer: computes gradients into flat buffers and takes steps with them.
+
+Knows nothing of ranks, time or communication; every runtime drives it, and so does the user's own loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import ConfigError
+from workbench.gradients import CONTROL, USED, WEIGHT, BufferPool, Gradient, build_layout, trainable
+from workbench.settings import ScheduleFactory
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One micro-batch: how to compute its mean loss, and its share of the nominal global batch."""
+
+    loss: Callable[[], Tensor]
+    share: float
+    num_samples: int
+
+
+@final
+@dataclass(slots=True)
+class Hooks:
+    """What a runtime wants to be told during a backward; the defaults want nothing."""
+
+    phase: Callable[[str], None] = lambda name: None  # "forward" or "backward" begins, "" ends
+    bucket: Callable[[Gradient], None] | None = None  # a bucket is final
+
+
+@final
+class Replica:
+    """A module, its optimizer and its gradient buffers.
+
+    Args:
+        model: any `nn.Module`; its trainable parameters are laid out in buckets of `bucket_bytes`.
+        optimizer: any `torch.optim` optimizer over (some of) them that needs no closure.
+        bucket_bytes: see `gradients.build_layout`.
+        schedule: made for the optimizer; advanced once for each update.
+        clip_norm: global norm to clip the mean gradient to; needs whole gradients.
+        precision: "fp32", "bf16" or "fp16" (automatic mixed precision).
+        applies_buckets: whether single buckets will be applied.
+
+    Raises:
+        ConfigError: a combination that cannot be right, with what to use instead.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        bucket_bytes: float | None = None,
+        schedule: ScheduleFactory | None = None,
+        clip_norm: float | None = None,
+        precision: str = "fp32",
+        applies_buckets: bool = False,
+    ) -> None:
+        named = trainable(model)
+        self.model = model
+        self.optimizer = optimizer
+        self.layout = build_layout(named, bucket_bytes)
+        self.pool = BufferPool(self.layout)
+        self.schedule = schedule(optimizer) if schedule else None
+        self.clip_norm = clip_norm
+        self.precision = precision
+        self.loss_scale = LossScale() if precision == "fp16" else None
+        self.updates = [0] * len(self.layout.buckets)  # how often each bucket was updated
+        self.control_out = 0  # rank 0's word to all ranks, sent with every gradient
+        self.control_seen = 0
+        self._parameters = [param for _, param in named]
+        self._narrowed = self._narrow_groups()
+        self._views: dict[int, list[Tensor]] = {}
+        self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
+        self._tails: dict[int, tuple[tuple[float, ...], Tensor]] = {}
+        self._running: _Running | None = None
+        _refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
+        slots = self.layout.slots
+        self._handles = [param.register_post_accumulate_grad_hook(self._hook_for(slot.index)) for param, slot in zip(self._parameters, slots, strict=True)]
+
+    def close(self) -> None:
+        """Take the hooks off the module."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- gradients ---------------------------------------------------------------------------------------------
+
+    def backward(self, step: int, micros: Sequence[Micro], hooks: Hooks) -> tuple[Gradient, Tensor | None]:
+        """This rank's share of the mean gradient at its present parameters, and its own mean loss (a scalar, or None).
+
+        With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
+        Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
+        """
+        gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
+        state = _Running(gradient, hooks.bucket, sum(micro.share for micro in micros), self.control_out)
+        total, num_samples = None, 0
+        self._running = state
+        saved = [param.grad for param in self._parameters]
+        try:
+            for position, micro in enumerate(micros):
+                state.begin(micro.share, last=position == len(micros) - 1)
+                for param in self._parameters:
+                    param.grad = None
+                hooks.phase("forward")
+                with self._autocast():
+                    loss = micro.loss()
+                hooks.phase("backward")
+                self._check_loss(loss)
+                scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
+                scaled.backward()
+                part = loss.detach().double() * micro.num_samples
+                total = part if total is None else total + part
+                num_samples += micro.num_samples
+            if not micros:
+                hooks.phase("backward")
+            state.begin(0.0, last=True)
+            self._finish(state)
+            hooks.phase("")
+        finally:
+            self._running = None
+            for param, grad in zip(self._parameters, saved, strict=True):
+                param.grad = grad
+        return gradient, None if total is None else total / max(num_samples, 1)
+
+    def _autocast(self) -> Any:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.layout.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+    def _check_loss(self, loss: Tensor) -> None:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss must be one number, the mean over the batch; got {found} (reduction='none'?)")
+        if not loss.requires_grad:
+            raise ConfigError("the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?")
+
+    def _hook_for(self, index: int) -> Callable[[Tensor], None]:
+        slot = self.layout.slots[index]
+
+        def hook(param: Tensor) -> None:
+            state = self._running
+            if state is None or param.grad is None:
+                return  # a backward of the user's own, outside of ours
+            grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+            param.grad = None  # frees it now: the buffer has taken its place
+            factor = state.share if self.loss_scale is None else state.share / self.loss_scale.value
+            state.write(self._view(state.gradient.flat, index), grad, factor, slot)
+            self._launch_ready(state)
+
+        return hook
+
+    def _view(self, flat: Tensor, index: int) -> Tensor:
+        views = self._views.get(id(flat))
+        if views is None:  # the pool keeps its buffers for good, so an id stays one buffer's
+            views = self._views[id(flat)] = [slot.view(flat) for slot in self.layout.slots]
+        return views[index]
+
+    def _launch_ready(self, state: _Running) -> None:
+        """Hand over the buckets that are final, in bucket order whatever the order in which they became so."""
+        while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
+            self._seal(state, state.next_bucket)
+
+    def _finish(self, state: _Running) -> None:
+        """Zero what backward did not reach and hand over the remaining buckets."""
+        flat = state.gradient.flat
+        for slot in self.layout.slots:
+            if slot.index not in state.written:
+                self._view(flat, slot.index).zero_()
+        state.gradient.locally_unused = frozenset(slot.index for slot in self.layout.slots if slot.index not in state.written)
+        while state.next_bucket < len(self.layout.buckets):
+            self._seal(state, state.next_bucket)
+
+    def _seal(self, state: _Running, bucket: int) -> None:
+        """Write a bucket's tail and hand it over."""
+        piece = self.layout.buckets[bucket]
+        words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
+        cached = self._tails.get(bucket)
+        if cached is None or cached[0] != words:
+            cached = self._tails[bucket] = (words, torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device))
+        state.gradient.flat[piece.tail : piece.stop].copy_(cached[1])
+        state.next_bucket += 1
+        if state.on_bucket is not None:
+            state.on_bucket(state.gradient.part(bucket))
+
+    # -- updates -----------------------------------------------------------------------------------------------
+
+    def apply(self, gradient: Gradient, lr_scale: float = 1.0) -> int:
+        """One optimizer step with a summed gradient or bucket, which is consumed. Returns its staleness in updates."""
+        owner = gradient if gradient.bucket is None else gradient.owner
+        assert owner is not None
+        pieces = self.layout.buckets if gradient.bucket is None else (self.layout.buckets[gradient.bucket],)
+        staleness = max(self.updates[piece.index] for piece in pieces) - gradient.version
+        tail = gradient.tail(pieces[0].index)
+        if pieces[0].index == 0:
+            self.control_seen = max(self.control_seen, int(tail[CONTROL]))
+        self._divide(gradient, tail[WEIGHT])
+        touched = []
+        for piece in pieces:
+            used = self._globally_used(gradient, piece)
+            for slot, is_used in zip(piece.slots, used, strict=True):
+                param = self._parameters[slot.index]
+                if is_used:
+                    view = self._view(owner.flat, slot.index)
+                    param.grad = view if view.dtype == param.dtype else view.to(param.dtype)
+                    touched.append(param)
+                else:
+                    param.grad = None
+        if self.loss_scale is None or self.loss_scale.accept(gradient.flat):
+            self._step(gradient.bucket, lr_scale)
+        for param in touched:
+            param.grad = None
+        self._consume(owner, pieces)
+        return staleness
+
+    def _divide(self, gradient: Gradient, weight: Tensor) -> None:
+        """Sum of shares -> mean over the samples that really were there."""
+        flat = gradient.flat
+        if flat.is_cuda:  # reading the weight would make the host wait for the device
+            flat.div_(weight.clone())
+            return
+        value = float(weight)
+        if value > 0 and abs(value - 1.0) > 64 * torch.finfo(flat.dtype).eps:
+            flat.div_(value)
+
+    def _globally_used(self, gradient: Gradient, piece: Any) -> list[bool]:
+        """For each slot of the bucket, whether any rank's loss reached it."""
+        unused_here = [slot.index in gradient.locally_unused for slot in piece.slots]
+        if not any(unused_here) and gradient.flat.is_cuda:
+            return [True] * len(unused_here)  # what this rank used, somebody used: no need to look at the device
+        return [count > 0 for count in gradient.tail(piece.index)[USED:].tolist()]
+
+    def _step(self, bucket: int | None, lr_scale: float) -> None:
+        groups = self.optimizer.param_groups
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
+        saved = [(group["params"], group["lr"]) for group in groups]
+        try:
+            for position, group in enumerate(groups):
+                if bucket is not None:
+                    group["params"] = self._narrowed[bucket][position]
+                if lr_scale != 1.0:
+                    group["lr"] = group["lr"] * lr_scale
+            self.optimizer.step()
+        finally:
+            for group, (params, lr) in zip(groups, saved, strict=True):
+                group["params"], group["lr"] = params, lr
+
+    def _consume(self, owner: Gradient, pieces: Sequence[Any]) -> None:
+        for piece in pieces:
+            self.updates[piece.index] += 1
+        key = id(owner.flat)
+        self._applied[key] = self._applied.get(key, 0) + len(pieces)
+        if self._applied[key] == len(self.layout.buckets):
+            del self._applied[key]
+            self.pool.give_back(owner.flat)
+            if self.schedule is not None:
+                self.schedule.step()
+
+    def _narrow_groups(self) -> list[list[list[Tensor]]]:
+        """For each bucket and parameter group, the group's parameters in that bucket: a step on a few of many is then cheap."""
+        bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self.layout.slots, strict=True)}
+        return [
+            [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]
+            for piece in self.layout.buckets
+        ]
+
+    # -- parameters and state ----------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def read_parameters(self) -> Tensor:
+        """The trainable parameters, flat, in order of registration: a copy."""
+        return torch.cat([param.detach().reshape(-1).to(self.layout.dtype) for param in self._parameters])
+
+    @torch.no_grad()
+    def write_parameters(self, value: Tensor) -> None:
+        """Overwrite them from such a tensor."""
+        offset = 0
+        for param in self._parameters:
+            param.copy_(value[offset : offset + param.numel()].view(param.shape))
+            offset += param.numel()
+
+    def shared_tensors(self) -> list[Tensor]:
+        """Everything that must be equal on all ranks at the start: parameters (frozen ones too) and buffers."""
+        return [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
+
+    def float_buffers(self) -> list[Tensor]:
+        """Buffers that change in training (BatchNorm's statistics) and differ between ranks."""
+        return [buffer for buffer in self.model.buffers() if buffer.dtype.is_floating_point]
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, as tensors and plain values."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "updates": list(self.updates),
+            "loss_scale": (self.loss_scale.value, self.loss_scale.good) if self.loss_scale else None,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._narrowed = self._narrow_groups()
+        if self.schedule is not None and state["schedule"] is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.updates = list(state["updates"])
+        if self.loss_scale is not None and state["loss_scale"] is not None:
+            self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
+
+    def gradient_from(self, flat: Tensor, step: int, version: int) -> Gradient:
+        """A summed gradient that was in flight when a checkpoint was taken, in a buffer of this replica's."""
+        gradient = Gradient(self.pool.take(), self.layout, step, version)
+        gradient.flat.copy_(flat)
+        return gradient
+
+
+@final
+class _Running:
+    """A backward under way: what has been written, what is final."""
+
+    def __init__(self, gradient: Gradient, on_bucket: Callable[[Gradient], None] | None, weight: float, control: int) -> None:
+        self.gradient = gradient
+        self.on_bucket = on_bucket
+        self.weight = weight
+        self.control = control
+        self.share = 0.0
+        self.written: set[int] = set()
+        self.next_bucket = 0
+        self._last = False
+        self._fired: set[int] = set()  # in this micro-batch
+        self._missing = [piece.num_params for piece in gradient.layout.buckets]
+
+    def begin(self, share: float, last: bool) -> None:
+        self.share = share
+        self._last = last
+        self._fired.clear()
+
+    def write(self, view: Tensor, grad: Tensor, factor: float, slot: Any) -> None:
+        if slot.index in self._fired:
+            raise ConfigError(
+                f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
+                "Pass use_reentrant=False to torch.utils.checkpoint"
+            )
+        self._fired.add(slot.index)
+        if slot.index in self.written:
+            view.add_(grad, alpha=factor)
+        else:
+            if grad.dtype == view.dtype and factor != 1.0:
+                torch.mul(grad, factor, out=view)
+            else:
+                view.copy_(grad)
+                if factor != 1.0:
+                    view.mul_(factor)
+            self.written.add(slot.index)
+        if self._last:
+            self._missing[slot.bucket] -= 1
+
+    def is_final(self, bucket: int) -> bool:
+        return self._missing[bucket] == 0
+
+
+@final
+class LossScale:
+    """Dynamic loss scaling for fp16: halved when a gradient overflows (the step is skipped), doubled after 2,000 good ones."""
+
+    growth_steps = 2000
+
+    def __init__(self, value: float = 2.0**16) -> None:
+        self.value = value
+        self.good = 0
+
+    def accept(self, flat: Tensor) -> bool:
+        """Whether the summed gradient is finite. All ranks hold the same sum, so all decide alike."""
+        if not bool(torch.isfinite(flat).all()):
+            self.value, self.good = self.value / 2, 0
+            return False
+        self.good += 1
+        if self.good == self.growth_steps:
+            self.value, self.good = self.value * 2, 0
+        return True
+
+
+def _refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
+        raise ConfigError(f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients")
+    if applies_buckets and clip_norm is not None:
+        raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
+    if applies_buckets and precision == "fp16":
+        raise ConfigError("fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'")

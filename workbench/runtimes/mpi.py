@@ -1,0 +1,165 @@
+"""MPI through mpi4py, directly on tensor memory.
+
+Every wait can be interrupted: a collective first passes a non-blocking barrier that is polled, so that all ranks are
+known to be there before the library's own (fast, blocking) collective is entered.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, final
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from workbench.runtimes.transport import Handle, Patience, Transport, pick_device
+
+FAILURE_TAG = 7
+TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int32: MPI.INT32_T, torch.int64: MPI.INT64_T, torch.uint8: MPI.UINT8_T, torch.int8: MPI.INT8_T}
+
+
+@final
+class MpiTransport(Transport):
+    """A rank of an MPI communicator.
+
+    CUDA tensors go through pinned host memory unless the MPI library says that it takes device pointers.
+    """
+
+    def __init__(self, communicator: Any = None, device: torch.device | None = None) -> None:
+        parent = MPI.COMM_WORLD if communicator is None else communicator
+        self._comm = parent.Dup()
+        self._lane_comm = parent.Dup()
+        self._control = parent.Dup()
+        self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
+        self.device = device or pick_device(self.rank)
+        self.library = MPI.Get_library_version().split(",")[0].strip()
+        self.notes = []
+        self._staged = self.device.type == "cuda" and not is_cuda_aware()
+        if self._staged:
+            self.notes.append(f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory")
+        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        if not self._threads:
+            self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
+        self._failure: str | None = None
+        self._announced: list[Any] = []
+
+    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        self._gather_round(patience)
+        host = self._to_host(flat)
+        self._comm.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
+        self._from_host(flat, host)
+
+    def start_all_reduce(self, flat: Tensor) -> Handle | None:
+        if self._threads:
+            return None  # MPI moves bytes only inside MPI calls, so a lane thread makes them
+        host = self._to_host(flat)
+        return MpiHandle(self._lane_comm.Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
+
+    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+        self._gather_round(patience)
+        host = self._to_host(flat)
+        self._comm.Bcast(buffer_of(host), root)
+        self._from_host(flat, host)
+
+    def barrier(self, patience: Patience) -> None:
+        self._gather_round(patience)
+
+    def _gather_round(self, patience: Patience) -> None:
+        MpiHandle(self._comm.Ibarrier()).wait(patience)
+
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        host = self._to_host(flat)
+        return MpiHandle(self._comm.Issend(buffer_of(host), to, tag), keep=host)
+
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        host = torch.empty_like(flat, device="cpu") if self._staged else flat
+        request = self._comm.Irecv(buffer_of(host), MPI.ANY_SOURCE if source < 0 else source, tag)
+        return MpiHandle(request, lambda: self._from_host(flat, host))
+
+    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        self._gather_round(patience)
+        return [str(item) for item in self._comm.allgather(text)]
+
+    def announce_failure(self, words: str) -> None:
+        payload = words.encode()[:4000]
+        for peer in range(self.num_workers):
+            if peer != self.rank:
+                self._announced.append(self._control.Isend([payload, MPI.BYTE], peer, FAILURE_TAG))
+
+    def peer_failure(self) -> str | None:
+        if self._failure is None:
+            status = MPI.Status()
+            if self._control.Iprobe(MPI.ANY_SOURCE, FAILURE_TAG, status):
+                payload = bytearray(status.Get_count(MPI.BYTE))
+                self._control.Recv([payload, MPI.BYTE], status.Get_source(), FAILURE_TAG)
+                self._failure = payload.decode(errors="replace")
+        return self._failure
+
+    def for_lane(self) -> MpiTransport:
+        lane = object.__new__(MpiTransport)
+        lane.__dict__.update(self.__dict__)
+        lane._comm = self._lane_comm
+        return lane
+
+    def close(self) -> None:
+        if self._failure is None and not self._announced:  # freeing is collective: only when all ranks come here
+            for communicator in (self._comm, self._lane_comm, self._control):
+                communicator.Free()
+
+    def _to_host(self, flat: Tensor) -> Tensor:
+        if not self._staged:
+            if flat.is_cuda:
+                torch.cuda.current_stream(flat.device).synchronize()  # MPI reads the memory now, not in stream order
+            return flat
+        host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+        return host.copy_(flat)
+
+    def _from_host(self, flat: Tensor, host: Tensor) -> None:
+        if host is not flat:
+            flat.copy_(host)
+
+
+@final
+class MpiHandle(Handle):
+    """An MPI request, completed by polling it."""
+
+    def __init__(self, request: Any, then: Any = None, keep: Any = None) -> None:
+        self._request = request
+        self._then = then
+        self._keep = keep  # memory that the library still reads
+        self._status = MPI.Status()
+        self.source = -1
+        self.started_s = time.perf_counter()
+
+    def poll(self) -> bool:
+        if self.finished_s is None and self._request.Test(self._status):
+            self.finished_s = time.perf_counter()
+            self.source = self._status.Get_source()
+            if self._then is not None:
+                self._then()
+        return self.finished_s is not None
+
+    def wait(self, patience: Patience) -> None:
+        while not self.poll():
+            patience.pause()
+
+
+def buffer_of(flat: Tensor) -> list[Any]:
+    """A tensor's memory as MPI takes it; no copy. 16-bit floats have no MPI type and would be summed wrongly: refused."""
+    kind = TYPES.get(flat.dtype)
+    if kind is None:
+        raise TypeError(f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32")
+    if flat.is_cuda:
+        return [flat.__cuda_array_interface__, flat.numel(), kind]
+    return [flat.numpy(), flat.numel(), kind]
+
+
+def is_cuda_aware() -> bool:
+    """Whether this process's MPI library says that it takes device pointers (MPIX_Query_cuda_support)."""
+    import ctypes
+
+    try:
+        return bool(ctypes.CDLL(None).MPIX_Query_cuda_support())
+    except (AttributeError, OSError):
+        return False

@@ -1,0 +1,220 @@
+"""torch.distributed: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.errors import LaunchError
+from workbench.runtimes.transport import Handle, Patience, Transport, pick_device
+
+FAILURE_KEY = "workbench/failure"
+
+
+def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
+    """Make the default process group if there is none: by a shared file, or as torchrun's environment says. True if made here."""
+    if dist.is_initialized():
+        return False
+    backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        if store_path is not None:
+            store = dist.FileStore(store_path, num_workers)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=num_workers, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout)
+    except (ValueError, RuntimeError) as error:
+        raise LaunchError(f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}") from error
+    return True
+
+
+@final
+class TorchTransport(Transport):
+    """A rank of torch.distributed's default group, on groups of its own, so that nothing mixes with the user's calls."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.rank, self.num_workers = dist.get_rank(), dist.get_world_size()
+        backend = dist.get_backend()
+        self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._group = dist.new_group(backend=backend)
+        self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo")
+        self._lane_group = dist.new_group(backend=backend)
+        self.library = f"torch.distributed {backend}"
+        self.notes = []
+        self._store = dist.distributed_c10d._get_default_store()
+        run = (self._store.add(f"{FAILURE_KEY}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run: groups are made together
+        self._key = f"{FAILURE_KEY}/{run}"
+        self._waiters = _Waiters()
+
+    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat).wait(patience)
+
+    def start_all_reduce(self, flat: Tensor) -> Handle | None:
+        return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
+
+    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+        self._collective(dist.broadcast(flat, root, group=self._group, async_op=True), flat).wait(patience)
+
+    def barrier(self, patience: Patience) -> None:
+        word = torch.zeros(1)
+        WorkHandle(dist.all_reduce(word, group=self._host_group, async_op=True)).wait(patience)
+
+    def _collective(self, work: Any, flat: Tensor) -> Handle:
+        return StreamHandle(work) if flat.is_cuda else WorkHandle(work)
+
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        group = self._group if flat.is_cuda else self._host_group
+        return self._waiters.watch(dist.isend(flat, to, group=group, tag=tag), flat, to)
+
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        group = self._group if flat.is_cuda else self._host_group
+        return self._waiters.watch(dist.irecv(flat, None if source < 0 else source, group=group, tag=tag), flat, source)
+
+    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = torch.zeros(self.num_workers, dtype=torch.int64)
+        lengths[self.rank] = len(encoded)
+        WorkHandle(dist.all_reduce(lengths, group=self._host_group, async_op=True)).wait(patience)
+        table = torch.zeros(self.num_workers, int(lengths.max()), dtype=torch.uint8)
+        table[self.rank, : len(encoded)] = encoded
+        WorkHandle(dist.all_reduce(table, group=self._host_group, async_op=True)).wait(patience)
+        return [bytes(row[: int(length)].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
+
+    def announce_failure(self, words: str) -> None:
+        self._store.set(self._key, words[:4000])
+
+    def peer_failure(self) -> str | None:
+        return self._store.get(self._key).decode() if self._store.check([self._key]) else None
+
+    def close(self) -> None:
+        self._waiters.close()
+
+    def for_lane(self) -> TorchTransport:
+        lane = object.__new__(TorchTransport)
+        lane.__dict__.update(self.__dict__)
+        lane._group = self._lane_group
+        if self.device.type == "cpu":
+            lane._host_group = self._lane_group
+        return lane
+
+
+@final
+class WorkHandle(Handle):
+    """A collective on host memory: the library's own thread reports its end."""
+
+    def __init__(self, work: Any) -> None:
+        self.started_s = time.perf_counter()
+        self._event = threading.Event()
+        self._error: BaseException | None = None
+        self._work = work
+        work.get_future().add_done_callback(self._done)
+
+    def _done(self, future: Any) -> None:
+        self.finished_s = time.perf_counter()
+        try:
+            future.value()
+        except RuntimeError as error:
+            self._error = error
+        self._event.set()
+
+    def poll(self) -> bool:
+        if self._event.is_set() and self._error is not None:
+            raise self._error
+        return self._event.is_set()
+
+    def wait(self, patience: Patience) -> None:
+        while not self._event.wait(0.1):
+            patience.check()
+        self.poll()
+
+
+@final
+class StreamHandle(Handle):
+    """A collective on device memory: waiting orders the stream, the host goes on."""
+
+    def __init__(self, work: Any) -> None:
+        self.started_s = time.perf_counter()
+        self._work = work
+
+    def poll(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, patience: Patience) -> None:
+        self._work.wait()
+        self.finished_s = time.perf_counter()
+
+
+@final
+class PointHandle(Handle):
+    """A send or receive: gloo tells its end only to a thread that waits for it."""
+
+    def __init__(self, work: Any, flat: Tensor, peer: int) -> None:
+        self.started_s = time.perf_counter()
+        self.source = peer
+        self.event = threading.Event()
+        self.error: BaseException | None = None
+        self._work = work
+        self._flat = flat  # memory that the library still uses
+
+    def run(self) -> None:
+        """Wait for it, on a waiter's thread."""
+        try:
+            self._work.wait()
+            if self.source < 0:
+                self.source = self._work.source_rank()
+        except RuntimeError as error:
+            self.error = error
+        self.finished_s = time.perf_counter()
+        self.event.set()
+
+    def poll(self) -> bool:
+        if self.event.is_set() and self.error is not None:
+            raise self.error
+        return self.event.is_set()
+
+    def wait(self, patience: Patience) -> None:
+        while not self.event.wait(0.1):
+            patience.check()
+        self.poll()
+
+
+@final
+class _Waiters:
+    """Threads that wait for sends and receives: as many as were ever pending at once."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._num_threads = 0
+
+    def watch(self, work: Any, flat: Tensor, peer: int) -> PointHandle:
+        handle = PointHandle(work, flat, peer)
+        if not self._idle.acquire(blocking=False):
+            self._num_threads += 1
+            threading.Thread(target=self._run, name="workbench-waiter", daemon=True).start()
+        self._tasks.put(handle)
+        return handle
+
+    def _run(self) -> None:
+        while (handle := self._tasks.get()) is not None:
+            handle.run()
+            self._idle.release()
+
+    def close(self) -> None:
+        for _ in range(self._num_threads):
+            self._tasks.put(None)
+
+
+def in_torchrun() -> bool:
+    """Whether this process was started with torchrun's environment."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))

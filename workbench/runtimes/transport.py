@@ -1,0 +1,166 @@
+"""The port between the interpreter and a communication library: what a library must be able to do, and no more."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.errors import PeerFailed, Stalled
+
+CLOCK_TAG = 30_000  # out of reach of the interpreter's tags
+CHECK_S = 0.25  # how often a waiting rank looks whether a peer has failed
+
+
+class Handle(ABC):
+    """An operation under way in the library."""
+
+    started_s: float  # time.perf_counter
+    finished_s: float | None = None
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Whether it is complete; makes progress where the library needs that. Raises what went wrong."""
+
+    @abstractmethod
+    def wait(self, patience: Patience) -> None:
+        """Until it is complete."""
+
+
+class Patience:
+    """How long a rank waits: looks for failed peers now and then, and gives up at a deadline.
+
+    Args:
+        what: what is waited for, for the message.
+        failure: returns a peer's last words, or None.
+        timeout_s: None waits for ever.
+    """
+
+    def __init__(self, what: str, failure: Callable[[], str | None], timeout_s: float | None) -> None:
+        self._what = what
+        self._failure = failure
+        self._timeout_s = timeout_s
+        self._begin = time.perf_counter()
+        self._looked = self._begin
+        self._spins = 0
+
+    def check(self) -> None:
+        """Raise if a peer has failed, or the deadline has passed."""
+        now = time.perf_counter()
+        if now - self._looked >= CHECK_S:
+            self._looked = now
+            words = self._failure()
+            if words is not None:
+                raise PeerFailed(words)
+        if self._timeout_s is not None and now - self._begin > self._timeout_s:
+            raise Stalled(
+                f"waited {now - self._begin:.0f} s for {self._what}: a rank is gone, much slower, or asks for something else. "
+                "Raise timeout_s if it is only slow"
+            )
+
+    def pause(self) -> None:
+        """Between two polls: first give the core away, then sleep, longer as time passes."""
+        self._spins += 1
+        if self._spins < 200:
+            os.sched_yield()
+        else:
+            time.sleep(5e-5 if self._spins < 2000 else 5e-4)
+        if self._spins % 64 == 0 or self._spins > 2000:
+            self.check()
+
+
+class Transport(ABC):
+    """One rank's end of a communication library. Tensors are 1-D, contiguous, on `device`, and used in place."""
+
+    rank: int
+    num_workers: int
+    device: torch.device
+    library: str  # for the record
+    notes: list[str]  # what the user should know: staging, missing threads
+
+    @abstractmethod
+    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        """Sum over ranks, on the calling thread."""
+
+    @abstractmethod
+    def start_all_reduce(self, flat: Tensor) -> Handle | None:
+        """The same in the background, or None where the library makes no progress by itself (a lane thread then blocks)."""
+
+    @abstractmethod
+    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+        """Copy the root's tensor to all."""
+
+    @abstractmethod
+    def barrier(self, patience: Patience) -> None:
+        """Until all ranks are here."""
+
+    @abstractmethod
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        """Begin to send; `flat` must not change before the handle is complete."""
+
+    @abstractmethod
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        """Begin to receive into `flat`; the handle's `source` says from whom it came."""
+
+    @abstractmethod
+    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        """Every rank's text, in order of rank."""
+
+    @abstractmethod
+    def announce_failure(self, words: str) -> None:
+        """Tell all ranks, out of band, that this one is leaving; never blocks."""
+
+    @abstractmethod
+    def peer_failure(self) -> str | None:
+        """What a failing peer announced, if any did."""
+
+    def for_lane(self) -> Transport:
+        """The transport that a lane's own thread uses; its operations do not mix with those of the calling thread."""
+        return self
+
+    def close(self) -> None:
+        """Release what this run took from the library; the process group itself is the launcher's."""
+
+
+def offset_to_rank0(transport: Transport, patience: Patience, rounds: int = 16) -> float:
+    """Seconds to add to this rank's `time.perf_counter` to get rank 0's: the quickest round trip decides (Cristian 1989).
+
+    Every rank must call it; rank 0 answers the others one after the other.
+    """
+    word = torch.zeros(1, dtype=torch.float64)
+    if transport.rank == 0:
+        for peer in range(1, transport.num_workers):
+            for _ in range(rounds):
+                transport.start_recv(peer, word, CLOCK_TAG).wait(patience)
+                word[0] = time.perf_counter()
+                transport.start_send(peer, word, CLOCK_TAG).wait(patience)
+        return 0.0
+    best = (float("inf"), 0.0)
+    for _ in range(rounds):
+        before = time.perf_counter()
+        transport.start_send(0, word, CLOCK_TAG).wait(patience)
+        transport.start_recv(0, word, CLOCK_TAG).wait(patience)
+        after = time.perf_counter()
+        best = min(best, (after - before, float(word[0]) - (before + after) / 2))
+    return best[1]
+
+
+def local_rank(environment: Any = os.environ) -> int | None:
+    """This rank's number on its host, as its launcher tells it; None if it does not."""
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"):
+        if name in environment:
+            return int(environment[name])
+    return None
+
+
+def pick_device(rank: int) -> torch.device:
+    """This rank's GPU by its local rank, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    here = local_rank()
+    return torch.device("cuda", (rank if here is None else here) % torch.cuda.device_count())

@@ -1,0 +1,187 @@
+"""What every runtime builds for one rank from a problem and settings: replica, minibatches, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from workbench.errors import ConfigError, Diverged
+from workbench.gradients import Gradient
+from workbench.ops import Ticket
+from workbench.problems.base import Problem, Sampler, fetch
+from workbench.program import Algorithm
+from workbench.replica import Micro, Replica
+from workbench.rng import derive_seed
+from workbench.settings import Settings, describe
+
+EVALUATION_BATCH = 256
+
+
+@final
+class Worker:
+    """One rank's side of a run that does not depend on how ranks communicate."""
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, settings: Settings, rank: int, num_workers: int, device: torch.device) -> None:
+        self.problem, self.settings = problem, settings
+        self.rank, self.device = rank, device
+        self.batch_size = settings.batch_size or problem.batch_size
+        self._data = problem.train_data()
+        self._test = problem.test_data()
+        self.sampler = Sampler(len(self._data), self.batch_size, num_workers, settings.seed)  # type: ignore[arg-type]
+        self.num_steps = settings.steps or (settings.epochs or 0) * self.sampler.steps_per_epoch
+        self.replica = _build_replica(algorithm, problem, settings, device)
+        self._forward = torch.compile(self.replica.model) if settings.compile else self.replica.model
+
+    def minibatch(self, step: int) -> list[Micro]:
+        """This rank's micro-batches of a step; none if it has no samples in it. Seeds dropout for this rank and step."""
+        indices = self.sampler.share(step, self.rank)
+        torch.manual_seed(derive_seed(self.settings.seed, "dropout", self.rank, step))
+        self._forward.train()
+        return [self._micro(part) for part in torch.tensor_split(indices, self.settings.num_micro) if len(part)]
+
+    def _micro(self, indices: Tensor) -> Micro:
+        batch = to_device(fetch(self._data, indices), self.device)
+        return Micro(lambda: self.problem.batch_loss(self._forward, batch), len(indices) / self.sampler.global_batch, len(indices))
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the test data are due at the end of this step (the last one is evaluated when everything is applied)."""
+        every = self.sampler.steps_per_epoch if self.settings.evaluate_every is None else self.settings.evaluate_every
+        return self._test is not None and every > 0 and (step + 1) % every == 0 and step + 1 < self.num_steps
+
+    @property
+    def can_evaluate(self) -> bool:
+        return self._test is not None
+
+    @torch.no_grad()
+    def evaluate(self, share: int, num_shares: int) -> dict[str, Any]:
+        """Sums over one share of the test data, so that shares of several ranks add up to the whole."""
+        assert self._test is not None
+        model = self.replica.model.eval()
+        sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0}
+        indices = torch.arange(share, len(self._test), num_shares)  # type: ignore[arg-type]
+        for part in torch.split(indices, EVALUATION_BATCH):
+            if not len(part):
+                continue
+            batch = to_device(fetch(self._test, part), self.device)
+            sums["loss_sum"] += float(self.problem.batch_loss(model, batch)) * len(part)
+            sums["count"] += len(part)
+            if self.problem.correct is not None:
+                correct, judged = self.problem.correct(model, batch)
+                sums["correct"] = (sums["correct"] or 0) + int(correct)
+                sums["judged"] = (sums["judged"] or 0) + judged
+        model.train()
+        return sums
+
+    def metrics(self, step: int, seconds: float, bytes_sent: float, staleness: int | None, loss: Tensor | None) -> dict[str, Any]:
+        """A step's row for the record.
+
+        Raises:
+            Diverged: the loss is not a finite number.
+        """
+        value = None if loss is None else float(loss)
+        if value is not None and not abs(value) < float("inf"):
+            raise Diverged(
+                f"the loss of rank {self.rank} is {value} at step {step}: training diverged. "
+                f"Lower the learning rate (now {self.replica.lr:g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
+            )
+        return {
+            "step": step,
+            "seconds": round(seconds, 6),
+            "samples": self.sampler.samples_before(step + 1),
+            "bytes_sent": int(bytes_sent),
+            "staleness": staleness,
+            "loss": value,
+            "num_samples": len(self.sampler.share(step, self.rank)),
+            "lr": self.replica.lr,
+        }
+
+
+def _build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, device: torch.device) -> Replica:
+    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
+    model = problem.model()
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"problem {problem.name}: model() made a {type(model).__name__}, not an nn.Module")
+    model = model.to(device)
+    optimizer = (settings.optimizer or problem.optimizer)([param for param in model.parameters() if param.requires_grad])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError("optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)")
+    if settings.lr is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr
+    return Replica(
+        model,
+        optimizer,
+        bucket_bytes=algorithm.bucket_bytes,
+        schedule=settings.schedule,
+        clip_norm=settings.clip_norm,
+        precision=settings.precision,
+        applies_buckets=algorithm.applies_buckets,
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch (tensors, or tuples, lists and dicts of them) on a device; nothing is copied where it is there already."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(item, device) for item in batch)
+    return batch
+
+
+def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
+    """What `run.json` says of a run before it begins."""
+    record = algorithm.settings()
+    return {
+        "clock": "virtual" if runtime == "simulated" else "wall",
+        "method": {
+            "name": type(algorithm).__name__,
+            "settings": {name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()},
+        },
+        "problem": {"name": problem.name, "note": problem.note, "optimizer": describe(settings.optimizer or problem.optimizer)},
+        "runtime": runtime,
+        "num_workers": num_workers,
+        "settings": settings.as_record(),
+        "versions": {"torch": torch.__version__ + ""},
+        "notes": [problem.note] if problem.note else [],
+    }
+
+
+def model_info(replica: Replica) -> dict[str, int]:
+    """The size of what is trained and sent."""
+    layout = replica.layout
+    return {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
+
+
+def pack_state(state: tuple[Any, ...]) -> list[Any]:
+    """A program's state, its tickets completed, as tensors and plain values that `torch.load(weights_only=True)` reads."""
+    packed: list[Any] = []
+    for item in state:
+        value = item.value if isinstance(item, Ticket) else item
+        if isinstance(value, Gradient):
+            value = {"flat": value.flat.clone(), "step": value.step, "version": value.version}
+        packed.append({"ticket": isinstance(item, Ticket), "value": value})
+    return packed
+
+
+def unpack_state(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
+    """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
+
+    def restore() -> Iterator[Any]:
+        for item in packed:
+            value = item["value"]
+            if isinstance(value, dict):
+                value = replica.gradient_from(value["flat"], value["step"], value["version"])
+            yield Ticket.completed(value) if item["ticket"] else value
+
+    return tuple(restore())
+
+
+def share_cores(threads: int | None, ranks_here: int) -> None:
+    """Give this rank its part of the machine's cores."""
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // max(1, ranks_here)))

@@ -1,0 +1,89 @@
+"""How to train: everything that is neither the method nor the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+import torch
+from torch import nn
+
+from workbench.errors import ConfigError
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of one training run; the same on every rank.
+
+    Attributes:
+        epochs, steps: how long; exactly one of them (an epoch is `ceil(samples / (batch_size * workers))` steps).
+        batch_size: samples a worker and step; None for the problem's own.
+        optimizer: parameters -> `torch.optim` optimizer; None for the problem's own.
+        lr: overrides the optimizer's learning rate in every parameter group.
+        schedule: optimizer -> `torch.optim.lr_scheduler`; advanced once for each update.
+        clip_norm: global norm to which the mean gradient is clipped before each update.
+        num_micro: micro-batches a step, whose gradients accumulate before anything is sent.
+        precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling).
+        compile: run the module through `torch.compile`.
+        evaluate_every: steps between evaluations on the test data; None for once an epoch; 0 for the end only.
+        seed: of data order, initial weights and dropout.
+        timeout_s: how long a rank may wait for its peers before the run is ended with an error.
+        trace_steps: record spans of the first this many steps only; None for all, 0 for none.
+        threads: compute threads of a rank; None to share the machine's cores among its ranks.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    optimizer: OptimizerFactory | None = field(default=None, repr=False)
+    lr: float | None = None
+    schedule: ScheduleFactory | None = field(default=None, repr=False)
+    clip_norm: float | None = None
+    num_micro: int = 1
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    evaluate_every: int | None = None
+    seed: int = 0
+    timeout_s: float = 120.0
+    trace_steps: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError("say how long to train: either epochs=... or steps=..., and not both")
+        for name in ("epochs", "steps", "batch_size", "num_micro", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
+        for name in ("clip_norm", "lr", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}={value!r}: a number above 0")
+        if self.evaluate_every is not None and self.evaluate_every < 0:
+            raise ConfigError(f"evaluate_every={self.evaluate_every}: steps between evaluations, 0 for the end only, None for once an epoch")
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
+
+    def as_record(self) -> dict[str, Any]:
+        """Names and values fit for JSON, as written to the run's folder."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value if isinstance(value, int | float | str | None) else describe(value) for name, value in plain.items()}
+
+
+def describe(factory: Any) -> str:
+    """A readable name of a function, partial or class, for the record.
+
+    >>> from functools import partial
+    >>> describe(partial(torch.optim.SGD, lr=0.1))
+    'SGD(lr=0.1)'
+    """
+    inner = getattr(factory, "func", None)
+    if inner is not None:
+        arguments = [repr(item) for item in factory.args] + [f"{key}={value!r}" for key, value in factory.keywords.items()]
+        return f"{describe(inner)}({', '.join(arguments)})"
+    return getattr(factory, "__name__", None) or repr(factory)
