@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import Gradient
@@ -25,12 +26,20 @@ EVALUATION_BATCH = 256
 class Worker:
     """One rank's side of a run that does not depend on how ranks communicate."""
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, settings: Settings, rank: int, num_workers: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        settings: Settings,
+        rank: int,
+        num_workers: int,
+        device: torch.device,
+        data: tuple[Dataset[Any], Dataset[Any] | None] | None = None,
+    ) -> None:
         self.problem, self.settings = problem, settings
         self.rank, self.device = rank, device
         self.batch_size = settings.batch_size or problem.batch_size
-        self._data = problem.train_data()
-        self._test = problem.test_data()
+        self._data, self._test = data or (problem.train_data(), problem.test_data())
         self.sampler = Sampler(len(self._data), self.batch_size, num_workers, settings.seed)  # type: ignore[arg-type]
         self.num_steps = settings.steps or (settings.epochs or 0) * self.sampler.steps_per_epoch
         self.replica = _build_replica(algorithm, problem, settings, device)

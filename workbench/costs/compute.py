@@ -1,0 +1,66 @@
+"""Seconds that a worker's compute costs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem, fetch
+from workbench.replica import Hooks, Micro, Replica
+from workbench.rng import generator
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """Forward, backward and update of one full minibatch; fewer samples take proportionally less.
+
+    Attributes:
+        forward_s, backward_s, update_s: mean seconds.
+        jitter: standard deviation of the logarithm of a step's slowness (lognormal with mean 1); 0 for none.
+        slow: rank -> factor for machines that are slower for good.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float = 0.0
+    jitter: float = 0.0
+    slow: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.forward_s, self.backward_s, self.update_s, self.jitter) < 0:
+            raise ConfigError(f"{self}: seconds and jitter must be 0 or more")
+
+    def slowness(self, seed: int, rank: int, step: int) -> float:
+        """By what factor this rank is slower than the mean in this step."""
+        factor = dict(self.slow).get(rank, 1.0)
+        if self.jitter:
+            factor *= generator(seed, "jitter", rank, step).lognormal(-(self.jitter**2) / 2, self.jitter)
+        return factor
+
+
+def measure_compute(problem: Problem, batch_size: int | None = None, steps: int = 10) -> Compute:
+    """Time forward, backward and update of one minibatch in this process: the median of `steps`, after two to warm up."""
+    with torch.random.fork_rng(devices=[]):
+        model = problem.model()
+        replica = Replica(model, problem.optimizer([param for param in model.parameters() if param.requires_grad]))
+        data = problem.train_data()
+        size = min(batch_size or problem.batch_size, len(data))  # type: ignore[arg-type]
+        batch = fetch(data, list(range(size)))
+        times: dict[str, list[float]] = {"forward": [], "backward": [], "update": []}
+        for step in range(steps + 2):
+            marks: list[float] = []
+            hooks = Hooks(lambda name: marks.append(time.perf_counter()))
+            gradient, _ = replica.backward(step, [Micro(lambda: problem.batch_loss(model, batch), 1.0, size)], hooks)
+            replica.apply(gradient)
+            marks.append(time.perf_counter())
+            for name, begin, end in zip(times, marks, marks[1:], strict=False):
+                times[name].append(end - begin)
+        replica.close()
+    medians = {name: statistics.median(values[2:]) for name, values in times.items()}
+    return Compute(forward_s=medians["forward"], backward_s=medians["backward"], update_s=medians["update"])

@@ -1,0 +1,65 @@
+"""Seconds that communication costs: latency, bandwidth, summation (the alpha-beta-gamma model)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from workbench.errors import ConfigError
+from workbench.units import GBIT_PER_S, MICROSECOND
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Equal full-duplex links, one network interface a worker.
+
+    Attributes:
+        latency_s: alpha, of one message.
+        bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
+        sum_s_per_byte: gamma, to add a received byte to an own one.
+        name: how tables call it.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    sum_s_per_byte: float = 0.0
+    name: str = "network"
+
+    def __post_init__(self) -> None:
+        if self.latency_s < 0 or self.bandwidth_bytes_per_s <= 0 or self.sum_s_per_byte < 0:
+            raise ConfigError(f"{self}: latency_s and sum_s_per_byte must be 0 or more, bandwidth_bytes_per_s more than 0")
+
+    def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
+        """Ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (Thakur, Rabenseifner and Gropp 2005)."""
+        p = num_workers
+        wire = 2 * (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
+        return 2 * (p - 1) * self.latency_s + wire + (p - 1) / p * num_bytes * self.sum_s_per_byte
+
+    def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
+        """Binomial tree: ceil(log2 p) (alpha + n beta)."""
+        return (num_workers - 1).bit_length() * self.send_s(num_bytes)
+
+    def barrier_s(self, num_workers: int) -> float:
+        """Dissemination: ceil(log2 p) alpha."""
+        return (num_workers - 1).bit_length() * self.latency_s
+
+    def send_s(self, num_bytes: float) -> float:
+        """alpha + n beta."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+def ethernet(gbit_per_s: float, latency_s: float = 30 * MICROSECOND) -> Network:
+    """TCP over Ethernet of that line rate.
+
+    >>> round(ethernet(1).all_reduce_s(25e6, 2), 3)
+    0.2
+    """
+    return Network(latency_s=latency_s, bandwidth_bytes_per_s=gbit_per_s * GBIT_PER_S, name=f"{gbit_per_s:g} Gbit/s Ethernet")
+
+
+ethernet_1g = ethernet(1)
+ethernet_10g = ethernet(10)
+ethernet_25g = ethernet(25)
+ethernet_100g = ethernet(100, latency_s=10 * MICROSECOND)
+free = Network(latency_s=0.0, bandwidth_bytes_per_s=float("inf"), name="no communication cost")
