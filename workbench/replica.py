@@ -6,8 +6,8 @@ Knows nothing of ranks, time or communication; every runtime drives it, and so d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,6 +17,17 @@ from torch import Tensor, nn
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BufferPool, Gradient, build_layout, trainable
 from workbench.settings import ScheduleFactory
+
+
+@contextmanager
+def compute_threads(num_threads: int) -> Iterator[None]:
+    """With that many threads for each operation, and with as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @final
@@ -86,7 +97,10 @@ class Replica:
         self._running: _Running | None = None
         _refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
         slots = self.layout.slots
-        self._handles = [param.register_post_accumulate_grad_hook(self._hook_for(slot.index)) for param, slot in zip(self._parameters, slots, strict=True)]
+        self._handles = [
+            param.register_post_accumulate_grad_hook(self._hook_for(slot.index))
+            for param, slot in zip(self._parameters, slots, strict=True)
+        ]
 
     def close(self) -> None:
         """Take the hooks off the module."""
@@ -398,8 +412,12 @@ class LossScale:
 def _refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
-        raise ConfigError(f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients")
+        raise ConfigError(
+            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients"
+        )
     if applies_buckets and clip_norm is not None:
         raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
     if applies_buckets and precision == "fp16":
-        raise ConfigError("fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'")
+        raise ConfigError(
+            "fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'"
+        )

@@ -65,7 +65,9 @@ class Settings:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value!r}: a number above 0")
         if self.evaluate_every is not None and self.evaluate_every < 0:
-            raise ConfigError(f"evaluate_every={self.evaluate_every}: steps between evaluations, 0 for the end only, None for once an epoch")
+            raise ConfigError(
+                f"evaluate_every={self.evaluate_every}: steps between evaluations, 0 for the end only, None for once an epoch"
+            )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
 

@@ -58,5 +58,3 @@ def block_bounds(numel: int, num_blocks: int) -> list[int]:
     for block in range(num_blocks):
         bounds.append(bounds[-1] + base + (block < extra))
     return bounds
-
-

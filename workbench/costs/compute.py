@@ -11,7 +11,7 @@ import torch
 
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem, fetch
-from workbench.replica import Hooks, Micro, Replica
+from workbench.replica import Hooks, Micro, Replica, compute_threads
 from workbench.rng import generator
 
 
@@ -44,18 +44,22 @@ class Compute:
         return factor
 
 
-def measure_compute(problem: Problem, batch_size: int | None = None, steps: int = 10) -> Compute:
-    """Time forward, backward and update of one minibatch in this process: the median of `steps`, after two to warm up."""
-    with torch.random.fork_rng(devices=[]):
+def measure_compute(problem: Problem, batch_size: int | None = None, steps: int = 10, threads: int = 1) -> Compute:
+    """Time forward, backward and update of one minibatch in this process: the median of `steps`, after two to warm up.
+
+    `threads` are those of the worker that is modelled: on a busy machine more of them than idle cores are slower, not faster.
+    """
+    with torch.random.fork_rng(devices=[]), compute_threads(threads):
         model = problem.model()
         replica = Replica(model, problem.optimizer([param for param in model.parameters() if param.requires_grad]))
         data = problem.train_data()
         size = min(batch_size or problem.batch_size, len(data))  # type: ignore[arg-type]
         batch = fetch(data, list(range(size)))
         times: dict[str, list[float]] = {"forward": [], "backward": [], "update": []}
+        marks: list[float] = []
+        hooks = Hooks(lambda name: marks.append(time.perf_counter()))
         for step in range(steps + 2):
-            marks: list[float] = []
-            hooks = Hooks(lambda name: marks.append(time.perf_counter()))
+            marks.clear()
             gradient, _ = replica.backward(step, [Micro(lambda: problem.batch_loss(model, batch), 1.0, size)], hooks)
             replica.apply(gradient)
             marks.append(time.perf_counter())

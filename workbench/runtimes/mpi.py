@@ -16,7 +16,14 @@ from torch import Tensor
 from workbench.runtimes.transport import Handle, Patience, Transport, pick_device
 
 FAILURE_TAG = 7
-TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int32: MPI.INT32_T, torch.int64: MPI.INT64_T, torch.uint8: MPI.UINT8_T, torch.int8: MPI.INT8_T}
+TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+}
 
 
 @final

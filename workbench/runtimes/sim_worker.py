@@ -7,10 +7,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from workbench.errors import ConfigError
 from workbench.gradients import Gradient, build_layout, trainable
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.replica import Hooks
+from workbench.replica import Hooks, Replica
 from workbench.runtimes.worker import Worker
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
@@ -20,16 +21,27 @@ from workbench.trace.recorder import MemoryRecorder
 class SimWorker:
     """One simulated worker's replica, ledger and recorder."""
 
-    def __init__(self, rank: int, settings: Settings, worker: Worker | None, replica: Any, num_steps: int) -> None:
+    def __init__(self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, num_steps: int) -> None:
         self.rank, self.num_steps = rank, num_steps
         self.replica = replica
-        self.recorder = MemoryRecorder(rank)
+        self.recorder = MemoryRecorder(rank, settings.trace_steps)
         self.step = 0
         self.last_step = -1
         self.bytes_sent = 0.0
         self._staleness: int | None = None
         self._loss: Tensor | None = None
         self._worker = worker
+
+    @property
+    def trained(self) -> Replica:
+        """The replica, where there is one.
+
+        Raises:
+            ConfigError: in a timing-only simulation.
+        """
+        if isinstance(self.replica, Replica):
+            return self.replica
+        raise ConfigError("a timing-only simulation holds no parameters: there is nothing to keep or to resume")
 
     def fraction_of_batch(self, step: int) -> float:
         """This worker's samples in this step over a full minibatch."""
@@ -39,7 +51,9 @@ class SimWorker:
 
     def backward(self, step: int) -> Gradient:
         if self._worker is None:
+            assert isinstance(self.replica, Shapes)
             return self.replica.backward(step)
+        assert isinstance(self.replica, Replica)
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
         return gradient
 

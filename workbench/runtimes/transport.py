@@ -123,8 +123,58 @@ class Transport(ABC):
         """The transport that a lane's own thread uses; its operations do not mix with those of the calling thread."""
         return self
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most libraries need nothing
         """Release what this run took from the library; the process group itself is the launcher's."""
+
+
+class _Done(Handle):
+    """Nothing was to be done."""
+
+    def __init__(self) -> None:
+        self.started_s = self.finished_s = time.perf_counter()
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, patience: Patience) -> None:
+        """At once."""
+
+
+class SoloTransport(Transport):
+    """One process on its own: every sum is the value itself."""
+
+    def __init__(self) -> None:
+        self.rank, self.num_workers = 0, 1
+        self.device = pick_device(0)
+        self.library = "none (one process)"
+        self.notes = []
+
+    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        """The sum of one value is that value."""
+
+    def start_all_reduce(self, flat: Tensor) -> Handle | None:
+        return _Done()
+
+    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def barrier(self, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        raise ValueError("one process has nobody to send to")
+
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        raise ValueError("one process has nobody to receive from")
+
+    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        return [text]
+
+    def announce_failure(self, words: str) -> None:
+        """There is nobody else."""
+
+    def peer_failure(self) -> str | None:
+        return None
 
 
 def offset_to_rank0(transport: Transport, patience: Patience, rounds: int = 16) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError, Diverged
-from workbench.gradients import Gradient
+from workbench.gradients import Gradient, Layout
 from workbench.ops import Ticket
 from workbench.problems.base import Problem, Sampler, fetch
 from workbench.program import Algorithm
@@ -43,7 +43,7 @@ class Worker:
         self.sampler = Sampler(len(self._data), self.batch_size, num_workers, settings.seed)  # type: ignore[arg-type]
         self.num_steps = settings.steps or (settings.epochs or 0) * self.sampler.steps_per_epoch
         self.replica = _build_replica(algorithm, problem, settings, device)
-        self._forward = torch.compile(self.replica.model) if settings.compile else self.replica.model
+        self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
 
     def minibatch(self, step: int) -> list[Micro]:
         """This rank's micro-batches of a step; none if it has no samples in it. Seeds dropout for this rank and step."""
@@ -117,7 +117,9 @@ def _build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, d
     model = model.to(device)
     optimizer = (settings.optimizer or problem.optimizer)([param for param in model.parameters() if param.requires_grad])
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError("optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)")
+        raise ConfigError(
+            "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
+        )
     if settings.lr is not None:
         for group in optimizer.param_groups:
             group["lr"] = settings.lr
@@ -161,9 +163,8 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
     }
 
 
-def model_info(replica: Replica) -> dict[str, int]:
+def model_info(layout: Layout) -> dict[str, int]:
     """The size of what is trained and sent."""
-    layout = replica.layout
     return {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
 
 

@@ -1,0 +1,41 @@
+"""Files that travel with the package: notebooks and paper cards, found in a checkout and in an installed wheel alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from workbench.errors import ConfigError
+from workbench.naming import unknown
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shared(kind: Literal["notebooks", "papers"]) -> Path:
+    """The folder of that kind: inside the package where a wheel was installed, beside it in a checkout.
+
+    >>> shared("notebooks").name
+    'notebooks'
+    """
+    for folder in (_PACKAGE / "_share" / kind, _PACKAGE.parent / kind):
+        if folder.is_dir():
+            return folder
+    raise ConfigError(f"this installation holds no {kind}: install sgd-workbench from its wheel, or in a checkout with `make install`")
+
+
+def notebooks() -> tuple[str, ...]:
+    """Names of the notebooks that come with the package, in reading order."""
+    return tuple(sorted(path.stem for path in shared("notebooks").glob("*.ipynb")))
+
+
+def notebook(name: str) -> Path:
+    """The file of a notebook, by name, with or without `.ipynb`.
+
+    Raises:
+        ConfigError: there is none of that name; the nearest is named.
+    """
+    known = notebooks()
+    stem = name.removesuffix(".ipynb")
+    if stem not in known:
+        raise unknown("notebook", name, known)
+    return shared("notebooks") / f"{stem}.ipynb"

@@ -1,0 +1,138 @@
+"""The loop around a rank's program: metrics, evaluation, control, and what is kept at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from workbench.ops import EndStep
+from workbench.program import Algorithm, Context
+from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.transport import offset_to_rank0
+from workbench.runtimes.worker import Worker, pack_state
+from workbench.trace.recorder import Recorder
+from workbench.trace.store import update_run
+
+STOP = 1  # the control word that asks all ranks to stop
+
+
+@final
+class Session:
+    """One rank's run, from the first step to what it leaves in the run's folder."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        worker: Worker,
+        interpreter: Interpreter,
+        recorder: Recorder,
+        folder: Path,
+        *,
+        stop_after: int | None = None,
+    ) -> None:
+        self._algorithm, self._worker, self._interpreter = algorithm, worker, interpreter
+        self._stop_after = stop_after
+        self._recorder, self._folder = recorder, folder
+        self._transport, self._replica = interpreter.transport, worker.replica
+        self._paused_s = 0.0
+        self._pending: tuple[Any, ...] | None = None
+        self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
+
+    def run(self, ctx: Context, at: list[int]) -> dict[str, Any]:
+        interpreter, transport = self._interpreter, self._transport
+        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
+        offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
+        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
+        origin = interpreter.ledger.origin_s = time.perf_counter()
+        shift = self._origin_of_rank0() - origin  # rank 0's origin on rank 0's clock, minus ours on ours
+        self._recorder.clock(0.0, offset_s - shift)
+        program = self._algorithm.worker(ctx)
+        stopped, last = False, ctx.first_step - 1
+        while not stopped and (end := interpreter.advance(program)) is not None:
+            last = at[0] = end.step
+            stopped = self._end_step(end)
+        program.close()
+        if not stopped:
+            self._finish(last)
+        self._flush_pending()
+        offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
+        self._recorder.clock(interpreter.ledger.now(), offset_s - shift)
+        seconds = interpreter.ledger.now() - self._paused_s
+        self._keep(last, seconds, stopped)
+        return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
+
+    def _origin_of_rank0(self) -> float:
+        words = self._transport.gather_texts(
+            repr(self._interpreter.ledger.origin_s), self._interpreter.ledger.patience("the clocks to be compared")
+        )
+        return float(words[0])
+
+    def _end_step(self, end: EndStep) -> bool:
+        """Book the step; True if all ranks stop here."""
+        interpreter, worker = self._interpreter, self._worker
+        row = (end.step, interpreter.ledger.now() - self._paused_s, interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
+        interpreter.staleness = None
+        if self._lagging:
+            self._flush_pending()
+            self._pending = row
+        else:
+            self._recorder.metrics(worker.metrics(*row))
+        if worker.evaluates_after(end.step):
+            self._evaluate(end.step)
+        self._recorder.end_step()
+        if self._transport.rank == 0 and not self._replica.control_out and _asked_to_stop(self._folder):
+            self._replica.control_out = STOP
+        stop = self._replica.control_seen >= STOP or end.step == self._stop_after
+        if stop:
+            self._checkpoint(end)
+        return stop
+
+    def _flush_pending(self) -> None:
+        if self._pending is not None:
+            self._recorder.metrics(self._worker.metrics(*self._pending))
+            self._pending = None
+
+    def _finish(self, last: int) -> None:
+        """After the last step, with everything in flight applied."""
+        if self._worker.can_evaluate:
+            self._evaluate(last)
+        self._recorder.end_step()
+
+    def _evaluate(self, step: int) -> None:
+        interpreter, worker, transport = self._interpreter, self._worker, self._transport
+        begin = interpreter.ledger.now()
+        for buffer in worker.replica.float_buffers():  # as torch DDP: rank 0's running statistics are the model's
+            flat = buffer.detach().reshape(-1).contiguous()
+            transport.broadcast(flat, 0, interpreter.ledger.patience("rank 0's buffers"))
+            buffer.copy_(flat.view(buffer.shape))
+        sums = worker.evaluate(transport.rank, transport.num_workers)
+        end = interpreter.ledger.now()
+        self._paused_s += end - begin
+        self._recorder.span("evaluate", "compute", begin, end, step)
+        row = {"step": step, "seconds": round(end - self._paused_s, 6), "samples": worker.sampler.samples_before(step + 1)}
+        self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
+
+    def _checkpoint(self, end: EndStep) -> None:
+        """Everything needed to go on from this step, gradients in flight included."""
+        self._interpreter.complete_all(end.state)
+        path = self._folder / f"checkpoint-{self._transport.rank:05d}.pt"
+        state = {"step": end.step, "replica": self._replica.state(), "program": pack_state(end.state)}
+        torch.save(state, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
+
+    def _keep(self, last: int, seconds: float, stopped: bool) -> None:
+        if self._transport.rank != 0:
+            return
+        torch.save(self._replica.model.state_dict(), self._folder / "model.pt")
+        status = "stopped" if stopped else "finished"
+        update_run(self._folder, status=status, result={"steps": last + 1, "seconds": seconds, "last_step": last})
+
+
+def _asked_to_stop(folder: Path) -> bool:
+    path = folder / "control.jsonl"
+    if not path.exists():
+        return False
+    return any('"stop"' in line for line in path.read_text().splitlines())

@@ -1,0 +1,204 @@
+"""Any PyTorch loop with any method: the program runs inside the user's own `for`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, final
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import ConfigError, PeerFailed
+from workbench.program import Algorithm, Context
+from workbench.replica import Micro, Replica
+from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.launch import check_agreement, share_initial_state, transport_here
+from workbench.settings import describe
+from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
+from workbench.trace.run import Run
+from workbench.trace.store import new_run, update_run
+
+
+@final
+class Trainer:
+    """Drives a method from the user's own loop, under torchrun, mpiexec, in an engine, or alone.
+
+    Rank 0's weights are sent to all ranks at the start. Each `step` gives this rank's loss to the method, which updates
+    the model when it sees fit: a delayed method updates with an earlier step's gradients. `finish` (or leaving the `with`)
+    applies what is still in flight, K - 1 gradients for Pipe-SGD, and takes the hooks off the model.
+
+    Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by their
+    samples, so that the update is the mean over all of them; a rank without any says `step(None)` and still takes part.
+
+    One rank's exception ends the run on all: the others raise `PeerFailed`, which names the rank and its error.
+
+    Args:
+        model, optimizer: yours, the optimizer over the model's parameters; the model on this rank's device.
+        algorithm: which method.
+        clip_norm: global norm to clip the mean gradient to before an update.
+        precision: "fp32", "bf16" or "fp16": autocast around the closure.
+        record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
+        timeout_s: how long to wait for the other ranks.
+
+    Example:
+        >>> from workbench.algorithms import PipeSGD
+        >>> model = nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with Trainer(model, optimizer, PipeSGD(width=2)) as trainer:
+        ...     for _ in range(4):
+        ...         loss = trainer.step(lambda: model(torch.ones(5, 3)).square().mean())
+        >>> trainer.num_updates
+        4
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        *,
+        clip_norm: float | None = None,
+        precision: str = "fp32",
+        record: bool = False,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self._transport = transport_here(timeout_s)
+        self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
+        self.replica = Replica(
+            model,
+            optimizer,
+            bucket_bytes=algorithm.bucket_bytes,
+            clip_norm=clip_norm,
+            precision=precision,
+            applies_buckets=algorithm.applies_buckets,
+        )
+        self._recorder: Recorder = NullRecorder()
+        self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, timeout_s=timeout_s)
+        self._folder: Path | None = None
+        self._patience = self._interpreter.ledger.patience
+        self._next: list[Micro] = []
+        self._unit: int | None = None  # samples of a batch of weight 1 / p
+        self._samples = 0
+        self._finished = False
+        check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
+        share_initial_state(self._transport, self._interpreter, self.replica.shared_tensors())
+        if record:
+            self._open_record(algorithm, optimizer)
+        self._ctx = Context(self.rank, self.num_workers)
+        self._program = algorithm.worker(self._ctx)
+        self._interpreter.ledger.origin_s = time.perf_counter()
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps taken so far."""
+        return min(self.replica.updates)
+
+    def step(self, closure: Callable[[], Tensor] | None, num_samples: int | None = None) -> Tensor | None:
+        """One step of the method with this rank's loss.
+
+        Args:
+            closure: runs forward and returns the mean loss, a scalar with a graph; None where this rank has no samples.
+            num_samples: in this rank's batch. Give it on every rank and step, or never.
+
+        Returns:
+            The loss, detached; None without a closure.
+
+        Raises:
+            PeerFailed: another rank failed.
+            ConfigError: after `finish`, or a loss that is not one number.
+        """
+        if self._finished:
+            raise ConfigError("this Trainer is finished: make a new one to train on")
+        try:
+            self._next = self._weigh(closure, num_samples)
+            end = self._interpreter.advance(self._program)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        assert end is not None, "a program ended that was not told to"
+        loss = self._interpreter.loss
+        self._book(end.step, loss)
+        return loss
+
+    def finish(self) -> Run | None:
+        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it."""
+        if self._finished:
+            return None
+        self._finished = True
+        self._ctx.num_steps = 0
+        try:
+            self._interpreter.advance(self._program)
+            self._transport.barrier(self._patience("all ranks to finish"))
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._release()
+        if self._folder is None:
+            return None
+        if self.rank == 0:
+            update_run(self._folder, status="finished", result={"steps": self.num_updates, "seconds": self._interpreter.ledger.now()})
+        return Run.load(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+        elif not self._finished:
+            self._fail(error)
+
+    def _weigh(self, closure: Callable[[], Tensor] | None, num_samples: int | None) -> list[Micro]:
+        if closure is None:
+            return []
+        if num_samples is None:
+            return [Micro(closure, 1.0 / self.num_workers, 1)]
+        if num_samples < 1:
+            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        if self._unit is None:  # every rank's first batch is known to all, so that all use the same unit
+            self._unit = max(int(text) for text in self._transport.gather_texts(str(num_samples), self._patience("all ranks' first step")))
+        self._samples += num_samples * self.num_workers  # exact where batches are equal
+        return [Micro(closure, num_samples / (self._unit * self.num_workers), num_samples)]
+
+    def _micros(self, step: int) -> list[Micro]:
+        return self._next
+
+    def _book(self, step: int, loss: Tensor | None) -> None:
+        if self._folder is not None:
+            seconds = self._interpreter.ledger.now()
+            row = {"step": step, "seconds": seconds, "samples": self._samples, "bytes_sent": int(self._interpreter.bytes_sent)}
+            numbers = {"staleness": self._interpreter.staleness, "loss": None if loss is None else float(loss), "lr": self.replica.lr}
+            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next)})
+            self._recorder.end_step()
+        self._interpreter.staleness = None
+
+    def _open_record(self, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
+        name = ""
+        if self.rank == 0:
+            info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": self.num_workers}
+            problem = {"name": f"trainer-{describe(type(self.replica.model))}", "note": "", "optimizer": type(optimizer).__name__}
+            name = str(new_run({**info, "problem": problem, "runtime": self._transport.library, "status": "running"}))
+        self._folder = Path(self._transport.gather_texts(name, self._patience("rank 0 to open the record"))[0])
+        header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(self._transport.device)}
+        recorder = FileRecorder(self._folder, self.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
+        self._recorder = self._interpreter.recorder = self._interpreter.ledger.recorder = recorder
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, PeerFailed):
+            words = f"rank {self.rank} failed at step {self._interpreter.ledger.step}: {type(error).__name__}: {error}"
+            self._transport.announce_failure(words)
+            if self._folder is not None:
+                update_run(self._folder, status="failed", error=words)
+        self._finished = True
+        self._release()
+
+    def _release(self) -> None:
+        self._interpreter.close()
+        self.replica.close()
+        self._recorder.close()
+        self._transport.close()
