@@ -1,0 +1,63 @@
+# Everything the project does, from a machine with Python 3.11+, make, a compiler and the package registries.
+# The environment is made once: it is renewed when pyproject.toml or constraints.txt changes, and not otherwise.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The first Python that runs and is new enough; 3.11 first, for constraints.txt was tested with it. Choose with `make PYTHON=...`.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MPICH := $(VENV)/opt/mpich/.installed
+TESTS ?=
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "No Python 3.11 or newer (with venv) was found: install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; fi
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing what constraints.txt names into $(VENV); a minute or more the first time.'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+# A second MPI for the tests. Its wheel and Open MPI's both hold bin/mpiexec, so it gets a prefix of its own (decisions/0004).
+$(MPICH): $(INSTALLED)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --prefix $(VENV)/opt/mpich mpich
+	touch $@
+
+.PHONY: install
+install: $(INSTALLED) ## make the environment (.venv) and install the package into it
+
+.PHONY: demo
+demo: $(INSTALLED) ## three methods on four MPI engines from a notebook; prints a table, leaves an HTML page
+	$(BIN)/workbench demo
+
+.PHONY: test
+test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring')
+	$(BIN)/python -m pytest $(TESTS)
+
+.PHONY: lab
+lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel
+	WORKBENCH_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --MultiKernelManager.default_kernel_name=workbench \
+	  $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00-tour.ipynb
+
+.PHONY: lint
+lint: $(INSTALLED) ## style, format, types, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: bench
+bench: $(INSTALLED) ## step times against torch's DDP on this machine
+	$(BIN)/python -m pytest tests/benchmarks -m benchmark --capture=no $(TESTS)
+
+.PHONY: clean
+clean: ## remove the environment, caches and build outputs; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,66 @@
+"""The architecture, as imports: contracts of pyproject.toml, and what import-linter cannot see."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+import workbench
+
+PACKAGE = Path(workbench.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_contracts_of_pyproject_are_kept() -> None:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache', '--no-logo'])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "door"),
+    [
+        ("plotly", "plots/"),
+        ("mpi4py", "runtimes/"),
+        ("torch.distributed", "runtimes/"),
+        ("ipyparallel", "clusters/"),
+        ("torchvision", "problems/torchvision_door.py"),
+    ],
+)
+def test_library_has_one_door(library: str, door: str) -> None:
+    users = [str(path.relative_to(PACKAGE)) for path in MODULES if any(f"{name}.".startswith(f"{library}.") for name in imported(path))]
+    assert users, f"nobody imports {library}: this test would see nothing"
+    assert [user for user in users if not user.startswith(door)] == []
+
+
+def test_no_module_imports_the_front_page() -> None:
+    """`from workbench import Cluster` inside the package would tie every layer to the highest one."""
+    graph = grimp.build_graph("workbench", cache_dir=None)
+    assert graph.find_modules_that_directly_import("workbench") == set()
+
+
+@pytest.mark.parametrize("heavy", ["torch", "numpy", "plotly", "ipyparallel", "mpi4py", "pandas"])
+def test_import_of_the_package_loads_nothing_heavy(heavy: str) -> None:
+    code = f"import sys, workbench; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0, f"import workbench loads {heavy}"
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of all that a file imports, by `import_module` too, and of attributes it spells out (`torch.distributed.init`)."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import():
+                names.update(alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module)):
+                names.update(f"{module}.{alias.name}" for alias in node.names)
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                names.add(name)
+            case ast.Attribute():
+                names.add(ast.unparse(node))
+    return names

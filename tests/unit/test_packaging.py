@@ -1,0 +1,164 @@
+"""The distribution: dependencies said once in three languages, and a wheel that holds what the commands need."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import workbench
+from workbench import resources
+from workbench.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONDA_NAMES = {"torch": "pytorch", "kaleido": "python-kaleido"}
+
+
+def declared() -> dict[str, Requirement]:
+    """Every dependency of pyproject.toml, extras included, by name."""
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(line for extra, lines in extras.items() if extra != "all" for line in lines)]
+    return {requirement.name: requirement for requirement in map(Requirement, lines)}
+
+
+def pinned() -> dict[str, Version]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    return {re.sub(r"[-_.]+", "-", name).lower(): Version(version) for name, version in (line.split("==") for line in lines)}
+
+
+def test_environment_yml_is_in_step_with_pyproject() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    conda = {requirement.name: requirement for requirement in (Requirement(line) for line in environment if isinstance(line, str))}
+    assert str(conda.pop("python").specifier) == PROJECT["requires-python"]
+    conda.pop("pip")
+    ours = {CONDA_NAMES.get(name, name): str(requirement.specifier) for name, requirement in declared().items()}
+    assert {name: str(requirement.specifier) for name, requirement in conda.items()} == ours
+
+
+def test_constraints_pin_every_dependency_within_its_range() -> None:
+    pins = pinned()
+    assert {name: str(requirement) for name, requirement in declared().items() if pins[name] not in requirement.specifier} == {}
+
+
+def test_all_is_every_extra() -> None:
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    assert Requirement(everything).name == PROJECT["name"]
+    assert Requirement(everything).extras == set(PROJECT["optional-dependencies"]) - {"all"}
+
+
+def test_version_and_licence_are_the_same_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert workbench.__version__ == PROJECT["version"]
+
+
+def test_changelog_knows_the_version() -> None:
+    assert re.search(rf"^## \[{re.escape(PROJECT['version'])}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_notebook_is_found_by_name() -> None:
+    for name in resources.notebooks():
+        assert resources.notebook(name) == resources.notebook(f"{name}.ipynb")
+        assert resources.notebook(name).is_file()
+
+
+def test_unknown_notebook_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'00-tuor'.*did you mean 00-tour\?"):
+        resources.notebook("00-tuor")
+
+
+def test_missing_folder_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "workbench")
+    with pytest.raises(ConfigError, match="install sgd-workbench"):
+        resources.shared("papers")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment that holds our wheel, and sees this environment's packages but not the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT], check=True, timeout=100)
+    (wheel,) = folder.glob("sgd_workbench-*.whl")
+    prefix = folder / "venv"
+    venv.create(prefix, symlinks=True)
+    python = prefix / "bin" / "python"
+    site = sysconfig.get_path("purelib", vars={"base": str(prefix), "platbase": str(prefix)})
+    # A path in a .pth file adds that folder alone: the .pth file of our editable installation in it is not followed.
+    Path(site, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True, timeout=100)
+    return prefix
+
+
+def from_wheel(prefix: Path, *command: str) -> str:
+    """What a command of the wheel's environment prints, started far from the checkout."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "JUPYTER_PATH")}
+    result = subprocess.run(
+        [prefix / "bin" / command[0], *command[1:]], cwd=prefix, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_wheel_is_what_is_imported(installed: Path) -> None:
+    assert str(installed) in from_wheel(installed, "python", "-c", "import workbench; print(workbench.__file__)")
+
+
+def test_wheel_brings_notebooks_and_papers(installed: Path) -> None:
+    code = "from workbench import resources as r; print(r.shared('papers') / 'README.md', *map(r.notebook, r.notebooks()), sep='\\n')"
+    found = [Path(line) for line in from_wheel(installed, "python", "-c", code).splitlines()]
+    assert all(path.is_file() and path.is_relative_to(installed) for path in found)
+    assert {path.name for path in found[1:]} == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+@pytest.mark.notebooks
+def test_wheel_brings_the_kernel(installed: Path) -> None:
+    specs = json.loads(from_wheel(installed, "python", "-m", "jupyter_client.kernelspecapp", "list", "--json"))["kernelspecs"]
+    assert Path(specs["workbench"]["resource_dir"]).is_relative_to(installed)
+    assert specs["workbench"]["spec"]["display_name"] == "Workbench"
+    assert {path.name for path in Path(specs["workbench"]["resource_dir"]).iterdir()} == {"kernel.json", "logo-64x64.png", "logo-svg.svg"}
+
+
+@pytest.mark.notebooks
+@pytest.mark.parametrize("first", ["papermill", "workbench.experiments.papermill_engine"])
+def test_wheel_brings_the_papermill_engine_whichever_is_imported_first(installed: Path, first: str) -> None:
+    code = f"import {first}; from papermill.engines import papermill_engines as e; print(e.get_engine('workbench').__module__)"
+    assert from_wheel(installed, "python", "-c", code).strip() == "workbench.experiments.papermill_entry"
+
+
+@pytest.mark.notebooks
+def test_papermill_runs_a_notebook_with_our_engine(installed: Path) -> None:
+    parameters = nbformat.v4.new_code_cell("one: int = 1  # any", metadata={"tags": ["parameters"]})
+    notebook = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell("print(one + 1)")])
+    notebook.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
+    nbformat.write(notebook, installed / "in.ipynb")
+    from_wheel(installed, "python", "-m", "papermill", "--engine", "workbench", "in.ipynb", "out.ipynb", "-p", "one", "2")
+    assert nbformat.read(installed / "out.ipynb", as_version=4).cells[-1].outputs[0]["text"] == "3\n"
+
+
+def test_wheel_brings_the_command(installed: Path) -> None:
+    assert "train" in from_wheel(installed, "workbench", "--help")
+
+
+@pytest.mark.mpi
+def test_mpich_wheel_lives_beside_open_mpi(mpich: dict[str, str]) -> None:
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; all = c.gather(MPI.Get_library_version().split()[0]); c.rank or print(*all)"
+    mpiexec = shutil.which("mpiexec", path=mpich["PATH"])
+    assert mpiexec
+    command = [mpiexec, "-n", "2", sys.executable, "-c", code]
+    result = subprocess.run(command, env={**os.environ, **mpich}, capture_output=True, text=True, timeout=100)
+    assert result.stdout.split() == ["MPICH", "MPICH"], result.stderr
