@@ -70,9 +70,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
-            raise ConfigError(
-                "model= takes a function that makes the module (a class, `lambda: Net()`), so that every rank makes its own"
-            )
+            raise ConfigError("model= takes a function that makes the module (a class, `lambda: Net()`), so that every rank makes its own")
 
     def batch_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss of a batch: a scalar with a graph."""

@@ -1,0 +1,77 @@
+"""Handwritten digits that come with scikit-learn: 1797 real 8 x 8 images, so that every machine has data.
+
+Images are centred by the mean image of the training part. That matters for delayed methods: the brightness that
+all images share makes one direction of the loss steep, and steep directions are the first to become unstable when
+gradients come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem
+from workbench.problems.models import check_dtype, cnn, mlp, positive_ints
+
+IMAGE, NUM_CLASSES = (1, 8, 8), 10
+TEST_SHARE = 5  # every fifth image of each digit is for testing
+
+
+def digits_softmax(*, dtype: torch.dtype = torch.float32) -> Problem:
+    """Softmax regression (one linear layer): convex. 650 parameters.
+
+    Example:
+        >>> digits_softmax().num_samples()
+        1437
+    """
+    return _digits("digits-softmax", partial(mlp, 64, (), NUM_CLASSES, dtype), lr=0.5, momentum=0.0, dtype=dtype)
+
+
+def digits_mlp(*, hidden: Sequence[int] = (128, 64), dtype: torch.dtype = torch.float32) -> Problem:
+    """Fully connected ReLU network; `hidden` are the widths of its inner layers. 17,226 parameters by default."""
+    hidden = positive_ints("hidden", hidden)
+    return _digits("digits-mlp", partial(mlp, 64, hidden, NUM_CLASSES, dtype), lr=0.1, momentum=0.5, dtype=dtype)
+
+
+def digits_cnn(*, channels: Sequence[int] = (16, 32), hidden: int = 64, dtype: torch.dtype = torch.float32) -> Problem:
+    """3x3 convolutions of `channels`, one hidden layer. 38,282 parameters by default."""
+    model = partial(cnn, IMAGE, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], NUM_CLASSES, dtype)
+    return _digits("digits-cnn", model, lr=0.05, momentum=0.5, dtype=dtype)
+
+
+def _digits(name: str, model: Callable[[], nn.Module], *, lr: float, momentum: float, dtype: torch.dtype) -> Problem:
+    check_dtype(dtype)
+    return Problem(
+        name=name,
+        model=model,
+        loss=cross_entropy,
+        train=partial(load_digits, True, dtype),
+        test=partial(load_digits, False, dtype),
+        optimizer=partial(torch.optim.SGD, lr=lr, momentum=momentum),
+    )
+
+
+@lru_cache(maxsize=4)
+def load_digits(train: bool, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Images (N, 1, 8, 8) of about unit variance and labels (N,) int64: 1437 for training or the 360 others.
+
+    The same split everywhere and always, with no random number in it; digits are equally frequent in both parts.
+    """
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise ConfigError("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from None
+    bundle = datasets.load_digits()
+    by_digit = np.argsort(bundle.target, kind="stable")
+    is_test = np.zeros(len(by_digit), dtype=bool)
+    is_test[by_digit[::TEST_SHARE]] = True
+    training_images = bundle.images[~is_test]
+    chosen = is_test != train
+    images = (bundle.images[chosen] - training_images.mean(0)) / training_images.std()
+    return torch.tensor(images, dtype=dtype).unsqueeze(1), torch.tensor(bundle.target[chosen], dtype=torch.int64)

@@ -1,0 +1,61 @@
+"""The only door to torchvision: its compiled operators do not load beside every torch, its models and data sets do."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from workbench.errors import ConfigError
+
+SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
+
+
+def torchvision() -> ModuleType:
+    """The torchvision package, imported on the first call.
+
+    Beside a CPU-only torch its compiled extension may not load, and then its own import ends with `operator
+    torchvision::nms does not exist`: it registers shapes for two operators that nobody declared. Where the extension
+    does not load the two are declared here first. They stay without an implementation, which only box detection misses.
+
+    Raises:
+        ConfigError: torchvision is not installed, or does not fit this torch.
+    """
+    if "torchvision" not in sys.modules:
+        spec = importlib.util.find_spec("torchvision")
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError("this problem needs torchvision, which is not installed: pip install torchvision")
+        if not extension_loads(spec.submodule_search_locations[0]):
+            declare_operators()
+    try:
+        return importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, AttributeError) as error:
+        trouble = f"torchvision does not import beside torch {torch.__version__} ({error})"
+        raise ConfigError(f"{trouble}: install the release that was made for this torch") from error
+
+
+def extension_loads(folder: str) -> bool:
+    """Whether torchvision's compiled operators can be loaded; loads them if so, as its own import would."""
+    details = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
+    spec = importlib.machinery.FileFinder(folder, details).find_spec("_C")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        torch.ops.load_library(spec.origin)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def declare_operators() -> torch.library.Library:
+    """Declare the two operators; the declaration lives as long as the returned object, which the cache keeps."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in SCHEMAS:
+        library.define(schema)
+    return library
