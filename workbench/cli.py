@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigError, WorkbenchError
-from workbench.naming import call_checked, parse_pairs, unknown
+from workbench.errors import WorkbenchError
+from workbench.naming import parse_pairs
+from workbench.train_command import add_train_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="A research workbench for distributed SGD.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _train_parser(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
+    add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
 
     runs = commands.add_parser("runs", help="list the runs of the store")
     runs.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -68,185 +69,6 @@ def _parser() -> argparse.ArgumentParser:
         listing = commands.add_parser(name, help=f"list the {name}")
         listing.set_defaults(command=_names, what=name)
     return parser
-
-
-def _train_parser(train: argparse.ArgumentParser) -> None:
-    add = train.add_argument
-    add("method", help="such as pipe-sgd; `workbench methods` lists them")
-    add("--problem", default="digits-mlp", help="`workbench problems` lists them")
-    add("--runtime", default="mpi", help="mpi, torch or simulated")
-    add("--workers", type=int, default=2)
-    add("--epochs", type=int)
-    add("--steps", type=int)
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the method, such as width=2")
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
-    add("--optimizer", help="a class of torch.optim, such as AdamW")
-    add("--optimizer-set", action="append", default=[], metavar="NAME=VALUE", help="its arguments, such as momentum=0.9")
-    add("--lr", type=float)
-    add("--batch-size", type=int, help="samples a worker and step")
-    add("--micro-batches", type=int, default=1, dest="num_micro")
-    add("--clip-norm", type=float)
-    add("--precision", default="fp32", help="fp32, bf16 or fp16")
-    add("--compile", action="store_true", help="run the model through torch.compile")
-    add("--evaluate-every", type=int, metavar="STEPS", help="0: at the end only; default: once an epoch")
-    add("--seed", type=int, default=0)
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long a rank waits for the others")
-    add("--threads", type=int, help="compute threads a rank")
-    add("--trace-steps", type=int, help="record the timeline of the first so many steps only")
-    add("--network", default="ethernet-10g", help="of simulated workers")
-    add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
-    add("--resume", metavar="RUN", help="go on from a stopped run")
-    add("--json", action="store_true", help="print one JSON object at the end, and no progress")
-    train.set_defaults(command=_train)
-
-
-def _train(options: argparse.Namespace) -> int:
-    from workbench import algorithms, problems
-
-    if options.runtime not in ("mpi", "torch", "simulated"):
-        raise unknown("runtime", options.runtime, ("mpi", "torch", "simulated"))
-    if options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: at least 1")
-    algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
-    problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
-    settings = _settings(options)
-    if options.runtime == "simulated":
-        return _report(_simulated(options, algorithm, problem, settings), options)
-
-    from workbench.clusters.spawn import spawn_ranks
-    from workbench.runtimes.launch import runtime_here
-    from workbench.runtimes.worker import run_info
-    from workbench.trace.store import find_run, new_run
-
-    resume = str(find_run(options.resume)) if options.resume else None
-    if runtime_here() is not None:
-        return _join(options, algorithm, problem, settings, resume)
-    problem.train_data()  # a missing folder is told once, here, and not by every rank
-    folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
-    spawn_ranks(options.runtime, options.workers, options.given, folder, _progress(folder, options))
-    return _report(folder, options)
-
-
-def _settings(options: argparse.Namespace) -> Any:
-    from workbench.settings import Settings
-
-    if options.epochs is None and options.steps is None:
-        options.epochs = 5
-    plain = (
-        "epochs",
-        "steps",
-        "batch_size",
-        "lr",
-        "clip_norm",
-        "num_micro",
-        "precision",
-        "compile",
-        "evaluate_every",
-        "seed",
-        "threads",
-        "trace_steps",
-    )
-    values = {name: getattr(options, name) for name in plain}
-    return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options))
-
-
-def _optimizer(options: argparse.Namespace) -> Any:
-    arguments = parse_pairs(options.optimizer_set, "--optimizer-set")
-    if options.optimizer is None:
-        if arguments:
-            raise ConfigError("--optimizer-set needs --optimizer, such as --optimizer SGD --optimizer-set momentum=0.9")
-        return None
-    from functools import partial
-
-    import torch
-
-    known = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
-    name = next((name for name in known if name.lower() == options.optimizer.lower()), None)
-    if name is None:
-        raise unknown("optimizer", options.optimizer, known)
-    make = getattr(torch.optim, name)
-    call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1))], **arguments})  # a wrong argument is told here, once
-    return partial(make, **arguments)
-
-
-def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any) -> Path:
-    from workbench import costs
-    from workbench.runtimes.simulated import Simulation
-    from workbench.runtimes.worker import run_info
-    from workbench.trace.store import new_run, update_run
-
-    if options.resume:
-        raise ConfigError("--resume is for real ranks: a simulated run is repeated from its seed")
-    network = costs.get(options.network)
-    compute = costs.measure_compute(problem, settings.batch_size, threads=settings.threads or 1)
-    simulation = Simulation(
-        algorithm, problem, settings, options.workers, network=network, compute=compute, timing_only=options.timing_only
-    )
-    folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
-    try:
-        run = simulation.run()
-    except BaseException as error:
-        update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
-        raise
-    return run.save(folder)
-
-
-def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
-    """Be one of the ranks: of a command line that started us, or of the user's own torchrun or mpiexec."""
-    from workbench.clusters.spawn import FOLDER_VARIABLE
-    from workbench.runtimes.launch import Job, make_transport, run_rank
-    from workbench.runtimes.transport import Patience
-    from workbench.runtimes.worker import run_info
-    from workbench.trace.store import new_run
-
-    spawned = os.environ.get(FOLDER_VARIABLE)
-    transport = make_transport(options.runtime, options.timeout, Path(spawned) if spawned else None)
-    folder = spawned or ""
-    if not spawned:
-        if transport.rank == 0:
-            folder = str(new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve())
-        folder = transport.gather_texts(folder, Patience("rank 0 to open the run", transport.peer_failure, options.timeout))[0]
-    job = Job(algorithm=algorithm, problem=problem, settings=settings, runtime=options.runtime, folder=folder, resume=resume)
-    result = run_rank(job, transport)
-    if not spawned and result["rank"] == 0:
-        return _report(Path(folder), options)
-    return 0
-
-
-def _progress(folder: Path, options: argparse.Namespace) -> Any:
-    """A line on the terminal that follows the run; nothing with --json or without a terminal."""
-    if options.json or not sys.stderr.isatty():
-        return lambda: None
-    from workbench.trace.follow import Follower
-
-    follower = Follower(folder)
-
-    def show() -> None:
-        rows = follower.poll().metrics.get(0) or []
-        steps = [row for row in rows if "evaluation" not in row]
-        if steps:
-            last = steps[-1]
-            loss = "" if last["loss"] is None else f"  loss {last['loss']:.4f}"
-            print(f"\r  step {last['step'] + 1}  {last['seconds']:.1f} s{loss}   ", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
-def _report(folder: Path, options: argparse.Namespace) -> int:
-    from workbench.analysis import compare, summary
-    from workbench.trace.run import Run
-
-    run = Run.load(folder)
-    if options.json:
-        print(json.dumps(summary(run)))
-        return 0
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    print(compare([run]))
-    for note in run.info.get("notes", ()):
-        print(f"note: {note}")
-    print(f"run: {folder}")
-    return 0
 
 
 def _runs(options: argparse.Namespace) -> int:
@@ -297,12 +119,13 @@ def _notebook(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    from workbench.experiments.notebooks import tagged_text
     from workbench.resources import notebook
 
     executed, page = _execute(notebook("00-tour"), None, parse_pairs(options.parameter, "--parameter"), 600.0, None)
-    result = executed.with_suffix(".txt")
-    print(result.read_text())
-    print(f"The notebook as executed: {executed}\nThe same with its figures, for any browser, offline: {page}")
+    for tag, title in (("table", "On real MPI ranks:"), ("simulated", "On simulated workers:"), ("answer", "")):
+        print(f"{title}\n{tagged_text(executed, tag)}\n")
+    print(f"The notebook as executed:               {executed}\nIts page, for any browser, also offline: {page}")
     return 0
 
 

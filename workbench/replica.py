@@ -5,18 +5,18 @@ Knows nothing of ranks, time or communication; every runtime drives it, and so d
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from workbench.backward import Accumulation, Hooks, LossScale, Micro
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BufferPool, Gradient, build_layout, trainable
 from workbench.settings import ScheduleFactory
+from workbench.updater import Updater, refuse_what_cannot_be_right
 
 
 @contextmanager
@@ -28,25 +28,6 @@ def compute_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Micro:
-    """One micro-batch: how to compute its mean loss, and its share of the nominal global batch."""
-
-    loss: Callable[[], Tensor]
-    share: float
-    num_samples: int
-
-
-@final
-@dataclass(slots=True)
-class Hooks:
-    """What a runtime wants to be told during a backward; the defaults want nothing."""
-
-    phase: Callable[[str], None] = lambda name: None  # "forward" or "backward" begins, "" ends
-    bucket: Callable[[Gradient], None] | None = None  # a bucket is final
 
 
 @final
@@ -79,23 +60,20 @@ class Replica:
     ) -> None:
         named = trainable(model)
         self.model = model
-        self.optimizer = optimizer
         self.layout = build_layout(named, bucket_bytes)
         self.pool = BufferPool(self.layout)
-        self.schedule = schedule(optimizer) if schedule else None
-        self.clip_norm = clip_norm
+        self.updater = Updater(optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm)
         self.precision = precision
         self.loss_scale = LossScale() if precision == "fp16" else None
         self.updates = [0] * len(self.layout.buckets)  # how often each bucket was updated
         self.control_out = 0  # rank 0's word to all ranks, sent with every gradient
         self.control_seen = 0
         self._parameters = [param for _, param in named]
-        self._narrowed = self._narrow_groups()
         self._views: dict[int, list[Tensor]] = {}
         self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
         self._tails: dict[int, tuple[tuple[float, ...], Tensor]] = {}
-        self._running: _Running | None = None
-        _refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
+        self._running: Accumulation | None = None
+        refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
         slots = self.layout.slots
         self._handles = [
             param.register_post_accumulate_grad_hook(self._hook_for(slot.index))
@@ -117,7 +95,7 @@ class Replica:
         Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
         """
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
-        state = _Running(gradient, hooks.bucket, sum(micro.share for micro in micros), self.control_out)
+        state = Accumulation(gradient, hooks.bucket, sum(micro.share for micro in micros), self.control_out)
         total, num_samples = None, 0
         self._running = state
         saved = [param.grad for param in self._parameters]
@@ -180,12 +158,12 @@ class Replica:
             views = self._views[id(flat)] = [slot.view(flat) for slot in self.layout.slots]
         return views[index]
 
-    def _launch_ready(self, state: _Running) -> None:
+    def _launch_ready(self, state: Accumulation) -> None:
         """Hand over the buckets that are final, in bucket order whatever the order in which they became so."""
         while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
             self._seal(state, state.next_bucket)
 
-    def _finish(self, state: _Running) -> None:
+    def _finish(self, state: Accumulation) -> None:
         """Zero what backward did not reach and hand over the remaining buckets."""
         flat = state.gradient.flat
         for slot in self.layout.slots:
@@ -195,7 +173,7 @@ class Replica:
         while state.next_bucket < len(self.layout.buckets):
             self._seal(state, state.next_bucket)
 
-    def _seal(self, state: _Running, bucket: int) -> None:
+    def _seal(self, state: Accumulation, bucket: int) -> None:
         """Write a bucket's tail and hand it over."""
         piece = self.layout.buckets[bucket]
         words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
@@ -231,7 +209,7 @@ class Replica:
                 else:
                     param.grad = None
         if self.loss_scale is None or self.loss_scale.accept(gradient.flat):
-            self._step(gradient.bucket, lr_scale)
+            self.updater.step(gradient.bucket, lr_scale)
         for param in touched:
             param.grad = None
         self._consume(owner, pieces)
@@ -254,22 +232,6 @@ class Replica:
             return [True] * len(unused_here)  # what this rank used, somebody used: no need to look at the device
         return [count > 0 for count in gradient.tail(piece.index)[USED:].tolist()]
 
-    def _step(self, bucket: int | None, lr_scale: float) -> None:
-        groups = self.optimizer.param_groups
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
-        saved = [(group["params"], group["lr"]) for group in groups]
-        try:
-            for position, group in enumerate(groups):
-                if bucket is not None:
-                    group["params"] = self._narrowed[bucket][position]
-                if lr_scale != 1.0:
-                    group["lr"] = group["lr"] * lr_scale
-            self.optimizer.step()
-        finally:
-            for group, (params, lr) in zip(groups, saved, strict=True):
-                group["params"], group["lr"] = params, lr
-
     def _consume(self, owner: Gradient, pieces: Sequence[Any]) -> None:
         for piece in pieces:
             self.updates[piece.index] += 1
@@ -278,22 +240,13 @@ class Replica:
         if self._applied[key] == len(self.layout.buckets):
             del self._applied[key]
             self.pool.give_back(owner.flat)
-            if self.schedule is not None:
-                self.schedule.step()
-
-    def _narrow_groups(self) -> list[list[list[Tensor]]]:
-        """For each bucket and parameter group, the group's parameters in that bucket: a step on a few of many is then cheap."""
-        bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self.layout.slots, strict=True)}
-        return [
-            [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]
-            for piece in self.layout.buckets
-        ]
+            self.updater.advance_schedule()
 
     # -- parameters and state ----------------------------------------------------------------------------------
 
     @property
     def lr(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self.updater.optimizer.param_groups[0]["lr"])
 
     def read_parameters(self) -> Tensor:
         """The trainable parameters, flat, in order of registration: a copy."""
@@ -319,8 +272,7 @@ class Replica:
         """All that a resumed run needs, as tensors and plain values."""
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule else None,
+            **self.updater.state(),
             "updates": list(self.updates),
             "loss_scale": (self.loss_scale.value, self.loss_scale.good) if self.loss_scale else None,
         }
@@ -328,10 +280,7 @@ class Replica:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._narrowed = self._narrow_groups()
-        if self.schedule is not None and state["schedule"] is not None:
-            self.schedule.load_state_dict(state["schedule"])
+        self.updater.load(state)
         self.updates = list(state["updates"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
@@ -340,84 +289,5 @@ class Replica:
         """A summed gradient that was in flight when a checkpoint was taken, in a buffer of this replica's."""
         gradient = Gradient(self.pool.take(), self.layout, step, version)
         gradient.flat.copy_(flat)
+        gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
         return gradient
-
-
-@final
-class _Running:
-    """A backward under way: what has been written, what is final."""
-
-    def __init__(self, gradient: Gradient, on_bucket: Callable[[Gradient], None] | None, weight: float, control: int) -> None:
-        self.gradient = gradient
-        self.on_bucket = on_bucket
-        self.weight = weight
-        self.control = control
-        self.share = 0.0
-        self.written: set[int] = set()
-        self.next_bucket = 0
-        self._last = False
-        self._fired: set[int] = set()  # in this micro-batch
-        self._missing = [piece.num_params for piece in gradient.layout.buckets]
-
-    def begin(self, share: float, last: bool) -> None:
-        self.share = share
-        self._last = last
-        self._fired.clear()
-
-    def write(self, view: Tensor, grad: Tensor, factor: float, slot: Any) -> None:
-        if slot.index in self._fired:
-            raise ConfigError(
-                f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
-                "Pass use_reentrant=False to torch.utils.checkpoint"
-            )
-        self._fired.add(slot.index)
-        if slot.index in self.written:
-            view.add_(grad, alpha=factor)
-        else:
-            if grad.dtype == view.dtype and factor != 1.0:
-                torch.mul(grad, factor, out=view)
-            else:
-                view.copy_(grad)
-                if factor != 1.0:
-                    view.mul_(factor)
-            self.written.add(slot.index)
-        if self._last:
-            self._missing[slot.bucket] -= 1
-
-    def is_final(self, bucket: int) -> bool:
-        return self._missing[bucket] == 0
-
-
-@final
-class LossScale:
-    """Dynamic loss scaling for fp16: halved when a gradient overflows (the step is skipped), doubled after 2,000 good ones."""
-
-    growth_steps = 2000
-
-    def __init__(self, value: float = 2.0**16) -> None:
-        self.value = value
-        self.good = 0
-
-    def accept(self, flat: Tensor) -> bool:
-        """Whether the summed gradient is finite. All ranks hold the same sum, so all decide alike."""
-        if not bool(torch.isfinite(flat).all()):
-            self.value, self.good = self.value / 2, 0
-            return False
-        self.good += 1
-        if self.good == self.growth_steps:
-            self.value, self.good = self.value * 2, 0
-        return True
-
-
-def _refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
-        raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients"
-        )
-    if applies_buckets and clip_norm is not None:
-        raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
-    if applies_buckets and precision == "fp16":
-        raise ConfigError(
-            "fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'"
-        )

@@ -13,9 +13,10 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
+from workbench.backward import Micro
 from workbench.errors import ConfigError, PeerFailed
 from workbench.program import Algorithm, Context
-from workbench.replica import Micro, Replica
+from workbench.replica import Replica
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import check_agreement, share_initial_state, transport_here
 from workbench.settings import describe
@@ -82,7 +83,7 @@ class Trainer:
         self._folder: Path | None = None
         self._patience = self._interpreter.ledger.patience
         self._next: list[Micro] = []
-        self._unit: int | None = None  # samples of a batch of weight 1 / p
+        self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted
         self._samples = 0
         self._finished = False
         check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
@@ -154,16 +155,25 @@ class Trainer:
             self._fail(error)
 
     def _weigh(self, closure: Callable[[], Tensor] | None, num_samples: int | None) -> list[Micro]:
+        if num_samples is not None and num_samples < 1:
+            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        if self._unit is None:
+            self._unit = self._agree_on_unit("0" if closure is None else "" if num_samples is None else str(num_samples))
         if closure is None:
             return []
+        if (num_samples is None) != (self._unit == 0):
+            raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
         if num_samples is None:
             return [Micro(closure, 1.0 / self.num_workers, 1)]
-        if num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
-        if self._unit is None:  # every rank's first batch is known to all, so that all use the same unit
-            self._unit = max(int(text) for text in self._transport.gather_texts(str(num_samples), self._patience("all ranks' first step")))
         self._samples += num_samples * self.num_workers  # exact where batches are equal
         return [Micro(closure, num_samples / (self._unit * self.num_workers), num_samples)]
+
+    def _agree_on_unit(self, mine: str) -> int:
+        """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0 where samples are not counted."""
+        everyone = self._transport.gather_texts(mine, self._patience("all ranks' first step"))
+        if "" in everyone:
+            return 0
+        return max(1, *map(int, everyone))
 
     def _micros(self, step: int) -> list[Micro]:
         return self._next

@@ -9,9 +9,10 @@ from typing import final
 
 import torch
 
+from workbench.backward import Hooks, Micro
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem, fetch
-from workbench.replica import Hooks, Micro, Replica, compute_threads
+from workbench.replica import Replica, compute_threads
 from workbench.rng import generator
 
 

@@ -15,10 +15,11 @@ from typing import Any, final
 import torch
 
 from workbench import ops
+from workbench.backward import Hooks, Micro
 from workbench.gradients import Gradient
 from workbench.ops import Program, Request, Ticket
 from workbench.program import perform
-from workbench.replica import Hooks, Micro, Replica
+from workbench.replica import Replica
 from workbench.runtimes.endpoint import Endpoint, Ledger, bucket_of
 from workbench.runtimes.transport import Handle, Patience, Transport
 from workbench.trace.recorder import Recorder

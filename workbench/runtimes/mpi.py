@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from workbench.runtimes.transport import Handle, Patience, Transport, pick_device
+from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_TAG = 7
 TYPES = {
@@ -33,22 +33,23 @@ class MpiTransport(Transport):
     CUDA tensors go through pinned host memory unless the MPI library says that it takes device pointers.
     """
 
-    def __init__(self, communicator: Any = None, device: torch.device | None = None) -> None:
+    def __init__(self, communicator: Any = None, device: torch.device | None = None, timeout_s: float | None = None) -> None:
         parent = MPI.COMM_WORLD if communicator is None else communicator
+        MpiHandle(parent.Ibarrier()).wait(Patience("all ranks to join the run", lambda: None, timeout_s))  # Dup itself would wait for ever
         self._comm = parent.Dup()
         self._lane_comm = parent.Dup()
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
         self.device = device or pick_device(self.rank)
         self.library = MPI.Get_library_version().split(",")[0].strip()
-        self.notes = []
+        self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         self._staged = self.device.type == "cuda" and not is_cuda_aware()
         if self._staged:
             self.notes.append(f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory")
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         if not self._threads:
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
-        self._failure: str | None = None
+        self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
         self._announced: list[Any] = []
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
@@ -95,13 +96,12 @@ class MpiTransport(Transport):
                 self._announced.append(self._control.Isend([payload, MPI.BYTE], peer, FAILURE_TAG))
 
     def peer_failure(self) -> str | None:
-        if self._failure is None:
-            status = MPI.Status()
-            if self._control.Iprobe(MPI.ANY_SOURCE, FAILURE_TAG, status):
-                payload = bytearray(status.Get_count(MPI.BYTE))
-                self._control.Recv([payload, MPI.BYTE], status.Get_source(), FAILURE_TAG)
-                self._failure = payload.decode(errors="replace")
-        return self._failure
+        message = None if self._failure else self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
+        if message is not None:
+            payload = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([payload, MPI.BYTE])
+            self._failure.append(payload.decode(errors="replace"))
+        return self._failure[0] if self._failure else None
 
     def for_lane(self) -> MpiTransport:
         lane = object.__new__(MpiTransport)
@@ -110,7 +110,7 @@ class MpiTransport(Transport):
         return lane
 
     def close(self) -> None:
-        if self._failure is None and not self._announced:  # freeing is collective: only when all ranks come here
+        if not self._failure and not self._announced:  # freeing is collective: only when all ranks come here
             for communicator in (self._comm, self._lane_comm, self._control):
                 communicator.Free()
 

@@ -51,9 +51,11 @@ class Session:
         self._recorder.clock(0.0, offset_s - shift)
         program = self._algorithm.worker(ctx)
         stopped, last = False, ctx.first_step - 1
+        at[0] = ctx.first_step  # the step under way, for the words of a failure
         while not stopped and (end := interpreter.advance(program)) is not None:
-            last = at[0] = end.step
+            last = end.step
             stopped = self._end_step(end)
+            at[0] = last + 1
         program.close()
         if not stopped:
             self._finish(last)

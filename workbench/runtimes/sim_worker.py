@@ -7,11 +7,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from workbench.backward import Hooks
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, build_layout, trainable
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.replica import Hooks, Replica
+from workbench.replica import Replica
 from workbench.runtimes.worker import Worker
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder

@@ -13,17 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.errors import LaunchError
-from workbench.runtimes.transport import Handle, Patience, Transport, pick_device
+from workbench.errors import LaunchError, Stalled
+from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_KEY = "workbench/failure"
+CLOSE_S = 5.0  # how long a rank that is done waits for the others before it gives its groups back
 
 
 def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
     """Make the default process group if there is none: by a shared file, or as torchrun's environment says. True if made here."""
     if dist.is_initialized():
         return False
-    backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    backend = "nccl" if dist.is_nccl_available() and 0 < ranks_here(num_workers) <= torch.cuda.device_count() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
         if store_path is not None:
@@ -36,12 +37,23 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
     return True
 
 
+def ranks_here(num_workers: int) -> int:
+    """How many ranks this host has, as the launcher tells it; all of them where it does not."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", num_workers))
+
+
 @final
 class TorchTransport(Transport):
     """A rank of torch.distributed's default group, on groups of its own, so that nothing mixes with the user's calls."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, timeout_s: float | None = None) -> None:
         self.rank, self.num_workers = dist.get_rank(), dist.get_world_size()
+        self._store = dist.distributed_c10d._get_default_store()
+        run = (self._store.add(f"{FAILURE_KEY}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run
+        self._key = f"{FAILURE_KEY}/{run}"
+        patience = Patience("all ranks to join the run", lambda: None, timeout_s)  # new_group itself would wait for half an hour
+        while self._store.add(f"{FAILURE_KEY}/runs", 0) < (run + 1) * self.num_workers:
+            patience.pause()
         backend = dist.get_backend()
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
         if self.device.type == "cuda":
@@ -50,10 +62,10 @@ class TorchTransport(Transport):
         self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo")
         self._lane_group = dist.new_group(backend=backend)
         self.library = f"torch.distributed {backend}"
-        self.notes = []
-        self._store = dist.distributed_c10d._get_default_store()
-        run = (self._store.add(f"{FAILURE_KEY}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run: groups are made together
-        self._key = f"{FAILURE_KEY}/{run}"
+        self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
+        if self.device.type == "cpu" and torch.cuda.is_available():
+            here = f"{ranks_here(self.num_workers)} ranks and {torch.cuda.device_count()} GPUs on this host"
+            self.notes.append(f"{here}: NCCL wants a GPU for each rank, so the ranks compute on the CPU and speak gloo")
         self._waiters = _Waiters()
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
@@ -81,14 +93,14 @@ class TorchTransport(Transport):
         return self._waiters.watch(dist.irecv(flat, None if source < 0 else source, group=group, tag=tag), flat, source)
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
-        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        encoded = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
         lengths = torch.zeros(self.num_workers, dtype=torch.int64)
         lengths[self.rank] = len(encoded)
         WorkHandle(dist.all_reduce(lengths, group=self._host_group, async_op=True)).wait(patience)
         table = torch.zeros(self.num_workers, int(lengths.max()), dtype=torch.uint8)
         table[self.rank, : len(encoded)] = encoded
         WorkHandle(dist.all_reduce(table, group=self._host_group, async_op=True)).wait(patience)
-        return [bytes(row[: int(length)].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
+        return [bytes(row[: int(length) - 1].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
 
     def announce_failure(self, words: str) -> None:
         self._store.set(self._key, words[:4000])
@@ -98,6 +110,21 @@ class TorchTransport(Transport):
 
     def close(self) -> None:
         self._waiters.close()
+        if self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
+            for group in {self._group, self._host_group, self._lane_group}:
+                dist.destroy_process_group(group)
+
+    def _all_came_to_the_end(self) -> bool:
+        key = f"{self._key}/ended"
+        patience = Patience("all ranks to leave the run", self.peer_failure, CLOSE_S)
+        try:
+            self._store.add(key, 1)
+            while self._store.add(key, 0) < self.num_workers:
+                patience.check()
+                time.sleep(1e-4)
+            return self.peer_failure() is None
+        except (RuntimeError, Stalled):  # a peer failed (PeerFailed is a RuntimeError), or took the store with it
+            return False
 
     def for_lane(self) -> TorchTransport:
         lane = object.__new__(TorchTransport)

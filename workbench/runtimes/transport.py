@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.errors import PeerFailed, Stalled
 
 CLOCK_TAG = 30_000  # out of reach of the interpreter's tags
+HOST_TIMES = "on a GPU the spans of the timeline are when the host asked for the work, not when the device did it"
 CHECK_S = 0.25  # how often a waiting rank looks whether a peer has failed
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged
-from workbench.gradients import Gradient, Layout
+from workbench.gradients import Gradient, Layout, build_layout, trainable
 from workbench.ops import Ticket
 from workbench.problems.base import Problem, Sampler, fetch
 from workbench.program import Algorithm
-from workbench.replica import Micro, Replica
+from workbench.replica import Replica
 from workbench.rng import derive_seed
 from workbench.settings import Settings, describe
 
@@ -115,7 +116,9 @@ def _build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, d
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"problem {problem.name}: model() made a {type(model).__name__}, not an nn.Module")
     model = model.to(device)
-    optimizer = (settings.optimizer or problem.optimizer)([param for param in model.parameters() if param.requires_grad])
+    named = trainable(model)
+    build_layout(named)  # refuses what cannot be trained before the optimizer does in words of its own
+    optimizer = (settings.optimizer or problem.optimizer)([param for _, param in named])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"

@@ -1,0 +1,244 @@
+"""Real ranks for tests: started once a session, given functions to run, gone at its end.
+
+    pool = shared_pool("mpi", 3)
+    pool.run(some_function, argument)       # -> its result on each rank
+
+Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and torch ranks are forked
+from one process that has imported it (MPI's must be started by an mpiexec). A pool whose ranks died or hang is started
+anew by the next call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from multiprocessing.connection import Connection, Listener, Pipe, wait
+from pathlib import Path
+from typing import Any, Literal, final
+
+import cloudpickle
+
+from tests.distributed.ranks import GRACE_S, START_S, Outcome
+
+ROOT = Path(__file__).parents[2]
+
+RuntimeName = Literal["torch", "mpi"]
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class PoolDied(RuntimeError):
+    """Ranks of a pool ended, or did not answer in time; says what they printed."""
+
+
+@final
+class RankPool:
+    """`num_ranks` processes that are one world of `runtime`.
+
+    Args:
+        runtime: "torch" (one gloo group, met through a file) or "mpi" (under an mpiexec).
+    """
+
+    def __init__(self, runtime: RuntimeName, num_ranks: int) -> None:
+        self.runtime, self.num_ranks = runtime, num_ranks
+        self.num_starts = 0
+        self.pids: list[int] = []  # of the ranks, in order of rank
+        self._mpiexec: subprocess.Popen[bytes] | None = None
+        self._connections: list[Connection] = []
+        self._folder: Path | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """The results of `function(*args)` on every rank, in order of rank.
+
+        Raises:
+            what it raised: a rank's own error rather than one that only reports another rank's; with that rank's traceback as a note.
+            PoolDied: a rank ended or did not answer within `timeout_s`.
+        """
+        outcomes = self.outcomes([(function, args)] * self.num_ranks, timeout_s=timeout_s)
+        failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.error is not None]
+        if failed:
+            rank, first = next((item for item in failed if type(item[1].error).__name__ != "PeerFailed"), failed[0])
+            assert first.error is not None
+            first.error.add_note(f"on rank {rank} of the {self.runtime} pool:\n{first.trace}")
+            raise first.error
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(self, calls: Sequence[Call], timeout_s: float = 60.0) -> list[Outcome]:
+        """What became of each rank's own call; a rank's error is an outcome like another."""
+        if not self._alive():
+            self.close()
+            self._start()
+        waiting = dict(zip(self._connections, range(self.num_ranks), strict=True))
+        try:
+            for connection, call in zip(self._connections, calls, strict=True):
+                connection.send_bytes(cloudpickle.dumps(call))
+            found: dict[int, Outcome] = {}
+            deadline = time.monotonic() + timeout_s
+            while waiting:
+                ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise PoolDied(f"ranks {sorted(waiting.values())} of the {self.runtime} pool did not answer within {timeout_s:.0f} s")
+                for connection in ready:
+                    assert isinstance(connection, Connection)
+                    found[waiting.pop(connection)] = cloudpickle.loads(connection.recv_bytes())
+        except (EOFError, OSError, PoolDied) as error:
+            printed = self._printed()
+            self.close()
+            raise PoolDied(f"the {self.runtime} pool of {self.num_ranks} ranks ended: {error!r}. Its ranks printed:\n{printed}") from None
+        return [found[rank] for rank in range(self.num_ranks)]
+
+    # -- processes ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.num_starts += 1
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+        key = secrets.token_bytes(16)
+        with Listener(str(self._folder / "socket"), family="AF_UNIX", authkey=key, backlog=self.num_ranks) as listener:
+            world = {"RANKS_FOLDER": str(self._folder), "RANKS_KEY": key.hex()}
+            if self.runtime == "torch":
+                for rank in range(self.num_ranks):
+                    _nursery().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
+            else:
+                self._mpiexec = start_mpi(self.num_ranks, world, self._folder / "log")
+            self._meet(listener)
+
+    def _meet(self, listener: Listener) -> None:
+        """Wait for every rank to call; on a thread, for `accept` knows no time-out."""
+        met: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+
+        def accept() -> None:
+            for _ in range(self.num_ranks):
+                try:
+                    met.put(listener.accept())
+                except OSError:  # closed: we gave up
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        by_rank: dict[int, tuple[Connection, int]] = {}
+        deadline = time.monotonic() + START_S
+        while len(by_rank) < self.num_ranks:
+            try:
+                connection = met.get(timeout=0.1)
+            except queue.Empty:
+                if time.monotonic() > deadline or (self._mpiexec is not None and self._mpiexec.poll() is not None):
+                    printed = self._printed()
+                    self.close()
+                    raise PoolDied(f"the ranks of the {self.runtime} pool did not start. They printed:\n{printed}") from None
+                continue
+            rank, pid = connection.recv()
+            by_rank[rank] = (connection, pid)
+        self._connections = [by_rank[rank][0] for rank in range(self.num_ranks)]
+        self.pids = [by_rank[rank][1] for rank in range(self.num_ranks)]
+
+    def _alive(self) -> bool:
+        return bool(self.pids) and not any(map(_is_gone, self.pids))
+
+    def _printed(self) -> str:
+        path = self._folder / "log" if self._folder else None
+        return path.read_text(errors="replace")[-4000:] if path and path.exists() else ""
+
+    def hang_up(self) -> None:
+        """Let the ranks go that wait for work; does not wait for them."""
+        for connection in self._connections:
+            connection.close()
+
+    def close(self) -> None:
+        """End all ranks, those that hang as well."""
+        self.hang_up()
+        deadline = time.monotonic() + GRACE_S
+        while not all(map(_is_gone, self.pids)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for pid in self.pids:
+            if not _is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        if self._mpiexec is not None:
+            try:
+                self._mpiexec.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._mpiexec.kill()
+                self._mpiexec.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._mpiexec, self._connections, self.pids, self._folder = None, [], [], None
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def start_mpi(num_ranks: int, more: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """An mpiexec with that many ranks that serve."""
+    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+
+    command, env = mpiexec_command(
+        find_mpi(), num_ranks, [sys.executable, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
+    )
+    with log.open("wb") as file:
+        return subprocess.Popen(command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def our_environment(env: dict[str, str]) -> dict[str, str]:
+    """One thread a rank, and the tests' own modules found."""
+    return {**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])}
+
+
+class _Nursery:
+    """A process that has imported everything and forks torch ranks."""
+
+    def __init__(self) -> None:
+        ours, theirs = Pipe()
+        code = "import sys; from tests.distributed.ranks import nurse; nurse(int(sys.argv[1]))"
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        env = our_environment(dict(os.environ))
+        self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self._connection = ours
+        theirs.close()
+
+    def fork(self, world: dict[str, str]) -> None:
+        self._connection.send(world)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait()
+
+
+@lru_cache(maxsize=1)
+def _nursery() -> _Nursery:
+    return _Nursery()
+
+
+_shared: dict[tuple[RuntimeName, int], RankPool] = {}
+
+
+def shared_pool(runtime: RuntimeName, num_ranks: int) -> RankPool:
+    """The session's pool of that kind and size."""
+    if (runtime, num_ranks) not in _shared:
+        _shared[runtime, num_ranks] = RankPool(runtime, num_ranks)
+    return _shared[runtime, num_ranks]
+
+
+@atexit.register
+def close_all() -> None:
+    """End every pool of this session."""
+    for pool in _shared.values():
+        pool.hang_up()
+    for pool in _shared.values():
+        pool.close()
+    _shared.clear()
+    if _nursery.cache_info().currsize:
+        _nursery().close()
+        _nursery.cache_clear()

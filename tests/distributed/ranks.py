@@ -1,0 +1,117 @@
+"""The ranks' side of `pool.py`: join the world, then do what the test process sends until it hangs up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, final
+
+import cloudpickle
+
+START_S = 100.0  # importing torch on all ranks at once, on a busy machine
+GRACE_S = 5.0  # from being asked to leave to being killed
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call came to on one rank: a value, or the error with its traceback as text."""
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    seconds: float = 0.0
+
+
+def nurse(connection_number: int) -> None:
+    """Fork a torch rank for each world that the test process sends, until it hangs up."""
+    import torch
+
+    import workbench.runtimes.launch  # noqa: F401 - imported before the fork, for all
+
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports the compiler
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for ranks: they must not stay as zombies
+    _leave_with_parent()
+    connection = Connection(connection_number)
+    while True:
+        try:
+            world = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.close()
+            serve_torch(world)
+
+
+def serve_torch(world: dict[str, str]) -> None:
+    """A rank of torch.distributed: join, then serve."""
+    from workbench.runtimes.torch_dist import join_process_group
+
+    os.environ.update(world)
+    folder = Path(world["RANKS_FOLDER"])
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        rank = int(world["RANK"])
+        join_process_group(rank, int(world["WORLD_SIZE"]), str(folder / "rendezvous"), START_S)
+        _serve(rank)
+    except BaseException:  # noqa: BLE001 - the log is all that is left to tell
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # groups of failed runs hold threads that would wait for their peers
+
+
+def serve_mpi() -> None:
+    """A rank of MPI."""
+    from mpi4py import MPI
+
+    _serve(MPI.COMM_WORLD.Get_rank())
+    threading.Timer(GRACE_S / 2, os._exit, (0,)).start()  # what failed runs left in MPI may wait for peers for ever
+
+
+def _serve(rank: int) -> None:
+    """Do what the test process sends until it hangs up."""
+    _leave_with_parent()
+    socket = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
+    connection = Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))
+    connection.send((rank, os.getpid()))
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        connection.send_bytes(_perform(message))
+
+
+def _perform(message: bytes) -> bytes:
+    begin = time.monotonic()
+    try:
+        function, args = cloudpickle.loads(message)
+        outcome = Outcome(value=function(*args), seconds=time.monotonic() - begin)
+    except BaseException as error:  # noqa: BLE001 - an interrupt is an outcome too
+        outcome = Outcome(error=error, trace=traceback.format_exc(), seconds=time.monotonic() - begin)
+    try:
+        return cloudpickle.dumps(outcome)
+    except Exception as error:  # noqa: BLE001 - whatever a result's own pickling raises
+        return cloudpickle.dumps(Outcome(error=TypeError(f"cannot be sent back: {error}"), trace=outcome.trace))
+
+
+def _leave_with_parent() -> None:
+    """End this process when the one that started it is gone, whatever the main thread does."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,215 @@
+"""The command line as a user types it: real processes, exit status, what is printed and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.trace.run import Run
+
+COMMAND = [sys.executable, "-m", "workbench"]
+pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
+
+
+def workbench(*arguments: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=110, env={**os.environ, **env}, check=False)
+    assert done.returncode == status, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def train(*arguments: str, **env: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(workbench("train", *arguments, "--json", **env).stdout)
+    return found
+
+
+@pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch", "simulated"])
+def test_train_prints_one_object_that_agrees_with_the_record(runtime: str) -> None:
+    arguments = (
+        "pipe-sgd",
+        "--problem",
+        "digits-mlp",
+        "--runtime",
+        runtime,
+        "--workers",
+        "2",
+        "--epochs",
+        "2",
+        "--set",
+        "width=2",
+        "--seed",
+        "0",
+    )
+    found = train(*arguments)
+    assert {key: found[key] for key in ("method", "problem", "runtime", "workers", "steps", "staleness_max", "status")} == {
+        "method": "PipeSGD",
+        "problem": "digits-mlp",
+        "runtime": runtime,
+        "workers": 2,
+        "steps": 46,
+        "staleness_max": 1,
+        "status": "finished",
+    }
+    assert found["accuracy"] > 0.85
+    run = Run.load(found["folder"])
+    assert found["bytes_sent"] == 2 * 46 * run.info["model"]["message_bytes"]
+    assert 0 <= found["overlap"] <= 1
+    assert 0 < found["step_seconds_median"] < found["seconds"]
+    trace = json.loads(run.export_chrome(Path(found["folder"]) / "trace.json").read_text())
+    assert {event["pid"] for event in trace["traceEvents"]} == {0, 1}
+
+
+def test_the_same_seed_gives_the_same_numbers_on_torch_and_in_the_simulator() -> None:
+    arguments = ("synchronous-sgd", "--workers", "2", "--steps", "20", "--option", "dtype=float64", "--seed", "3")
+    real, simulated = (train(*arguments, "--runtime", runtime) for runtime in ("torch", "simulated"))
+    assert real["loss"] == pytest.approx(simulated["loss"], rel=1e-12)
+    assert real["accuracy"] == simulated["accuracy"]
+
+
+def test_runs_show_and_export_find_what_train_left() -> None:
+    first = train("synchronous-sgd", "--runtime", "simulated", "--steps", "3")
+    second = train("pipe-sgd", "--runtime", "simulated", "--steps", "3", "--timing-only", "--workers", "64")
+    listed = workbench("runs").stdout
+    assert first["run"] in listed
+    assert second["run"] in listed
+    assert "SynchronousSGD" in workbench("show", first["run"], "last").stdout
+    path = Path(first["folder"]).parent / "trace.json"
+    assert str(path) in workbench("export", "last", "--output", str(path)).stdout
+    assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path) -> None:
+    command = [
+        *COMMAND,
+        "train",
+        "pipe-sgd",
+        "--runtime",
+        "torch",
+        "--steps",
+        "100000",
+        "--option",
+        "dtype=float64",
+        "--evaluate-every",
+        "0",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size > 5000 for path in runs.glob("*/metrics-00001.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    assert "checkpoint" in told
+    (folder,) = (path.parent for path in runs.glob("*/run.json"))
+    stopped = Run.load(folder)
+    assert stopped.info["status"] == "stopped"
+    lasts = {rows[-1]["step"] for rows in stopped.metrics.values()}
+    assert len(lasts) == 1, "all ranks stop at one step"
+    steps = lasts.pop() + 11
+    resumed = train("pipe-sgd", "--runtime", "torch", "--steps", str(steps), "--option", "dtype=float64", "--resume", folder.name)
+    unbroken = train("pipe-sgd", "--runtime", "torch", "--steps", str(steps), "--option", "dtype=float64")
+    assert resumed["steps"] == 10
+    assert resumed["loss"] == unbroken["loss"]
+
+
+def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
+    inner = ["-m", "workbench", "train", "layerwise-sgd", "--runtime", "torch", "--steps", "4", "--json"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+    ]
+    done = subprocess.run([*launcher, *inner], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (found["workers"], found["steps"]) == (2, 4)
+    assert len(list(runs.glob("*/run.json"))) == 1
+
+
+@pytest.mark.mpi
+def test_joins_the_ranks_of_mpiexec(runs: Path) -> None:
+    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+
+    command, env = mpiexec_command(find_mpi(), 3, [*COMMAND, "train", "layerwise-sgd", "--runtime", "mpi", "--steps", "4", "--json"])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1])["workers"] == 3
+    assert len(list(runs.glob("*/run.json"))) == 1
+
+
+@pytest.mark.mpi
+def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
+    found = train("pipe-sgd", "--runtime", "mpi", "--steps", "5", **mpich)
+    assert "MPICH" in Run.load(found["folder"]).info["library"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "pipe-sdg"], "did you mean pipe-sgd?"),
+        (["train", "pipe-sgd", "--problem", "digit-mlp"], "did you mean digits-mlp"),
+        (["train", "pipe-sgd", "--runtime", "mip"], "did you mean mpi"),
+        (["train", "pipe-sgd", "--set", "width=0"], "width of at least 1"),
+        (["train", "pipe-sgd", "--set", "wdth=2"], "did you mean width?"),
+        (["train", "pipe-sgd", "--set", "width"], "name=value"),
+        (["train", "pipe-sgd", "--set", "collective=rign"], "did you mean ring?"),
+        (["train", "layerwise-sgd", "--set", "apply=some"], "all, backward, any"),
+        (["train", "pipe-sgd", "--workers", "0"], "at least 1"),
+        (["train", "pipe-sgd", "--workers", "1000"], "simulated runtime has no such limit"),
+        (["train", "pipe-sgd", "--problem", "cifar10-resnet18", "--option", "folder=/nowhere"], "/nowhere"),
+        (["train", "pipe-sgd", "--epochs", "2", "--steps", "2"], "not both"),
+        (["train", "pipe-sgd", "--optimizer", "Adma"], "did you mean Adam"),
+        (["train", "pipe-sgd", "--optimizer", "SGD", "--optimizer-set", "momentun=0.9"], "did you mean momentum?"),
+        (["train", "pipe-sgd", "--runtime", "simulated", "--network", "ethernet-9g"], "ethernet-1g"),
+        (["show", "nothing"], "no run"),
+        (["notebook", "01-tour"], "did you mean 00-tour?"),
+        (["notebook", "00-tour", "-p", "worker=3"], "worker"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_error_and_status_2(arguments: list[str], words: str) -> None:
+    done = workbench(*arguments, status=2)
+    assert words in done.stderr
+    assert done.stderr.startswith("workbench: ")
+
+
+@pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch", "simulated"])
+def test_a_diverging_run_ends_on_all_ranks_with_the_cause(runtime: str) -> None:
+    done = workbench("train", "synchronous-sgd", "--runtime", runtime, "--lr", "1e12", "--steps", "50", status=2)
+    assert "training diverged" in done.stderr
+    assert "learning rate" in done.stderr
+
+
+def test_clipping_cannot_be_combined_with_single_buckets() -> None:
+    done = workbench("train", "layerwise-sgd", "--set", "apply=any", "--clip-norm", "1", "--runtime", "torch", "--steps", "2", status=2)
+    assert "apply='all'" in done.stderr
+
+
+def test_no_mpi_is_one_clear_error(tmp_path: Path) -> None:
+    """With an mpi4py whose library cannot be loaded."""
+    done = workbench("train", "pipe-sgd", "--runtime", "mpi", status=2, MPI4PY_LIBMPI=str(tmp_path / "libmpi.so"), PATH=str(tmp_path))
+    assert "MPI" in done.stderr
+    assert "pip install" in done.stderr
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, workbench, workbench.cli; print([name for name in ('torch', 'plotly', 'ipyparallel', 'numpy') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

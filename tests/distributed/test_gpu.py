@@ -1,0 +1,70 @@
+"""GPU ranks: NCCL, and CUDA tensors under an MPI that does not take them. The staging itself is tested without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.pool import shared_pool
+from workbench.runtimes.transport import local_rank
+
+ON_GPU = pytest.mark.gpu
+
+
+@pytest.mark.mpi
+def test_staged_tensors_are_summed_broadcast_and_exchanged() -> None:
+    def stage() -> list[list[float]]:
+        from workbench.runtimes.mpi import MpiTransport
+        from workbench.runtimes.transport import Patience
+
+        transport = MpiTransport(device=torch.device("cpu"))
+        transport._staged = True  # as with CUDA tensors and a library that takes host memory only
+        patience = Patience("the test", transport.peer_failure, 20)
+        summed, shared, received = torch.full((3,), transport.rank + 1.0), torch.full((2,), float(transport.rank)), torch.zeros(2)
+        hosts = []
+        to_host = transport._to_host
+        transport._to_host = lambda flat: hosts.append(to_host(flat)) or hosts[-1]  # type: ignore[method-assign, func-returns-value]
+        transport.all_reduce(summed, patience)
+        transport.broadcast(shared, 1, patience)
+        peer = 1 - transport.rank
+        sending = transport.start_send(peer, torch.full((2,), 10.0 + transport.rank), 5)
+        transport.start_recv(peer, received, 5).wait(patience)
+        sending.wait(patience)
+        transport.close()
+        assert all(host.data_ptr() not in {summed.data_ptr(), shared.data_ptr()} for host in hosts)
+        return [summed.tolist(), shared.tolist(), received.tolist()]
+
+    first, second = shared_pool("mpi", 2).run(stage)
+    assert first == [[3.0, 3.0, 3.0], [1.0, 1.0], [11.0, 11.0]]
+    assert second == [[3.0, 3.0, 3.0], [1.0, 1.0], [10.0, 10.0]]
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"])
+def test_the_local_rank_is_the_launchers(name: str) -> None:
+    assert local_rank({name: "3"}) == 3
+    assert local_rank({}) is None
+
+
+def train(runtime: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "workbench", "train", "pipe-sgd", "--runtime", runtime, "--workers", "1", "--steps", "30", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@ON_GPU
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("runtime", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_a_gpu_rank_trains_and_says_what_it_did(runtime: str) -> None:
+    from workbench.trace.run import Run
+
+    run = Run.load(train(runtime)["folder"])
+    assert run.headers[0]["device"] == "cuda:0"
+    assert any("asked for the work" in note for note in run.info["notes"])
+    if runtime == "torch":
+        assert "nccl" in run.info["library"]

@@ -1,0 +1,50 @@
+"""What legends and tables call runs: the method, and what tells it from the others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from workbench.trace.run import Run
+
+
+def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[str]:
+    """A label for each run: its method, and of what differs between runs of one label as much as tells them apart.
+
+    Args:
+        runs: shown together.
+        repetitions: whether runs that differ in nothing but seed and name get labels of their own, too.
+
+    Example:
+        >>> runs = [Run(info={"method": {"name": "PipeSGD"}, "num_workers": number}, metrics={}) for number in (4, 64)]
+        >>> distinct_labels(runs)
+        ['PipeSGD, 4 workers', 'PipeSGD, 64 workers']
+    """
+    labels = [run.label for run in runs]
+    facts = [_facts(run, repetitions) for run in runs]
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        groups = defaultdict(list)
+        for position, label in enumerate(labels):
+            groups[label].append(position)
+        for group in groups.values():
+            values = [facts[position].get(name, "") for position in group]
+            if len(set(values)) > 1:
+                for position, value in zip(group, values, strict=True):
+                    labels[position] += f", {value}" if value else ""
+    return labels
+
+
+def _facts(run: Run, repetitions: bool) -> dict[str, str]:
+    """What may tell a run from another one of its method, the most telling first."""
+    info = run.info
+    settings = info.get("settings") or {}
+    found = {name: str(value) for name, value in ((info.get("method") or {}).get("settings") or {}).items() if isinstance(value, str)}
+    found["runtime"] = str(info.get("runtime") or "")
+    found["workers"] = f"{info['num_workers']} workers" if info.get("num_workers") else ""
+    found["problem"] = str((info.get("problem") or {}).get("name") or "")
+    names = ("batch_size", "lr", "num_micro", "precision", "optimizer", "schedule")
+    found |= {name: f"{name}={settings[name]}" for name in names if settings.get(name) is not None}
+    if repetitions:
+        found["seed"] = f"seed {settings['seed']}" if "seed" in settings else ""
+        found["id"] = run.id
+    return found

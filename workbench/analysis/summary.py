@@ -1,0 +1,170 @@
+"""A run in one row, and several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, final
+
+import numpy as np
+
+from workbench.analysis.labels import distinct_labels
+from workbench.analysis.overlap import Overlap, overlap
+from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
+from workbench.trace.run import Run
+
+WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most ten of them, do not count as usual steps
+
+
+def run_overlap(run: Run, steps: slice | None = None) -> Overlap:
+    """Hidden and exposed communication and idle time of a run, by rank and step."""
+    return overlap(run.spans, steps)
+
+
+def steady_overlap(run: Run) -> Overlap:
+    """The same, without the steps of the warm-up (`num_warm_up`)."""
+    steps = sorted({row["step"] for rows in run.metrics.values() for row in rows})
+    return run_overlap(run, slice(steps[0] + num_warm_up(len(steps)), None) if steps else None)
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """A run in plain values, fit for JSON; None for what was not recorded.
+
+    Keys: method, settings, problem, runtime, workers, status, clock, steps (taken), accuracy and loss (of the last evaluation on
+    the test data), train_loss (mean over the last tenth of the steps), seconds (of training, without evaluation),
+    step_seconds_median (see `step_seconds`), samples, bytes_sent (all ranks), staleness_max, overlap (hidden share of the
+    communication), and the means a step and rank step_s, compute_s, hidden_s, exposed_s, idle_s (over the same
+    steps as the median), run (its name), folder.
+    """
+    info, steps, evaluations = run.info, run.steps(), run.evaluations()
+    last = steps[-1] if steps else {}
+    final = evaluations[-1] if evaluations else {}
+    stale = [row["staleness"] for rows in run.metrics.values() for row in rows if row.get("staleness") is not None]
+    losses = [row["loss"] for row in steps[len(steps) - max(1, len(steps) // 10) :] if row["loss"] is not None]
+    times = step_seconds(run)
+    found = steady_overlap(run)
+    means = found.per_step()
+    return {
+        "method": (info.get("method") or {}).get("name"),
+        "settings": (info.get("method") or {}).get("settings") or {},
+        "problem": (info.get("problem") or {}).get("name"),
+        "runtime": info.get("runtime"),
+        "workers": info.get("num_workers", len(run.metrics)),
+        "status": info.get("status"),
+        "clock": info.get("clock"),
+        "steps": len(steps),
+        "accuracy": final.get("accuracy"),
+        "loss": final.get("test_loss"),
+        "train_loss": float(np.mean(losses)) if losses else None,
+        "seconds": last.get("seconds"),
+        "step_seconds_median": float(np.median(times)) if len(times) else None,
+        "samples": last.get("samples"),
+        "bytes_sent": max((row["bytes_sent"] for row in (last, final) if row), default=None),  # what was in flight at the last step counts
+        "staleness_max": max(stale) if stale else None,
+        "overlap": found.fraction,
+        "step_s": means.get("window_s"),
+        **{key: means.get(key) for key in ("compute_s", "hidden_s", "exposed_s", "idle_s")},
+        "run": run.id,
+        "folder": str(run.folder) if run.folder else None,
+    }
+
+
+def num_warm_up(num_steps: int) -> int:
+    """How many steps at the beginning are slower than usual (allocations, connections): the first tenth, 1 to 10 of them.
+
+    >>> [num_warm_up(steps) for steps in (1, 2, 50, 1000)]
+    [0, 1, 5, 10]
+    """
+    return min(max(1, num_steps // WARM_UP_SHARE), WARM_UP_STEPS, max(num_steps - 1, 0))
+
+
+def step_seconds(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """(N,) durations of steps after the warm-up, of all ranks: differences of consecutive rows, which leave evaluation out."""
+    found: list[float] = []
+    for rows in run.metrics.values():
+        ends = [(row["step"], row["seconds"]) for row in rows if "evaluation" not in row]
+        gaps = [later[1] - earlier[1] for earlier, later in pairwise(ends) if later[0] == earlier[0] + 1]
+        found.extend(gaps[max(num_warm_up(len(ends)) - 1, 0) :])
+    return np.array(found)
+
+
+def time_to(run: Run, y: Literal["accuracy", "test_loss"], target: float) -> dict[str, Any] | None:
+    """The first evaluation that meets the target (accuracy at least, test loss at most): step, seconds, samples,
+    bytes_sent, test_loss, accuracy. None when none does."""
+    sign = 1 if y == "accuracy" else -1
+    met = (row for row in run.evaluations() if row[y] is not None and sign * row[y] >= sign * target)
+    return next(met, None)
+
+
+def time_to_accuracy(run: Run, target: float) -> float | None:
+    """Seconds of training until an evaluation first shows at least this accuracy (0 to 1); None if none does."""
+    met = time_to(run, "accuracy", target)
+    return met["seconds"] if met else None
+
+
+def time_to_loss(run: Run, target: float) -> float | None:
+    """Seconds of training until an evaluation first shows at most this test loss; None if none does."""
+    met = time_to(run, "test_loss", target)
+    return met["seconds"] if met else None
+
+
+COLUMNS = (
+    Column("label", "method"),
+    Column("accuracy", "accuracy", percent),
+    Column("loss", "test loss", three_digits),
+    Column("seconds", "training", seconds),
+    Column("step_seconds_median", "step (median)", seconds),
+    Column("exposed_s", "exposed / step", seconds),
+    Column("overlap", "overlap", percent),
+    Column("bytes_sent", "sent", num_bytes),
+    Column("staleness_max", "staleness"),
+    Column("steps", "steps"),
+    Column("workers", "workers"),
+    Column("runtime", "runtime"),
+)
+TIME_COLUMNS = (
+    Column("label", "method"),
+    Column("runtime", "runtime"),
+    Column("seconds", "training", seconds),
+    Column("step", "step"),
+    Column("samples", "samples"),
+    Column("bytes_sent", "sent", num_bytes),
+)
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Table):
+    """Several runs, one a row; the exact values are in `rows` (see `summary`)."""
+
+    runs: tuple[Run, ...] = ()
+
+    def time_to_accuracy(self, target: float) -> Table:
+        """When each run's evaluation first showed at least this accuracy (0 to 1); None where it never did."""
+        return self._time_to("accuracy", target, f"First evaluation with accuracy of at least {percent(target)}")
+
+    def time_to_loss(self, target: float) -> Table:
+        """When each run's evaluation first showed at most this test loss; None where it never did."""
+        return self._time_to("test_loss", target, f"First evaluation with test loss of at most {target:g}")
+
+    def _time_to(self, y: Literal["accuracy", "test_loss"], target: float, caption: str) -> Table:
+        keys = ("seconds", "step", "samples", "bytes_sent")
+        rows = []
+        for row, run in zip(self.rows, self.runs, strict=True):
+            met = time_to(run, y, target) or {}
+            rows.append({**{key: row[key] for key in ("label", "method", "runtime", "run")}, **{key: met.get(key) for key in keys}})
+        return Table(rows, TIME_COLUMNS, caption=caption)
+
+
+def compare(runs: Iterable[Run]) -> Comparison:
+    """A table of several runs.
+
+    Example:
+        >>> print(compare([Run(info={"method": {"name": "PipeSGD"}}, metrics={})]).rows[0]["steps"])
+        0
+    """
+    runs = tuple(runs)
+    notes = sorted({str(note) for run in runs if (note := (run.info.get("problem") or {}).get("note"))})
+    rows = [{"label": label, **summary(run)} for label, run in zip(distinct_labels(runs), runs, strict=True)]
+    return Comparison(rows, COLUMNS, caption="; ".join(notes), runs=runs)

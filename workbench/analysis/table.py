@@ -1,0 +1,110 @@
+"""Small tables of results: rows of plain values, shown as text or as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from workbench.units import GB, KB, MB
+
+MISSING = "\N{EN DASH}"
+
+
+def seconds(value: float) -> str:
+    """Three digits and a unit.
+
+    >>> seconds(0.01234), seconds(75.0), seconds(0)
+    ('12.3 ms', '75.0 s', '0 s')
+    """
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(value) >= 0.9995 * factor:
+            return f"{three_digits(value / factor)} {unit}"
+    return f"{three_digits(value / 1e-6)} µs" if value else "0 s"
+
+
+def num_bytes(value: float) -> str:
+    """Three digits and a unit of powers of 1000.
+
+    >>> num_bytes(1.6e6), num_bytes(12)
+    ('1.60 MB', '12 B')
+    """
+    for factor, unit in ((GB, "GB"), (MB, "MB"), (KB, "kB")):
+        if abs(value) >= 0.9995 * factor:
+            return f"{three_digits(value / factor)} {unit}"
+    return f"{value:.0f} B"
+
+
+def percent(value: float) -> str:
+    """A share as per cent.
+
+    >>> percent(0.9581)
+    '95.8 %'
+    """
+    return f"{100 * value:.1f} %"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, whole above 1000.
+
+    >>> three_digits(9.996), three_digits(0.5), three_digits(2345.6), three_digits(0)
+    ('10.0', '0.500', '2346', '0.00')
+    """
+    if abs(value) < 0.9995:
+        return f"{value:#.3g}" if value else "0.00"
+    digits = next(digits for digits in (2, 1, 0) if digits == 0 or abs(round(value, digits)) < 10 ** (3 - digits))
+    return f"{value:.{digits}f}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: the rows' key, its title, how a value is written."""
+
+    key: str
+    title: str
+    text: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Rows with columns; `rows` holds the exact values (None where there is none), the columns say how they are shown.
+
+    >>> print(Table([{"method": "PipeSGD", "step_s": 0.0125}], (Column("method", "method"), Column("step_s", "step", seconds))))
+    method   step
+    -------  -------
+    PipeSGD  12.5 ms
+    """
+
+    rows: Sequence[dict[str, Any]]
+    columns: tuple[Column, ...]
+    caption: str = ""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+    def cells(self) -> list[list[str]]:
+        """The text of every cell; an en dash for a missing value."""
+        return [[MISSING if row.get(column.key) is None else column.text(row[column.key]) for column in self.columns] for row in self.rows]
+
+    def __str__(self) -> str:
+        lines = [[column.title for column in self.columns], *self.cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        return "\n".join([self.caption] * bool(self.caption) + text)
+
+    __repr__ = __str__  # what a notebook keeps of a cell beside the HTML
+
+    def _repr_html_(self) -> str:
+        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        head = "".join(f"<th>{html.escape(column.title)}</th>" for column in self.columns)
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in self.cells())
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,198 @@
+"""A training that runs on a cluster, as the notebook holds it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+from workbench.clusters.engines import Engines
+from workbench.clusters.failures import first_cause, local_error
+from workbench.errors import WorkbenchError
+from workbench.trace import Run, update_run
+from workbench.trace.follow import Follower
+from workbench.trace.run import XAxis, YAxis
+from workbench.trace.store import read_info
+
+POLL_S = 0.05
+CAUSE_S = 2.0  # how long the cause of a failure may come after the ranks that left because of it
+OVER = ("finished", "stopped", "failed")
+
+
+@final
+class RunHandle:
+    """Returned at once by `Cluster.train`; the last expression of a cell shows it live.
+
+    Args:
+        folder: the run's folder.
+        results: each rank's pending answer, in order of rank.
+        engines: where they train; forgotten when all ranks have come back.
+    """
+
+    def __init__(self, folder: Path, results: Sequence[Any], engines: Engines) -> None:
+        self.folder = folder
+        self._results = list(results)
+        self._engines: Engines | None = engines
+        self._lost: str | None = None  # why nobody will answer any more
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._follower = Follower(folder)
+        self._views: list[Any] = []
+        for result in self._results:
+            result.add_done_callback(self._one_came_back)
+
+    @property
+    def id(self) -> str:
+        """The run's name in the run store."""
+        return self.folder.name
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has come back."""
+        return self._over.is_set()
+
+    @property
+    def status(self) -> str:
+        """starting, running, finished, stopped or failed."""
+        return "failed" if self._failed() else str(read_info(self.folder)["status"])
+
+    @property
+    def run(self) -> Run:
+        """The run's record as far as it is written: metrics and trace."""
+        return Run.load(self.folder)
+
+    def wait(self, timeout_s: float | None = None) -> RunHandle:
+        """Until training has ended. An interrupt ends the waiting, not the training.
+
+        Raises:
+            WorkbenchError: a rank failed; at once, whatever the others do. The rank's traceback is a note on the error.
+            TimeoutError: still training after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while True:
+                if self._failed():
+                    raise self._error()
+                if self.done:
+                    return self
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"still training after {timeout_s:g} s: {self}. Wait again, or end it with .stop()")
+                self._over.wait(POLL_S)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("only the waiting was interrupted; training goes on: .wait() again, or end it with .stop()") from None
+        finally:
+            if self.done:
+                self._finish_views()
+
+    def stop(self) -> RunHandle:
+        """Ask all ranks to stop at the end of the same step; returns at once, `.wait()` for it."""
+        if not self.done:
+            with (self.folder / "control.jsonl").open("a") as file:
+                file.write(json.dumps({"stop": True}) + "\n")
+        return self
+
+    def summary(self) -> dict[str, Any]:
+        """The run so far in plain values: see `workbench.analysis.summary`."""
+        from workbench.analysis import summary
+
+        return summary(self.run)
+
+    def overlap(self, steps: slice | None = None) -> Any:
+        """Hidden and exposed communication and idle time, by rank and step: see `workbench.analysis.overlap`."""
+        from workbench.analysis import run_overlap
+
+        return run_overlap(self.run, steps)
+
+    def timeline(self, steps: slice | None = None) -> Any:
+        """A figure of what each rank did when: see `workbench.plots.timeline`."""
+        from workbench.plots import timeline
+
+        return timeline(self.run, steps)
+
+    def curves(self, x: XAxis = "seconds", y: YAxis = "loss", **options: Any) -> Any:
+        """A figure of a convergence curve, as far as it goes: see `workbench.plots.curves`."""
+        from workbench.plots import curves
+
+        return curves([self.run], x, y, **options)
+
+    def abandon(self, reason: str) -> None:
+        """Book that nobody will answer any more: the cluster was ended while it trained."""
+        with self._lock:
+            if not self._over.is_set():
+                self._lost = reason
+                self._settle()
+
+    def _one_came_back(self, _: Any) -> None:
+        """Called in the client's own thread."""
+        with self._lock:
+            if not self._over.is_set() and all(result.done() for result in self._results):
+                self._settle()
+
+    def _settle(self) -> None:
+        """No rank writes any more: a record that says otherwise is put right, and the engines are let go."""
+        try:
+            if read_info(self.folder)["status"] not in OVER:
+                failed = self._failed()
+                reason = str(local_error(*first_cause(failed), "")) if failed else self._lost or "the ranks ended without a word"
+                update_run(self.folder, status="failed", error=reason)
+        except WorkbenchError:
+            pass  # the folder was removed under us: nothing to put right
+        finally:
+            self._engines = None
+            self._over.set()
+
+    def _ipython_display_(self) -> None:
+        """Curves that move while training runs, and are a plain figure once it has ended."""
+        if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws nothing
+            print(repr(self))
+            return
+        from workbench.plots import LiveCurves
+
+        def ask_to_stop() -> None:
+            self.stop()
+
+        follower = Follower(self.folder)
+        view = LiveCurves(on_stop=ask_to_stop)
+        view.update([follower.poll()])
+        if self.done:
+            view.finish()
+        view._ipython_display_()
+        if not self.done:
+            self._views.append(view)
+            view.follow(lambda: [follower.poll()])
+
+    def _finish_views(self) -> None:
+        """Now, and not when their thread next looks: a notebook that ends here must keep the whole curve."""
+        while self._views:
+            self._views.pop().finish([self.run])
+
+    def _failed(self) -> dict[int, BaseException]:
+        """rank -> its error, of the ranks that have come back with one."""
+        ended = {rank: result for rank, result in enumerate(self._results) if result.done()}
+        errors = {rank: result.exception() for rank, result in ended.items()}
+        return {rank: error for rank, error in errors.items() if error is not None}
+
+    def _error(self) -> WorkbenchError:
+        """The cause, among the failures known; waits a little for it if only its victims have come back."""
+        engines = self._engines
+        deadline = time.monotonic() + CAUSE_S
+        rank, error = first_cause(self._failed())
+        while getattr(error, "ename", "") in ("PeerFailed", "EngineError") and not self.done and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            rank, error = first_cause(self._failed())
+        return local_error(rank, error, engines.last_words() if engines else "")
+
+    def __str__(self) -> str:
+        run = self._follower.poll()
+        rows = run.steps()
+        progress = f", step {rows[-1]['step']}" if rows else ""
+        loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
+        problem = (run.info.get("problem") or {}).get("name", "?")
+        return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {self.status}{progress}{loss} ({self.folder})"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"

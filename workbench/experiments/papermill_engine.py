@@ -1,0 +1,103 @@
+"""A papermill engine for notebooks that start clusters: `papermill --engine workbench in.ipynb out.ipynb`.
+
+Papermill by itself leaves a notebook's processes behind when it is terminated, saves five megabytes with every live
+figure, and marks each cell of a notebook that ran out of time as completed. This engine does none of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, final
+
+from nbclient.exceptions import CellTimeoutError
+from nbformat import NotebookNode
+from papermill.engines import NBClientEngine, NotebookExecutionManager
+
+from workbench.clusters.warden import end_marked
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+@final
+class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships no types
+    """Runs a notebook, and ends whatever it started when it ends, fails, runs out of time or is terminated."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any) -> None:
+        """Execute; called by papermill.
+
+        Args:
+            options: those of `NBClientEngine`, nbclient's traits, and `total_timeout_s`: how long the whole notebook may take
+                (`execution_timeout` is each cell's).
+        """
+        mark = f"WORKBENCH_NOTEBOOK_{secrets.token_hex(8).upper()}"
+        total_timeout_s = options.pop("total_timeout_s", None)
+        if total_timeout_s is not None:
+            deadline = time.monotonic() + total_timeout_s
+            options["timeout_func"] = lambda cell: max(1, math.ceil(deadline - time.monotonic()))
+        options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
+        with _environment({"IPP_NONINTERACTIVE": "1", mark: "1"}), _terminated_as_exit():
+            try:
+                super().execute_managed_notebook(nb_man, kernel_name, **options)
+            except BaseException as error:
+                if isinstance(error, CellTimeoutError) and total_timeout_s is not None:
+                    _mark_failed(nb_man, TimeoutError(f"the notebook had not ended after {total_timeout_s:g} s, in this cell"))
+                else:
+                    _mark_failed(nb_man, error)
+                raise
+            finally:
+                end_marked(mark)
+
+
+def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None:
+    """Say in the notebook that it did not end, and where: papermill does so only for an exception raised by the cell."""
+    begun = [cell for cell in nb_man.nb.cells if cell.metadata.papermill.get("start_time")]
+    if not begun:
+        nb_man.nb.metadata.papermill["exception"] = True
+        return
+    cell = begun[-1]
+    nb_man.cell_exception(cell)
+    if cell.cell_type == "code":
+        words = str(error).splitlines() or [""]
+        told = {"output_type": "error", "ename": type(error).__name__, "evalue": words[0], "traceback": words}
+        cell.outputs.append(NotebookNode(told))  # type: ignore[no-untyped-call] # nbformat's annotations are partial
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Those variables in the environment, which the kernel inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """SIGTERM leaves through the `finally` clauses, with the usual exit status."""
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        yield
+        return
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,47 @@
+"""Numbers -> Plotly figures, live views for JupyterLab, pages that show figures offline. Nothing is imported before it is used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workbench.plots.gantt import timeline, timelines
+    from workbench.plots.html import export_html, use_notebook_renderer
+    from workbench.plots.lines import convergence, curves
+    from workbench.plots.live import LiveCurves
+    from workbench.plots.overlap import overlap_bars
+
+_HOMES = {  # no module is called like a function: importing it would hide the function
+    "LiveCurves": "live",
+    "convergence": "lines",
+    "curves": "lines",
+    "export_html": "html",
+    "overlap_bars": "overlap",
+    "timeline": "gantt",
+    "timelines": "gantt",
+    "use_notebook_renderer": "html",
+}
+
+__all__ = [
+    "LiveCurves",
+    "convergence",
+    "curves",
+    "export_html",
+    "overlap_bars",
+    "timeline",
+    "timelines",
+    "use_notebook_renderer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "workbench":
+            raise
+        raise ConfigError(f"figures need {error.name}: pip install 'sgd-workbench[notebooks]'") from error
+    return getattr(module, name)

@@ -1,0 +1,176 @@
+"""The timeline: what every rank did when, computation above communication, ranks below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.analysis.labels import distinct_labels
+from workbench.analysis.table import num_bytes, seconds
+from workbench.errors import ConfigError
+from workbench.plots.layout import Panel, panel
+from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, safe
+from workbench.trace.run import Run
+from workbench.trace.spans import KINDS
+
+ROW_PIXELS = 27
+TOP, GAP, BOTTOM = 96, 46, 52  # pixels above, between and below panels
+LABEL_SHARE = 0.06  # of the axis: a step that begins closer to the one numbered before has no number
+MARKED_STEPS = 50  # with more, only the numbered ones have a line
+LABELLED_BARS = 1500  # with more there is no room for numbers in them
+
+
+def timeline(run: Run, steps: slice | None = None, ranks: Iterable[int] | None = None) -> go.Figure:
+    """Bars of what each rank did, one row a rank and lane, coloured by kind; spans of a lane that overlap lie in rows of their own.
+
+    Numbers in the bars are the step of a forward or backward, and the bucket of what belongs to one.
+
+    Args:
+        run: with a trace.
+        steps: slice(first, one after the last); None for five from the middle of the run.
+        ranks: which; None for all, of many the first eight.
+
+    Raises:
+        ConfigError: nothing was traced there; says where something was.
+    """
+    return timelines([run], steps, ranks)
+
+
+def timelines(runs: Sequence[Run], steps: slice | None = None, ranks: Iterable[int] | None = None) -> go.Figure:
+    """The timelines of several runs below each other, on one time axis that begins for each with its first step shown."""
+    if not runs:
+        raise ConfigError("no run to show: give at least one")
+    chosen = None if ranks is None else list(ranks)
+    panels = [panel(run, steps, chosen) for run in runs]
+    heights = [item.rows.ends[-1] * ROW_PIXELS for item in panels]
+    inner = sum(heights) + GAP * (len(panels) - 1)
+    figure = make_subplots(rows=len(runs), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=GAP / inner)
+    longest_s = max(item.length_s for item in panels)
+    unit, factor = _unit(longest_s)
+    seen: set[str] = set()
+    shapes: list[Any] = []
+    notes: list[Any] = []
+    for number, (item, label) in enumerate(zip(panels, distinct_labels(runs), strict=True), 1):
+        bars = _bars(item, factor)
+        for bar in bars:  # in the legend once
+            bar.showlegend = bar.legendgroup not in seen
+            seen.add(bar.legendgroup)
+        figure.add_traces(bars, rows=number, cols=1)
+        figure.update_yaxes(**_row_names(item), row=number, col=1)
+        more = _dress(number, item, label, factor, longest_s)
+        shapes, notes = shapes + more[0], notes + more[1]
+    figure.update_xaxes(range=[0, longest_s * factor], showgrid=False)
+    figure.update_xaxes(title=f"time ({unit})", row=len(runs), col=1)
+    figure.update_layout(
+        template=TEMPLATE,
+        height=inner + TOP + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
+        shapes=shapes,
+        annotations=notes,
+        barmode="overlay",
+        bargap=0,
+        hovermode="closest",
+        uniformtext={"mode": "hide", "minsize": 9},
+        legend={"y": 1 + 48 / inner, "itemsizing": "constant", "traceorder": "normal"},
+    )
+    return figure
+
+
+def _bars(item: Panel, factor: float) -> list[go.Bar]:
+    """A trace for each kind."""
+    table, labelled = item.table, len(item.table) <= LABELLED_BARS
+    bars = []
+    for code in np.unique(table["kind"]):
+        chosen = table["kind"] == code
+        mine, color = table[chosen], KIND_COLORS[KINDS[code]]
+        bars.append(
+            go.Bar(
+                orientation="h",
+                base=np.round(mine["start_s"] * factor, 6),
+                x=np.round((mine["end_s"] - mine["start_s"]) * factor, 6),
+                y=item.rows.center[chosen],
+                width=item.rows.height[chosen] * 0.86,
+                name=_spoken(code),
+                legendgroup=KINDS[code],
+                legendrank=int(code),
+                marker={"color": color, "line": {"color": "white", "width": 0.5 if labelled else 0}},
+                text=[_inside(row) for row in mine] if labelled else None,
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                textfont={"size": 10, "color": ink_on(color)},
+                hovertext=[_about(row, int(count)) for row, count in zip(mine, item.counts[chosen], strict=True)],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
+        )
+    return bars
+
+
+def _spoken(code: int) -> str:
+    return KINDS[code].replace("_", "-")
+
+
+def _inside(row: Any) -> str:
+    """What a bar says: its bucket, or for a forward or backward its step."""
+    if row["bucket"] >= 0:
+        return str(row["bucket"])
+    return str(row["step"]) if KINDS[row["kind"]] in ("forward", "backward") else ""
+
+
+def _about(row: Any, count: int) -> str:
+    lines = [f"<b>{_spoken(row['kind'])}</b> on rank {row['rank']}, {seconds(float(row['end_s'] - row['start_s']))}"]
+    if count > 1:
+        lines.append(f"{count} in close order, from step {row['step']} on")
+    else:
+        lines.append(f"step {row['step']}" + (f", bucket {row['bucket']}" if row["bucket"] >= 0 else ""))
+    if row["bytes"]:
+        lines.append(num_bytes(float(row["bytes"])) + (f", peer rank {row['peer']}" if row["peer"] >= 0 else ""))
+    return "<br>".join(lines)
+
+
+def _dress(number: int, item: Panel, label: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
+    """Shapes and annotations of a panel: lines between ranks, step boundaries with their numbers, the run's name above."""
+    axis = "" if number == 1 else str(number)
+    across, over = f"x{axis} domain", f"y{axis} domain"
+    line: dict[str, Any] = {"color": GRID, "width": 1.5}
+    ends = item.rows.ends[:-1]
+    shapes = [
+        {"type": "line", "xref": across, "x0": 0, "x1": 1, "yref": f"y{axis}", "y0": y, "y1": y, "line": line, "layer": "below"}
+        for y in ends
+    ]
+    left = {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "yref": over, "y": 1, "xshift": -2}
+    name = {"text": f"<b>{safe(label)}</b>", "xref": "paper", "x": 0, "yshift": 14, "font": {"size": 13, "color": INK}}
+    notes = [{**left, **name}]
+    marked_s = -item.length_s
+    for step, at_s in item.bounds.items():
+        if len(item.bounds) > MARKED_STEPS and at_s - marked_s <= LABEL_SHARE * longest_s:
+            continue
+        line = {"color": GREY, "width": 1, "dash": "dot"}
+        at = {"xref": f"x{axis}", "x0": at_s * factor, "x1": at_s * factor}
+        shapes.append({"type": "line", **at, "yref": over, "y0": 0, "y1": 1, "line": line, "opacity": 0.7})
+        if at_s - marked_s > LABEL_SHARE * longest_s:
+            marked_s = at_s
+            note = {"text": f"step {step}", "xref": f"x{axis}", "x": at_s * factor, "yshift": -1, "font": {"size": 10, "color": MUTED_INK}}
+            notes.append({**left, **note})
+    return shapes, notes
+
+
+def _row_names(item: Panel) -> dict[str, Any]:
+    """The y axis: ranks and lanes by name, from the top down."""
+    ranks = [rank for _, rank, _ in item.rows.lanes]
+    first = [rank != before for rank, before in zip(ranks, [None, *ranks], strict=False)]
+    names = [
+        f"<b>rank {rank}</b>   {safe(lane)} " if new else f"{safe(lane)} "
+        for new, (_, rank, lane) in zip(first, item.rows.lanes, strict=True)
+    ]
+    centers = [center for center, _, _ in item.rows.lanes]
+    return {"tickvals": centers, "ticktext": names, "range": [item.rows.ends[-1], 0], "showgrid": False, "ticks": "", "fixedrange": True}
+
+
+def _unit(length_s: float) -> tuple[str, float]:
+    """The unit in which a window's length is a convenient number, and how many of it a second has."""
+    return ("µs", 1e6) if length_s < 2e-3 else ("ms", 1e3) if length_s < 10 else ("s", 1.0)

@@ -1,0 +1,104 @@
+"""Notebooks as pages that show their figures offline: the figures' data stay in the notebook, Plotly's program is put in once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import plotly.io as pio
+from jinja2 import DictLoader
+from nbconvert import HTMLExporter
+from plotly.offline import get_plotlyjs
+
+from workbench.errors import ConfigError
+
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+# The usual page of JupyterLab's look, but it fetches nothing: require.js would also hide Plotly from the figures' scripts.
+TEMPLATE = """{% extends 'lab/index.html.j2' %}
+{% block html_head_js_requirejs %}{{ resources.workbench_scripts }}{% endblock %}
+{% block html_head_js_mathjax %}{% if resources.workbench_mathematics %}{{ super() }}{% endif %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}
+"""
+
+
+def use_notebook_renderer() -> None:
+    """Let figures be stored as data alone (some ten kB each), which JupyterLab and VS Code draw.
+
+    Plotly's own choice for a page that works offline, "notebook", stores its program of 5 MB in every notebook;
+    "notebook_connected" fetches it from the net. `export_html` makes the page instead.
+    """
+    pio.renderers.default = "plotly_mimetype"
+
+
+def export_html(notebook: Path | str, page: Path | str) -> Path:
+    """Make one HTML file of an executed notebook; its figures are drawn in any browser, with or without a network.
+
+    Formulas in the notebook's text are the one thing that a page fetches a program for. Live widgets are left out.
+
+    Args:
+        notebook: an .ipynb file.
+        page: the .html file to write, whole or not at all.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        ConfigError: the notebook is not there or is none.
+    """
+    path, page = Path(notebook), Path(page)
+    try:
+        content = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    except FileNotFoundError:
+        raise ConfigError(f"no notebook {path}: give the path of an executed .ipynb file") from None
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
+        raise ConfigError(f"{path} is no notebook ({str(error)[:80]}): give the path of an executed .ipynb file") from None
+    num_figures = draw_figures(content)
+    resources = {
+        "metadata": {"name": path.stem},
+        "workbench_scripts": f"<script>{get_plotlyjs()}</script>" if num_figures else "",
+        "workbench_mathematics": any("$" in cell.source for cell in content.cells if cell.cell_type == "markdown"),
+    }
+    loaders = [DictLoader({"offline.html.j2": TEMPLATE})]
+    exporter = HTMLExporter(extra_loaders=loaders, template_file="offline.html.j2")  # type: ignore[no-untyped-call]
+    body, _ = exporter.from_notebook_node(content, resources=resources)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    draft = page.with_name(f".{page.name}.{os.getpid()}.tmp")
+    draft.write_text(body)
+    os.replace(draft, page)
+    return page
+
+
+def draw_figures(content: Any) -> int:
+    """Turn each figure among a notebook's outputs into HTML that calls Plotly, drop widgets. Returns the number of figures."""
+    content.metadata.pop("widgets", None)
+    num_figures = 0
+    for cell in content.cells:
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+        for output in cell.outputs:
+            if PLOTLY in output.get("data", {}):
+                num_figures += 1
+                output.data = {"text/html": _division(output.data[PLOTLY], f"figure-{num_figures}")}
+    return num_figures
+
+
+def _division(specification: dict[str, Any], name: str) -> str:
+    height = f"{specification.get('layout', {}).get('height', 450)}px"
+    config = {**specification.get("config", {}), "responsive": True, "displaylogo": False}
+    figure = {key: specification[key] for key in ("data", "layout") if key in specification}
+    return str(
+        pio.to_html(
+            figure,
+            config=config,
+            full_html=False,
+            include_plotlyjs=False,
+            validate=False,
+            div_id=name,
+            default_height=height,
+        )
+    )

@@ -1,0 +1,162 @@
+"""What a timeline shows, and where: spans of a run in a window of time, laid in rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.analysis.overlap import step_windows
+from workbench.errors import ConfigError
+from workbench.trace.rows import sublanes
+from workbench.trace.run import Run
+from workbench.trace.spans import Spans
+
+MAX_BARS = 10_000
+NUM_STEPS = 5  # shown when nobody says which
+MAX_RANKS = 8  # likewise
+SLIVER = 1e-3  # share of the window: a span that only reaches into it by less is not shown
+
+Floats = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Where spans lie, from the top down; a row of a lane that holds one span at a time is 1 high.
+
+    Attributes:
+        center, height: (N,) of each span's row.
+        lanes: (center, rank, lane) of each lane.
+        ends: where each rank ends; the last is the height of everything.
+    """
+
+    center: Floats
+    height: Floats
+    lanes: tuple[tuple[float, int, str], ...]
+    ends: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Panel:
+    """One run's part of a timeline.
+
+    Attributes:
+        table: (N,) span table, times from the window's begin on.
+        counts: (N,) how many spans each bar stands for (more than 1 where bars had to be joined).
+        rows: where they lie.
+        bounds: step -> when it began on the first rank shown, from the window's begin on.
+        length_s: the window's.
+    """
+
+    table: NDArray[Any]
+    counts: NDArray[np.int64]
+    rows: Rows
+    bounds: dict[int, float]
+    length_s: float
+
+
+def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = None, max_bars: int = MAX_BARS) -> Panel:
+    """Lay out the spans of a run within the time of some steps.
+
+    Raises:
+        ConfigError: nothing was traced there; says where something was.
+    """
+    spans = run.spans
+    available = spans.ranks
+    if not available:
+        raise ConfigError(f"run {run.id} has no trace: was it made with trace_steps=0?")
+    shown = [rank for rank in (available[:MAX_RANKS] if ranks is None else ranks) if rank in available]
+    if not shown:
+        raise ConfigError(f"ranks={list(ranks or ())}: run {run.id} has traces of ranks {available[0]} to {available[-1]}")
+    windows = {rank: step_windows(spans.of_rank(rank)) for rank in shown}
+    numbers, bounds = windows[shown[0]]
+    first, last = step_range(run.id, numbers, steps)
+    inside = [(bounds_, np.flatnonzero((numbers_ >= first) & (numbers_ < last))) for numbers_, bounds_ in windows.values()]
+    begin_s = min(bounds_[found[0]] for bounds_, found in inside if len(found))
+    end_s = max(bounds_[found[-1] + 1] for bounds_, found in inside if len(found))
+
+    table = spans.select(ranks=shown).table
+    visible_s = np.minimum(table["end_s"], end_s) - np.maximum(table["start_s"], begin_s)
+    within = (table["start_s"] >= begin_s) & (table["end_s"] <= end_s)
+    table = table[within | (visible_s > SLIVER * (end_s - begin_s))].copy()
+    rows = lay_rows(Spans(table, spans.lanes))
+    table["start_s"] = np.maximum(table["start_s"], begin_s) - begin_s
+    table["end_s"] = np.minimum(table["end_s"], end_s) - begin_s
+    table, rows, counts = join_bars(table, rows, max_bars)
+    starts = {int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last}
+    return Panel(table=table, counts=counts, rows=rows, bounds=starts, length_s=float(end_s - begin_s))
+
+
+def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tuple[int, int]:
+    """The first step to show and the one after the last, out of a run's steps (S,); None: from the middle.
+
+    Raises:
+        ConfigError: no step of the slice was traced.
+    """
+    if not len(numbers):
+        raise ConfigError(f"run {name} traced no step")
+    lowest, highest = int(numbers.min()), int(numbers.max())
+    if steps is None:
+        first = int(numbers[max(0, min(len(numbers) // 2, len(numbers) - NUM_STEPS))])
+        return first, first + NUM_STEPS
+    first = steps.start if steps.start is not None else lowest
+    last = steps.stop if steps.stop is not None else highest + 1
+    if steps.step not in (None, 1) or not np.any((numbers >= first) & (numbers < last)):
+        raise ConfigError(
+            f"{steps}: run {name} has a trace of steps {lowest} to {highest}; ask for some of those, say slice({lowest}, {highest + 1})"
+        )
+    return first, last
+
+
+def lay_rows(spans: Spans) -> Rows:
+    """Ranks from the top down, in each the lane "compute" before the others; spans of a lane that overlap in rows of their own.
+
+    Where a lane needs several rows they are lower than 1.
+    """
+    table = spans.table
+    numbers = sublanes(table)
+    keys = list(zip(table["rank"].tolist(), table["lane"].tolist(), numbers.tolist(), strict=True))
+    depth: dict[tuple[int, int], int] = {}
+    for rank, lane, number in keys:
+        depth[rank, lane] = max(depth.get((rank, lane), 0), number + 1)
+    order = sorted(depth, key=lambda key: (key[0], spans.lanes[key[1]] != "compute", spans.lanes[key[1]]))
+    places: dict[tuple[int, int, int], tuple[float, float]] = {}
+    lanes, ends, top = [], [], 0.0
+    for position, (rank, lane) in enumerate(order):
+        num_rows = depth[rank, lane]
+        height = 1.0 if num_rows == 1 else 0.6 if num_rows <= 3 else 0.4
+        for number in range(num_rows):
+            places[rank, lane, number] = (top + (number + 0.5) * height, height)
+        lanes.append((top + num_rows * height / 2, rank, spans.lanes[lane]))
+        top += num_rows * height
+        if position + 1 == len(order) or order[position + 1][0] != rank:
+            ends.append(top)
+    spots = np.array([places[key] for key in keys], float).reshape(-1, 2)
+    return Rows(center=spots[:, 0], height=spots[:, 1], lanes=tuple(lanes), ends=tuple(ends))
+
+
+def join_bars(table: NDArray[Any], rows: Rows, most: int) -> tuple[NDArray[Any], Rows, NDArray[np.int64]]:
+    """Join neighbours of one row and kind until at most `most` bars are left, those with the smallest gaps between them first.
+
+    Returns the bars, their rows, and how many spans each stands for. One bar a row and kind stays in any case.
+    """
+    if len(table) <= most:
+        return table, rows, np.ones(len(table), np.int64)
+    order = np.lexsort((table["start_s"], table["kind"], rows.center))
+    table, center = table[order], rows.center[order]
+    neighbours = (np.diff(center) == 0) & (np.diff(table["kind"]) == 0)
+    gaps = np.where(neighbours, table["start_s"][1:] - table["end_s"][:-1], np.inf)
+    surplus = min(len(table) - most, int(neighbours.sum()))
+    joined = np.zeros(len(gaps), bool)
+    joined[np.argsort(gaps, kind="stable")[:surplus]] = True
+    begins = np.flatnonzero(np.append(True, ~joined))
+    bars = table[begins]
+    bars["end_s"] = np.maximum.reduceat(table["end_s"], begins)
+    bars["bytes"] = np.add.reduceat(table["bytes"], begins)
+    kept = Rows(center=center[begins], height=rows.height[order][begins], lanes=rows.lanes, ends=rows.ends)
+    return bars, kept, np.add.reduceat(np.ones(len(table), np.int64), begins)

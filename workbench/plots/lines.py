@@ -1,0 +1,178 @@
+"""Convergence: loss and accuracy of several runs against steps, seconds, samples or bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from workbench.analysis.labels import distinct_labels
+from workbench.plots.style import CYCLE, TEMPLATE, faded, legend_below, safe
+from workbench.trace.run import Run, XAxis, YAxis
+
+MAX_POINTS = 1000  # about what a screen can show; the faint curve behind has half of it
+HEIGHT = 430
+Floats = NDArray[np.float64]
+
+X_TITLES = {"steps": "step", "seconds": "training time (s)", "samples": "samples seen", "bytes": "bytes sent, all ranks together"}
+Y_TITLES = {"loss": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
+
+
+def curves(
+    runs: Sequence[Run],
+    x: XAxis = "seconds",
+    y: YAxis = "loss",
+    *,
+    smooth: float = 0.02,
+    log_y: bool = False,
+    max_points: int = MAX_POINTS,
+) -> go.Figure:
+    """One curve a method; runs that differ in nothing but their seed become a mean and a band from lowest to highest.
+
+    Args:
+        runs: to compare.
+        x: "steps", "seconds" (of training, evaluation left out), "samples" or "bytes" (sent by all ranks).
+        y: "loss" (minibatches), "test_loss" or "accuracy" (evaluations).
+        smooth: share of a curve over which the minibatch loss is averaged; the loss itself stays behind it, faint. 0: not at all.
+        log_y: logarithmic y axis.
+        max_points: a curve with more keeps its ends and extremes (`decimate`).
+    """
+    figure = go.Figure(layout={"template": TEMPLATE, "hovermode": "closest"})
+    figure.add_traces(curve_traces(runs, x, y, smooth=smooth, max_points=max_points))
+    figure.update_xaxes(**x_axis(runs, x))
+    figure.update_yaxes(**y_axis(y, log_y))
+    figure.update_layout(title=safe(_title(runs, Y_TITLES[y])), showlegend=True)
+    legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
+    return figure
+
+
+def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = MAX_POINTS) -> go.Figure:
+    """Training loss beside what the evaluations say: test accuracy, or test loss where no accuracy is measured."""
+    right: YAxis = "accuracy" if any(len(run.curve(x, "accuracy")[0]) for run in runs) else "test_loss"
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)
+    figure.update_layout(title=safe(_title(runs, "convergence")))
+    panels: tuple[YAxis, YAxis] = ("loss", right)
+    for column, y in enumerate(panels, 1):
+        traces = curve_traces(runs, x, y, max_points=max_points)
+        for trace in traces:
+            trace.showlegend = trace.showlegend is not False and column == 1
+        figure.add_traces(traces, rows=1, cols=column)
+        figure.update_xaxes(**x_axis(runs, x), row=1, col=column)
+        figure.update_yaxes(**y_axis(y), row=1, col=column)
+    legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
+    return figure
+
+
+def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS) -> list[go.Scatter]:
+    """The curves' traces: of each group of repetitions a band or the faint raw curve, where there is one, and a line."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
+        groups[label].append(run)
+    traces: list[go.Scatter] = []
+    for position, (label, members) in enumerate(groups.items()):
+        color = CYCLE[position % len(CYCLE)]
+        name = safe(label) + (f" (mean of {len(members)})" if len(members) > 1 else "")
+        common = {"legendgroup": label, "hoverlabel": {"namelength": -1}}
+        xs, middle, low, high = _merge([run.curve(x, y) for run in members])
+        if y == "loss" and smooth > 0:
+            window = max(1, round(smooth * len(xs)))
+            if len(members) == 1 and window > 1:
+                raw_x, raw_y = decimate(xs, middle, max_points // 2)
+                faint = {"color": faded(color, 0.25), "width": 1}
+                traces.append(go.Scatter(x=raw_x, y=raw_y, mode="lines", line=faint, showlegend=False, hoverinfo="skip", **common))
+            middle, low, high = (moving_average(values, window) for values in (middle, low, high))
+        if len(members) > 1:
+            traces.append(_band(xs, low, high, color, max_points, common))
+        line_x, line_y = decimate(xs, middle, max_points)
+        mode = "lines+markers" if len(line_x) <= 40 else "lines"
+        line, marker = {"color": color, "width": 2.2}, {"size": 6}
+        traces.append(go.Scatter(x=line_x, y=line_y, name=name, mode=mode, line=line, marker=marker, hovertemplate=_hover(x, y), **common))
+    return traces
+
+
+def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:
+    """Title and ticks of the x axis."""
+    virtual = [run.info.get("clock") == "virtual" for run in runs]
+    title = X_TITLES[x]
+    if x == "seconds" and any(virtual):
+        title = "virtual training time (s)" if all(virtual) else "training time, wall or virtual (s)"
+    ticks = {"tickformat": "~s" if x in ("bytes", "samples") else None, "ticksuffix": "B" if x == "bytes" else ""}
+    return {"title": title, "rangemode": "tozero", **ticks}
+
+
+def y_axis(y: YAxis, log_y: bool = False) -> dict[str, Any]:
+    """Title and ticks of the y axis."""
+    return {"title": Y_TITLES[y], "tickformat": ".0%" if y == "accuracy" else None, "type": "log" if log_y else "linear"}
+
+
+def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
+    """At most `max_points` (at least 4) of the points: the first, the last, and the lowest and highest of equal stretches between.
+
+    >>> decimate(np.arange(100.0), np.zeros(100), 4)[0].tolist()
+    [0.0, 1.0, 99.0]
+    """
+    if len(xs) <= max_points:
+        return xs, ys
+    keep = {0, len(xs) - 1}
+    for part in np.array_split(np.arange(1, len(xs) - 1), (max_points - 2) // 2):
+        keep |= {int(part[ys[part].argmin()]), int(part[ys[part].argmax()])}
+    chosen = np.array(sorted(keep))
+    return xs[chosen], ys[chosen]
+
+
+def moving_average(ys: Floats, window: int) -> Floats:
+    """Each value's mean with its neighbours, `window` in all; near the ends over those there are on both sides.
+
+    >>> moving_average(np.array([1.0, 2.0, 6.0, 2.0]), 3)
+    array([1.        , 3.        , 3.33333333, 2.        ])
+    """
+    half = window // 2
+    if half == 0 or len(ys) < 3:
+        return ys
+    total = np.append(0.0, np.cumsum(ys))
+    index = np.arange(len(ys))
+    reach = np.minimum(np.minimum(index, len(ys) - 1 - index), half)  # symmetric, so that a slope is not bent at the ends
+    return np.asarray((total[index + reach + 1] - total[index - reach]) / (2 * reach + 1))
+
+
+def _merge(members: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
+    """x, mean, lowest and highest of several curves, at the first one's x where all of them have been; infinite losses are left out."""
+    finite = [(xs[np.isfinite(ys)], ys[np.isfinite(ys)]) for xs, ys in members]
+    filled = [(xs, ys) for xs, ys in finite if len(xs)]
+    if len(filled) <= 1:
+        xs, ys = filled[0] if filled else (np.zeros(0), np.zeros(0))
+        return xs, ys, ys, ys
+    first, last = max(xs[0] for xs, _ in filled), min(xs[-1] for xs, _ in filled)
+    grid = filled[0][0]
+    grid = np.unique(np.clip(grid, first, max(first, last)))
+    values = np.array([np.interp(grid, xs, ys) for xs, ys in filled])
+    return grid, values.mean(0), values.min(0), values.max(0)
+
+
+def _band(xs: Floats, low: Floats, high: Floats, color: str, max_points: int, common: dict[str, Any]) -> go.Scatter:
+    keep = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), max_points // 2)).astype(int)) if len(xs) else np.zeros(0, int)
+    around = np.concatenate([xs[keep], xs[keep][::-1]])
+    edge = np.concatenate([high[keep], low[keep][::-1]])
+    fill = faded(color, 0.18)
+    return go.Scatter(
+        x=around, y=edge, fill="toself", fillcolor=fill, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False, **common
+    )
+
+
+def _hover(x: XAxis, y: YAxis) -> str:
+    value = "%{y:.2%}" if y == "accuracy" else "%{y:.4g}"
+    where = {"steps": "step %{x:.0f}", "seconds": "%{x:.3f} s", "samples": "%{x:.4s} samples", "bytes": "%{x:.4s}B sent"}[x]
+    return f"%{{fullData.name}}<br>{Y_TITLES[y]} {value}<br>{where}<extra></extra>"
+
+
+def _title(runs: Sequence[Run], what: str) -> str:
+    """What is shown, and the problem where all runs have the same."""
+    problems = {str((run.info.get("problem") or {}).get("name") or "") for run in runs} - {""}
+    what = what[0].upper() + what[1:]
+    return f"{what}: {problems.pop()}" if len(problems) == 1 else what

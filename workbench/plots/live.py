@@ -1,0 +1,177 @@
+"""Convergence curves that move while a run is going, in JupyterLab; a plain figure takes their place when it ends."""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections.abc import Callable, Sequence
+from threading import Event, RLock, Thread
+from typing import Any, final
+
+import ipywidgets
+import plotly.graph_objects as go
+from IPython.display import display
+
+from workbench.analysis.labels import distinct_labels
+from workbench.analysis.table import MISSING, Column, Table, num_bytes, seconds, three_digits
+from workbench.plots.html import PLOTLY
+from workbench.plots.lines import X_TITLES, convergence
+from workbench.trace.run import Run, XAxis
+
+INTERVAL_S = 0.2  # every update sends whole curves to the browser: five a second look continuous
+DRAWING_SHARE = 0.2  # of the time, at most, is spent on drawing: curves of long runs are drawn less often
+LIVE_POINTS = 500
+ENDED = ("finished", "stopped", "failed")
+MAX_RANKS = 8  # a line each up to here
+
+STATUS_COLUMNS = (
+    Column("run", "run"),
+    Column("rank", "rank"),
+    Column("state", "state"),
+    Column("step", "step"),
+    Column("seconds", "training", seconds),
+    Column("loss", "loss", three_digits),
+    Column("bytes_sent", "sent", num_bytes),
+    Column("staleness", "staleness"),
+)
+
+
+@final
+class LiveCurves:
+    """Curves, a table of the ranks, a choice of the x axis and a stop button. Show it as the last expression of a cell.
+
+    Feed it by `update` whenever there is something new, or let `follow` ask for it. Any thread may do so.
+
+    Args:
+        x: what the x axis is to begin with.
+        on_stop: called when the stop button is pressed; without it there is no button.
+    """
+
+    def __init__(self, *, x: XAxis = "seconds", on_stop: Callable[[], None] | None = None) -> None:
+        self._on_stop = on_stop
+        self._runs: list[Run] = []
+        self._lock = RLock()
+        self._drawn_s = 0.0
+        self._pause_s = INTERVAL_S
+        self._ended = Event()
+        self._problem = ""
+        self._handle: Any = None
+        self._figure = go.FigureWidget(convergence([], x))
+        self._figure.layout.autosize = True  # as wide as the notebook
+        self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
+        self._axis.observe(self._redraw, names="value")
+        self._stop = ipywidgets.Button(
+            description="Stop", icon="stop", tooltip="End training after the step that runs", disabled=on_stop is None
+        )
+        self._stop.on_click(self._stop_clicked)
+        self._status = ipywidgets.HTML()
+        controls = [self._axis, self._stop] if on_stop is not None else [self._axis]
+        self.widget = ipywidgets.VBox([ipywidgets.HBox(controls), self._figure, self._status])
+
+    @property
+    def x(self) -> XAxis:
+        """What the x axis shows now."""
+        axis: XAxis = self._axis.value
+        return axis
+
+    def update(self, runs: Sequence[Run], *, force: bool = False) -> bool:
+        """Show the runs as they are now, unless it did so less than `INTERVAL_S` ago. Returns whether it drew."""
+        with self._lock:
+            begin_s = time.monotonic()
+            if self._ended.is_set():
+                return False
+            self._runs = list(runs)
+            if begin_s - self._drawn_s < self._pause_s and not force:
+                return False
+            self._redraw()
+            self._drawn_s = time.monotonic()
+            self._pause_s = max(INTERVAL_S, (self._drawn_s - begin_s) / DRAWING_SHARE)
+            return True
+
+    def follow(self, poll: Callable[[], Sequence[Run]]) -> Thread:
+        """Ask `poll` for the runs five times a second in a thread of its own, until all have ended, then `finish`."""
+        thread = Thread(target=self._follow, args=(poll,), name="workbench-live", daemon=True)
+        thread.start()
+        return thread
+
+    def _follow(self, poll: Callable[[], Sequence[Run]]) -> None:
+        try:
+            while not self._ended.is_set():
+                runs = poll()
+                self.update(runs)
+                if runs and all(run.info.get("status") in ENDED for run in runs):
+                    return
+                self._ended.wait(self._pause_s)
+        except Exception as error:  # noqa: BLE001 - a thread has nobody above it to tell, whatever it is: the view says it
+            self._problem = f"<p><b>No longer updated:</b> {html.escape(f'{type(error).__name__}: {error}')}</p>"
+        finally:
+            self.finish()
+
+    def finish(self, runs: Sequence[Run] | None = None) -> None:
+        """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._runs = list(runs) if runs is not None else self._runs
+            self._redraw()
+            self._ended.set()
+            self._stop.disabled = True
+            if self._handle is not None:
+                self._handle.update(as_data(self.static()), raw=True)
+
+    def static(self) -> go.Figure:
+        """The curves as a plain figure."""
+        return convergence(self._runs, self.x)
+
+    def _ipython_display_(self) -> None:
+        with self._lock:
+            if self._ended.is_set():
+                display(self.static())  # type: ignore[no-untyped-call]
+            else:
+                self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _stop_clicked(self, _: Any) -> None:
+        self._stop.disabled, self._stop.description = True, "Stopping"
+        assert self._on_stop is not None
+        self._on_stop()
+
+    def _redraw(self, _: Any = None) -> None:
+        with self._lock:
+            new = convergence(self._runs, self.x, max_points=LIVE_POINTS)
+            if len(new.data) != len(self._figure.data):
+                self._figure.data = ()
+                self._figure.add_traces(new.data)
+            with self._figure.batch_update():
+                for trace, fresh in zip(self._figure.data, new.data, strict=True):
+                    trace.update(fresh.to_plotly_json(), overwrite=False)
+                for name in ("xaxis", "xaxis2", "yaxis", "yaxis2"):
+                    axis = new.layout[name]
+                    self._figure.layout[name].update(title=axis.title, tickformat=axis.tickformat, ticksuffix=axis.ticksuffix)
+                self._figure.layout.update(title=new.layout.title, height=new.layout.height, legend=new.layout.legend)
+            self._status.value = status_table(self._runs)._repr_html_() + self._problem
+
+
+def as_data(figure: go.Figure) -> dict[str, Any]:
+    """The figure as what a notebook stores. (`update_display` of the figure itself would add an output instead of replacing one.)"""
+    return {PLOTLY: json.loads(figure.to_json())}
+
+
+def status_table(runs: Sequence[Run]) -> Table:
+    """A line a rank, with its newest step; of a run with more than `MAX_RANKS` a line for all of them."""
+    rows: list[dict[str, Any]] = []
+    for label, run in zip(distinct_labels(runs), runs, strict=True):
+        failures, status = run.failures, run.info.get("status")
+        latest: dict[int, dict[str, Any]] = {}
+        for rank, recorded in run.metrics.items():
+            latest[rank] = next((row for row in reversed(recorded) if "loss" in row), {})
+        if len(latest) > MAX_RANKS:
+            steps = sorted(row["step"] for row in latest.values() if row)
+            slowest = f"{steps[0]} to {steps[-1]}" if steps else MISSING
+            last = run.steps()[-1] if steps else {}
+            rows.append({**last, "run": label, "rank": f"{len(latest)} ranks", "state": status, "step": slowest})
+        else:
+            for rank in sorted({*latest, *failures}):
+                state = failures[rank].get("error", "failed") if rank in failures else status
+                rows.append({**latest.get(rank, {}), "run": label, "rank": rank, "state": state})
+    return Table(rows, STATUS_COLUMNS)

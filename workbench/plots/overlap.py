@@ -1,0 +1,66 @@
+"""Where a step's time goes, run by run: computation, hidden and exposed communication, idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from workbench.analysis.labels import distinct_labels
+from workbench.analysis.overlap import Overlap
+from workbench.analysis.summary import steady_overlap
+from workbench.analysis.table import percent, seconds
+from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, legend_below, safe
+from workbench.trace.run import Run
+
+
+def overlap_bars(runs: Sequence[Run]) -> go.Figure:
+    """One stacked bar a run, means over ranks and the steps after the warm-up; a bar's length is the time of a step."""
+    found = [steady_overlap(run) for run in runs]
+    labels = [f"{safe(label)} " for label in distinct_labels(runs)]
+    longest_s = max((sum(_parts(item).values()) for item in found), default=0.0)
+    unit, factor = ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
+    colors = dict(zip(_parts(found[0]) if found else (), (BLUE, GREEN, VERMILION, LIGHT_GREY), strict=False))
+    figure = go.Figure()
+    for name, color in colors.items():
+        lengths_s = [_parts(item)[name] for item in found]
+        figure.add_bar(
+            orientation="h",
+            y=list(range(len(runs))),
+            x=[length_s * factor for length_s in lengths_s],
+            name=name,
+            marker={"color": color, "line": {"color": "white", "width": 1}},
+            text=[seconds(length_s) for length_s in lengths_s],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": "black" if color == LIGHT_GREY else "white", "size": 12},
+            hovertemplate=f"<b>{name}</b><br>%{{text}} a step<extra></extra>",
+        )
+    for position, item in enumerate(found):
+        total_s = sum(_parts(item).values())
+        note = f"overlap {percent(item.fraction)}" if item.fraction is not None else "no communication"
+        figure.add_annotation(x=total_s * factor, y=position, text=note, showarrow=False, xanchor="left", xshift=8, font={"size": 12})
+    figure.update_layout(
+        template=TEMPLATE,
+        barmode="stack",
+        bargap=0.35,
+        title="Time of a step",
+        legend={"traceorder": "normal"},
+        uniformtext={"mode": "hide", "minsize": 9},
+    )
+    legend_below(figure, 170 + 44 * len(runs), colors)
+    figure.update_xaxes(title=f"mean time of a step ({unit})", range=[0, longest_s * factor * 1.2 or 1])
+    figure.update_yaxes(tickvals=list(range(len(runs))), ticktext=labels, range=[len(runs) - 0.5, -0.5], ticks="", showgrid=False)
+    return figure
+
+
+def _parts(item: Overlap) -> dict[str, float]:
+    """What a step is made of, in seconds; the parts do not intersect."""
+    means = item.per_step()
+    return {
+        "computation alone": means.get("compute_s", 0.0) - means.get("hidden_s", 0.0),
+        "hidden communication": means.get("hidden_s", 0.0),
+        "exposed communication": means.get("exposed_s", 0.0),
+        "idle": means.get("idle_s", 0.0),
+    }

@@ -1,0 +1,38 @@
+"""What happened in a run: spans and metrics recorded, stored, read again on one clock."""
+
+from workbench.errors import RunNotFound
+from workbench.trace.recorder import FileRecorder, MemoryRecorder, Recorder
+from workbench.trace.run import Run
+from workbench.trace.spans import KINDS, Spans
+from workbench.trace.store import RunListing, StoredRun, find_run, list_runs, new_run, runs_root, update_run
+
+__all__ = [
+    "KINDS",
+    "FileRecorder",
+    "MemoryRecorder",
+    "Recorder",
+    "Run",
+    "RunListing",
+    "Spans",
+    "StoredRun",
+    "find_run",
+    "list_runs",
+    "new_run",
+    "open_run",
+    "runs_root",
+    "update_run",
+]
+
+
+def open_run(name: str) -> Run:
+    """A run of the store by name, by the beginning of its name, or by folder; "last" is the newest.
+
+    Raises:
+        RunNotFound: there is none; near misses are named.
+    """
+    if name == "last":
+        stored = list(list_runs())
+        if not stored:
+            raise RunNotFound(f"{runs_root()} holds no run yet: `workbench train` makes one")
+        return Run.load(max(stored, key=lambda run: run.info["created"]).folder)
+    return Run.load(find_run(name))

@@ -1,0 +1,77 @@
+"""Chrome trace JSON: one process a rank, one thread a lane; ui.perfetto.dev and chrome://tracing open it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.trace.rows import sublanes
+
+if TYPE_CHECKING:
+    from workbench.trace.run import Run
+
+TICKS_PER_S = 1e6  # the format's unit is the microsecond
+
+
+def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
+    """The run's spans as events of the trace format, after those that name its processes and threads.
+
+    Times begin at the earliest span. Events of one thread must nest, so spans of a lane that overlap in part are put
+    on threads of their own.
+    """
+    spans = run.spans
+    table = spans.table
+    origin_s = float(table["start_s"].min()) if len(table) else 0.0
+    threads: dict[tuple[int, int, int], int] = {}
+    sub = sublanes(table)
+    for rank, lane, number in sorted(set(zip(table["rank"].tolist(), table["lane"].tolist(), sub.tolist(), strict=True))):
+        threads[rank, lane, number] = 1 + sum(key[0] == rank for key in threads)
+    for rank in spans.ranks:
+        host = run.headers.get(rank, {}).get("host")
+        yield _name("process_name", rank, 0, f"rank {rank}" + (f" on {host}" if host else ""))
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+    for (rank, lane, number), thread in threads.items():
+        yield _name("thread_name", rank, thread, spans.lanes[lane] + (f" ({number + 1})" if number else ""))
+        yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread, "args": {"sort_index": thread}}
+    starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3)
+    ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3)
+    for row, start, end, number, kind in zip(table, starts.tolist(), ends.tolist(), sub.tolist(), spans.kind_names.tolist(), strict=True):
+        rank = int(row["rank"])
+        bucket = int(row["bucket"])
+        args = {"step": int(row["step"])}
+        args.update({key: int(row[key]) for key in ("bucket", "peer") if row[key] >= 0})
+        if row["bytes"]:
+            args["bytes"] = int(row["bytes"])
+        yield {
+            "ph": "X",
+            "name": f"{kind} {bucket}" if bucket >= 0 else kind,
+            "cat": kind,
+            "pid": rank,
+            "tid": threads[rank, int(row["lane"]), number],
+            "ts": start,
+            "dur": round(end - start, 3),
+            "args": args,
+        }
+
+
+def _name(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def export_chrome(run: Run, path: Path) -> Path:
+    """Write the run's spans to `path`, whole or not at all. Returns the path."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with draft.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "otherData": ')
+        file.write(json.dumps({"run": run.id, "method": run.label}))
+        file.write(', "traceEvents": [\n')
+        for position, event in enumerate(chrome_events(run)):
+            file.write((",\n" if position else "") + json.dumps(event))
+        file.write("\n]}\n")
+    os.replace(draft, path)
+    return path

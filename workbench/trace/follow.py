@@ -1,0 +1,44 @@
+"""Following a run while it is being written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, final
+
+from workbench.errors import RunNotFound
+from workbench.trace.read import is_metrics_row, metrics_paths, parse_lines
+from workbench.trace.run import Run
+from workbench.trace.store import read_info
+
+
+@final
+class Follower:
+    """Reads a run's metrics as they grow; each `poll` reads only what is new.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._offsets: dict[int, int] = {}
+        self._rows: dict[int, list[dict[str, Any]]] = {}
+
+    def poll(self) -> Run:
+        """The run as it is now. A line that is still being written is left for the next poll.
+
+        Raises:
+            RunNotFound: the folder is gone, or holds no readable run.
+        """
+        if not self.folder.is_dir():
+            raise RunNotFound(f"the run's folder {self.folder} is gone")
+        info = read_info(self.folder)  # before the rows: a run that says finished is then read to its end
+        for rank, path in metrics_paths(self.folder).items():
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(rank, 0))
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
+            rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
+            self._rows.setdefault(rank, []).extend(rows)
+        return Run(info=info, metrics={rank: list(rows) for rank, rows in sorted(self._rows.items())}, folder=self.folder)

@@ -1,0 +1,245 @@
+"""Recorders: where a runtime puts what happened on one rank. Rows of metrics, spans, and what the clocks said."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from math import inf
+from pathlib import Path
+from threading import Lock
+from typing import Any, final
+
+from workbench.errors import ConfigError
+from workbench.trace.spans import CODES
+
+FLUSH_S = 0.5  # rows older than this are written at the next call, even inside a step
+
+SpanRow = tuple[str, str, float, float, int, int, int, int]  # kind, lane, start_s, end_s, step, bucket, bytes, peer
+
+
+def metrics_name(rank: int) -> str:
+    """File of one rank's rows of metrics."""
+    return f"metrics-{rank:05d}.jsonl"
+
+
+def trace_name(rank: int) -> str:
+    """File of one rank's spans."""
+    return f"trace-{rank:05d}.jsonl"
+
+
+class Recorder(ABC):
+    """One rank's. `span` may be called from any thread, the rest from the thread that runs the program."""
+
+    @abstractmethod
+    def span(
+        self,
+        kind: str,
+        lane: str,
+        start_s: float,
+        end_s: float,
+        step: int,
+        bucket: int = -1,
+        num_bytes: int = 0,
+        peer: int = -1,
+    ) -> None:
+        """`kind` (one of `spans.KINDS`) happened on `lane` between two times of this rank's clock."""
+
+    @abstractmethod
+    def metrics(self, row: dict[str, Any]) -> None:
+        """One row: a step's numbers, or an evaluation's."""
+
+    @abstractmethod
+    def clock(self, at_s: float, offset_s: float) -> None:
+        """At `at_s` of this rank's clock, adding `offset_s` gave rank 0's time."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """A step has ended: what was recorded so far must survive a crash from here on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """No more is recorded; closing twice is allowed."""
+
+
+@final
+class MemoryRecorder(Recorder):
+    """Keeps everything in lists (simulated runs, notebooks, tests).
+
+    >>> recorder = MemoryRecorder(rank=1)
+    >>> recorder.span("forward", "compute", 0.0, 0.25, step=0)
+    >>> recorder.spans
+    [('forward', 'compute', 0.0, 0.25, 0, -1, 0, -1)]
+    """
+
+    def __init__(self, rank: int = 0, trace_steps: int | None = None) -> None:
+        self.rank = rank
+        self._traced = inf if trace_steps is None else trace_steps
+        self.rows: list[dict[str, Any]] = []
+        self.spans: list[SpanRow] = []
+        self.clocks: list[tuple[float, float]] = []
+
+    def span(
+        self,
+        kind: str,
+        lane: str,
+        start_s: float,
+        end_s: float,
+        step: int,
+        bucket: int = -1,
+        num_bytes: int = 0,
+        peer: int = -1,
+    ) -> None:
+        if step < self._traced:
+            self.spans.append((kind, lane, start_s, end_s, step, bucket, num_bytes, peer))
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def clock(self, at_s: float, offset_s: float) -> None:
+        self.clocks.append((at_s, offset_s))
+
+    def end_step(self) -> None:
+        """Nothing to do: memory does not outlive a crash."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@final
+class NullRecorder(Recorder):
+    """Keeps nothing: for a loop that is not recorded."""
+
+    def span(
+        self,
+        kind: str,
+        lane: str,
+        start_s: float,
+        end_s: float,
+        step: int,
+        bucket: int = -1,
+        num_bytes: int = 0,
+        peer: int = -1,
+    ) -> None:
+        """Nothing."""
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def clock(self, at_s: float, offset_s: float) -> None:
+        """Nothing."""
+
+    def end_step(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@final
+class FileRecorder(Recorder):
+    """Appends whole lines to the rank's two files, each batch in one write, at the end of every step.
+
+    A span only costs an append; it becomes text when it is written. A reader may follow the files while they grow.
+
+    Args:
+        folder: the run's folder; must exist and hold nothing of this rank yet.
+        rank: whose.
+        header: first line of the trace: rank, host, pid, device, origin_s, unix_s.
+        trace_steps: spans of later steps are not kept; None keeps all.
+
+    Raises:
+        ConfigError: the folder holds a record of this rank already.
+    """
+
+    def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None) -> None:
+        self._traced = inf if trace_steps is None else trace_steps
+        self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
+        self._rows: deque[str] = deque()  # of metrics
+        self._notes = deque([json.dumps({**header, "rank": rank}, default=_plain) + "\n"])  # header and clocks
+        self._lanes: dict[str, str] = {}
+        self._writing = Lock()
+        self._metrics_file = _create(Path(folder) / metrics_name(rank))
+        self._trace_file = _create(Path(folder) / trace_name(rank))
+        self._closed = False
+        self._written_s = 0.0
+        self.end_step()
+
+    def span(
+        self,
+        kind: str,
+        lane: str,
+        start_s: float,
+        end_s: float,
+        step: int,
+        bucket: int = -1,
+        num_bytes: int = 0,
+        peer: int = -1,
+    ) -> None:
+        if step >= self._traced:
+            return
+        self._spans.append((kind, lane, start_s, end_s, step, bucket, num_bytes, peer))
+        if time.monotonic() - self._written_s > FLUSH_S and self._writing.acquire(blocking=False):
+            try:
+                self._write()
+            finally:
+                self._writing.release()
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        self._rows.append(json.dumps(row, default=_plain) + "\n")
+
+    def clock(self, at_s: float, offset_s: float) -> None:
+        self._notes.append(json.dumps({"clock": {"at_s": at_s, "offset_s": offset_s}}) + "\n")
+
+    def end_step(self) -> None:
+        with self._writing:
+            self._write()
+
+    def close(self) -> None:
+        with self._writing:
+            if not self._closed:
+                self._write()
+                self._closed = True
+                os.close(self._metrics_file)
+                os.close(self._trace_file)
+
+    def _write(self) -> None:
+        if self._closed:  # a background thread that outlived the run
+            return
+        lines = [self._notes.popleft() for _ in range(len(self._notes))]
+        lines.extend(self._text(self._spans.popleft()) for _ in range(len(self._spans)))
+        _append(self._trace_file, lines)
+        _append(self._metrics_file, [self._rows.popleft() for _ in range(len(self._rows))])
+        self._written_s = time.monotonic()
+
+    def _text(self, span: SpanRow) -> str:
+        kind, lane, start_s, end_s, step, bucket, num_bytes, peer = span
+        assert kind in CODES, f"{kind!r} is no kind of span"
+        assert end_s >= start_s, f"a {kind} span that ends at {end_s} before it starts at {start_s}"
+        quoted = self._lanes.get(lane)
+        if quoted is None:
+            quoted = self._lanes[lane] = json.dumps(lane)
+        return f'["{kind}",{quoted},{start_s:.7f},{end_s:.7f},{step},{bucket},{num_bytes},{peer}]\n'
+
+
+def _create(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already: give every run a folder of its own (workbench.trace.new_run makes one)") from None
+
+
+def _append(file: int, lines: list[str]) -> None:
+    """One write of whole lines, so that a reader or a crash in between sees whole lines (a full disk may still cut one)."""
+    data = "".join(lines).encode()
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy and torch scalars as Python numbers."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written to a record: give plain numbers and text")

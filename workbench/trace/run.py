@@ -1,0 +1,213 @@
+"""A run as its readers see it: what was run, each rank's metrics, all ranks' spans on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import ConfigError
+from workbench.trace.chrome import export_chrome
+from workbench.trace.read import Trace, align, read_failures, read_metrics, read_trace, trace_paths
+from workbench.trace.recorder import FileRecorder, MemoryRecorder
+from workbench.trace.spans import Spans
+from workbench.trace.store import FORMAT, read_info, write_info
+
+XAxis = Literal["steps", "seconds", "samples", "bytes"]
+YAxis = Literal["loss", "test_loss", "accuracy"]
+X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """One training run.
+
+    Attributes:
+        info: the `run.json` object.
+        metrics: rank -> its rows, in the order they were written.
+        folder: where it was read from; None for a run that was never stored.
+        traces: rank -> its trace, for a run that was never stored; the others are read when first asked for.
+        damaged_metrics: lines that could not be read, as "file, line n".
+    """
+
+    info: dict[str, Any]
+    metrics: dict[int, list[dict[str, Any]]]
+    folder: Path | None = None
+    traces: dict[int, Trace] | None = None
+    damaged_metrics: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Run:
+        """Read a run's folder, finished or not; a last line that a crash cut off is left out.
+
+        Raises:
+            RunNotFound: the folder holds no readable run.
+        """
+        folder = Path(folder)
+        info = read_info(folder)
+        metrics, damaged = read_metrics(folder)
+        return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)
+
+    @classmethod
+    def from_memory(cls, info: dict[str, Any], recorders: Sequence[MemoryRecorder]) -> Run:
+        """A run from its ranks' recorders."""
+        traces = {item.rank: Trace({"rank": item.rank}, tuple(item.spans), tuple(item.clocks)) for item in recorders}
+        metrics = {item.rank: list(item.rows) for item in recorders}
+        return cls(info={"format": FORMAT, **info}, metrics=metrics, traces=traces)
+
+    def __repr__(self) -> str:
+        rows = sum(map(len, self.metrics.values()))
+        return f"<Run {self.id}: {self.label}, {self.info.get('status', 'unknown')}, {len(self.metrics)} ranks, {rows} rows of metrics>"
+
+    @property
+    def id(self) -> str:
+        """The run's name, unique in its store; "memory" for a run that was never stored."""
+        return str(self.info.get("id") or (self.folder.name if self.folder else "memory"))
+
+    @property
+    def label(self) -> str:
+        """The method and its settings that are numbers, as legends and tables call it.
+
+        >>> Run(info={"method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
+        'PipeSGD(width=2)'
+        """
+        method = self.info.get("method") or {}
+        settings = [f"{key}={value:g}" for key, value in (method.get("settings") or {}).items() if isinstance(value, int | float)]
+        name = str(method.get("name") or "run")
+        return f"{name}({', '.join(settings)})" if settings else name
+
+    @cached_property
+    def _traces(self) -> dict[int, Trace]:
+        if self.traces is not None or self.folder is None:
+            return self.traces or {}
+        return {rank: read_trace(path) for rank, path in trace_paths(self.folder).items()}
+
+    @cached_property
+    def spans(self) -> Spans:
+        """All ranks' spans on rank 0's clock."""
+        return Spans.concatenate(align(rank, trace) for rank, trace in self._traces.items())
+
+    @property
+    def headers(self) -> dict[int, dict[str, Any]]:
+        """rank -> host, pid, device and clock origins, as its trace says."""
+        return {rank: trace.header for rank, trace in self._traces.items()}
+
+    @property
+    def failures(self) -> dict[int, dict[str, Any]]:
+        """rank -> error and traceback, of the ranks that failed."""
+        return read_failures(self.folder) if self.folder is not None else {}
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """Lines of the record that could not be read, as "file, line n"; empty for a whole record."""
+        return self.damaged_metrics + tuple(line for trace in self._traces.values() for line in trace.damaged)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the run into a folder that holds no record yet (a new one, or one of `new_run`); returns the folder.
+
+        Spans are written on rank 0's clock.
+        """
+        folder = Path(folder)
+        opened = read_info(folder) if (folder / "run.json").exists() else {}
+        if any(folder.glob("metrics-*")) or opened.get("status", "starting") != "starting":
+            raise ConfigError(f"{folder} holds a run already: save into a folder of its own")
+        folder.mkdir(parents=True, exist_ok=True)
+        table, kinds, lanes = self.spans.table, self.spans.kind_names.tolist(), self.spans.lane_names.tolist()
+        columns = [table[name].tolist() for name in ("start_s", "end_s", "step", "bucket", "bytes", "peer")]
+        rows = list(zip(kinds, lanes, *columns, strict=True))
+        for rank in sorted({*self.metrics, *self.headers}):
+            recorder = FileRecorder(folder, rank, self.headers.get(rank, {}))
+            for position in np.flatnonzero(table["rank"] == rank):
+                recorder.span(*rows[position])
+            for row in self.metrics.get(rank, ()):
+                recorder.metrics(row)
+            recorder.close()
+        kept: dict[str, Any] = {name: opened[name] for name in ("id", "created") if name in opened}
+        write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})
+        return folder
+
+    def export_chrome(self, path: Path | str) -> Path:
+        """Write the spans as Chrome trace JSON, which Perfetto (ui.perfetto.dev) opens. Returns the path."""
+        return export_chrome(self, Path(path))
+
+    def rows(self, evaluations: bool = False) -> dict[int, dict[int, dict[str, Any]]]:
+        """step -> rank -> row, of the steps or of the evaluations, steps ascending."""
+        table: dict[int, dict[int, dict[str, Any]]] = {}
+        for rank, rows in sorted(self.metrics.items()):
+            for row in rows:
+                if ("evaluation" in row) == evaluations:
+                    table.setdefault(row["step"], {})[rank] = row
+        return dict(sorted(table.items()))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
+
+        An evaluation counts once every rank has reported its share. In a finished run, ranks that never evaluate are not waited for.
+        """
+        table = self.rows(evaluations=True)
+        expected = {rank for rank, rows in self.metrics.items() if rows}
+        if self.info.get("status") == "finished":
+            expected = {rank for shares in table.values() for rank in shares}
+        found = []
+        for step, shares in table.items():
+            if not expected <= set(shares):
+                continue
+            parts = [row["evaluation"] for row in shares.values()]
+            count = sum(part["count"] for part in parts)
+            judged = sum(part["judged"] or 0 for part in parts)
+            found.append(
+                {
+                    "step": step,
+                    "seconds": max(row["seconds"] for row in shares.values()),
+                    "samples": max(row["samples"] for row in shares.values()),
+                    "bytes_sent": sum(row["bytes_sent"] for row in shares.values()),
+                    "test_loss": sum(part["loss_sum"] for part in parts) / count if count else None,
+                    "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
+                }
+            )
+        return found
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Each step, over all ranks: step, seconds (of the rank that ended it last), samples, bytes_sent (sum), loss (mean over samples).
+
+        A rank that has no row of a step counts with the bytes it had sent before.
+        """
+        latest: dict[int, int] = {}
+        found = []
+        for step, shares in self.rows().items():
+            latest.update({rank: row["bytes_sent"] for rank, row in shares.items()})
+            weights = [(row["loss"], row["num_samples"]) for row in shares.values() if row["loss"] is not None and row["num_samples"]]
+            total = sum(number for _, number in weights)
+            found.append(
+                {
+                    "step": step,
+                    "seconds": max(row["seconds"] for row in shares.values()),
+                    "samples": max(row["samples"] for row in shares.values()),
+                    "bytes_sent": sum(latest.values()),
+                    "loss": sum(loss * number for loss, number in weights) / total if total else None,
+                }
+            )
+        return found
+
+    def curve(self, x: XAxis = "seconds", y: YAxis = "loss") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """A curve to plot: two arrays of one length.
+
+        Args:
+            x: "steps", "seconds" (of training; evaluation is left out), "samples" or "bytes" (sent, all ranks together).
+            y: "loss" (of the minibatches, mean over samples), "test_loss" or "accuracy" (of the evaluations).
+
+        Raises:
+            ConfigError: no such axis.
+        """
+        if x not in X_FIELDS:
+            raise ConfigError(f"x={x!r}: choose one of {', '.join(X_FIELDS)}")
+        if y not in ("loss", "test_loss", "accuracy"):
+            raise ConfigError(f"y={y!r}: choose one of loss, test_loss, accuracy")
+        rows = [row for row in (self.steps() if y == "loss" else self.evaluations()) if row[y] is not None]
+        return np.array([row[X_FIELDS[x]] for row in rows], float), np.array([row[y] for row in rows], float)

@@ -1,0 +1,158 @@
+"""Spans: what each rank did, when, as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+KINDS = (
+    "forward",
+    "backward",
+    "apply",
+    "evaluate",
+    "wait",
+    "barrier",
+    "all_reduce",
+    "broadcast",
+    "send",
+    "recv",
+    "encode",
+    "decode",
+    "sum",
+)
+COMPUTE_KINDS = ("forward", "backward", "apply")
+COMMUNICATION_KINDS = ("all_reduce", "broadcast", "send", "recv", "encode", "decode", "sum")
+CODES = {name: code for code, name in enumerate(KINDS)}
+
+SPAN = np.dtype(
+    [
+        ("rank", "i4"),
+        ("kind", "i2"),
+        ("lane", "i2"),
+        ("start_s", "f8"),
+        ("end_s", "f8"),
+        ("step", "i4"),
+        ("bucket", "i4"),
+        ("bytes", "i8"),
+        ("peer", "i4"),
+    ]
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Spans of any number of ranks, sorted by (rank, start).
+
+    Attributes:
+        table: (N,) structured array of dtype `SPAN`: seconds on rank 0's clock, `kind` an index into `KINDS`,
+            `lane` an index into `lanes`, `bucket` -1 for the whole gradient or none, `peer` -1 for none.
+        lanes: the lanes' names.
+
+    Example:
+        >>> spans = Spans.from_rows(0, [("forward", "compute", 0.0, 0.2, 0, -1, 0, -1), ("send", "comm", 0.1, 0.4, 0, 3, 800, 1)])
+        >>> spans.select(kinds=["send"]).table["bytes"].tolist(), spans.lanes
+        ([800], ('compute', 'comm'))
+    """
+
+    table: NDArray[Any]
+    lanes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_rows(cls, rank: int, rows: Sequence[Sequence[Any]]) -> Spans:
+        """Spans of one rank from rows (kind, lane, start_s, end_s, step, bucket, bytes, peer).
+
+        Raises:
+            KeyError: a kind that is not in `KINDS`.
+        """
+        table = np.zeros(len(rows), SPAN)
+        if not rows:
+            return cls(table)
+        kinds, lanes, *numbers = zip(*rows, strict=True)
+        names = tuple(dict.fromkeys(lanes))
+        positions = {name: position for position, name in enumerate(names)}
+        table["rank"] = rank
+        table["kind"] = [CODES[kind] for kind in kinds]
+        table["lane"] = [positions[lane] for lane in lanes]
+        for column, values in zip(("start_s", "end_s", "step", "bucket", "bytes", "peer"), numbers, strict=True):
+            table[column] = values
+        return cls(table[np.argsort(table["start_s"], kind="stable")], names)
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[Spans]) -> Spans:
+        """All spans of several; lanes of one name become one."""
+        parts = list(parts)
+        names = tuple(dict.fromkeys(name for part in parts for name in part.lanes))
+        tables = []
+        for part in parts:
+            table = part.table.copy()
+            if len(table):
+                table["lane"] = np.array([names.index(name) for name in part.lanes], "i2")[table["lane"]]
+            tables.append(table)
+        table = np.concatenate(tables) if tables else np.zeros(0, SPAN)
+        return cls(table[np.lexsort((table["start_s"], table["rank"]))], names)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have spans, ascending."""
+        return [int(rank) for rank in np.unique(self.table["rank"])]
+
+    @property
+    def kind_names(self) -> NDArray[np.str_]:
+        """(N,) the name of each span's kind."""
+        return np.take(np.array(KINDS), self.table["kind"])
+
+    @property
+    def lane_names(self) -> NDArray[np.str_]:
+        """(N,) the name of each span's lane."""
+        return np.take(np.array(self.lanes or ("",)), self.table["lane"])
+
+    def is_kind(self, kinds: Iterable[str]) -> NDArray[np.bool_]:
+        """(N,) whether each span is of one of these kinds."""
+        return np.isin(self.table["kind"], [CODES[kind] for kind in kinds])
+
+    def of_rank(self, rank: int) -> Spans:
+        """One rank's spans, without a copy."""
+        first, last = np.searchsorted(self.table["rank"], [rank, rank + 1])
+        return Spans(self.table[first:last], self.lanes)
+
+    def select(
+        self,
+        *,
+        ranks: Iterable[int] | None = None,
+        steps: slice | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> Spans:
+        """The spans of these ranks, steps (a slice of step numbers, upper end excluded) and kinds; None: of all."""
+        keep = np.ones(len(self.table), bool)
+        if ranks is not None:
+            keep &= np.isin(self.table["rank"], list(ranks))
+        if steps is not None:
+            first, last = step_bounds(steps)
+            keep &= (self.table["step"] >= first) & (self.table["step"] < last)
+        if kinds is not None:
+            keep &= self.is_kind(kinds)
+        return Spans(self.table[keep], self.lanes)
+
+
+def step_bounds(steps: slice) -> tuple[int, int]:
+    """The first step of a slice and the one after its last.
+
+    >>> step_bounds(slice(20, 25))
+    (20, 25)
+
+    Raises:
+        ValueError: a stride, or ends counted from the last step.
+    """
+    first = steps.start if steps.start is not None else np.iinfo("i4").min
+    last = steps.stop if steps.stop is not None else np.iinfo("i4").max
+    if steps.step not in (None, 1) or (steps.start or 0) < 0 or (steps.stop or 0) < 0:
+        raise ValueError(f"steps={steps}: a plain range of step numbers such as slice(20, 25)")
+    return int(first), int(last)

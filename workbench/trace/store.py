@@ -1,0 +1,167 @@
+"""The run store: a folder of run folders, each with a `run.json` that is always whole."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+
+from workbench.errors import RunNotFound
+
+FORMAT = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run's folder and its `run.json`."""
+
+    folder: Path
+    info: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.info.get("id", self.folder.name))
+
+    @property
+    def status(self) -> str:
+        return str(self.info.get("status", "unknown"))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunListing:
+    """Runs, oldest first, and the folders that could not be read, each with its reason."""
+
+    runs: tuple[StoredRun, ...]
+    damaged: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[StoredRun]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+
+def runs_root() -> Path:
+    """Where runs are kept: $WORKBENCH_RUNS, or `runs` in the current folder."""
+    return Path(os.environ.get("WORKBENCH_RUNS") or "runs")
+
+
+def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
+    """Make a folder for a run, named after time, method and problem; it appears with its `run.json` or not at all.
+
+    Args:
+        info: what is known so far (see `run.json`); `format`, `id`, `created` and `status` are filled in.
+        root: the store; None for `runs_root()`.
+    """
+    root = Path(root) if root is not None else runs_root()
+    root.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC)
+    words = (info.get("method", {}).get("name", "run"), info.get("problem", {}).get("name", ""))
+    stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
+    while True:
+        folder = root / f"{stem}-{secrets.token_hex(2)}"
+        if folder.exists():
+            continue
+        draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        draft.chmod(0o755)
+        write_info(draft, {"format": FORMAT, "status": "starting", **info, "id": folder.name, "created": now.isoformat()})
+        try:
+            draft.rename(folder)
+        except OSError:  # another process took the name in between
+            (draft / "run.json").unlink()
+            draft.rmdir()
+            if not folder.exists():
+                raise
+            continue
+        return folder
+
+
+def _slug(words: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """The `run.json` of a run's folder.
+
+    Raises:
+        RunNotFound: there is none, it is no JSON object, or of a format made by a later version.
+    """
+    path = Path(folder) / "run.json"
+    try:
+        info = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunNotFound(f"{folder} holds no run.json, so it is no run's folder: `workbench runs` lists those there are") from None
+    except (OSError, ValueError) as error:
+        raise RunNotFound(f"{path} cannot be read ({error}): remove the folder, or restore it from a copy") from None
+    if not isinstance(info, dict):
+        raise RunNotFound(f"{path} is no JSON object: remove the folder, or restore it from a copy")
+    if info.get("format", FORMAT) != FORMAT:
+        raise RunNotFound(f"{path} has format {info['format']}, this version reads {FORMAT}: update workbench")
+    return info
+
+
+def write_info(folder: Path, info: dict[str, Any]) -> None:
+    """Write `run.json` so that a reader sees the old one or the new one, never a part."""
+    draft, name = tempfile.mkstemp(prefix=".run-", suffix=".tmp", dir=folder)
+    with os.fdopen(draft, "w") as file:
+        json.dump(info, file, indent=1)
+        file.write("\n")
+    os.chmod(name, 0o644)
+    os.replace(name, Path(folder) / "run.json")
+
+
+def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Change some of a run's `run.json`; one process (rank 0, or who started the run) may do so. Returns the new one."""
+    info = {**read_info(folder), **changes}
+    write_info(folder, info)
+    return info
+
+
+def list_runs(root: Path | None = None) -> RunListing:
+    """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`."""
+    root = Path(root) if root is not None else runs_root()
+    runs, damaged = [], []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        if not folder.is_dir() or folder.name.startswith("."):
+            continue
+        try:
+            runs.append(StoredRun(folder, read_info(folder)))
+        except RunNotFound as error:
+            damaged.append(str(error))
+    return RunListing(tuple(runs), tuple(damaged))
+
+
+def find_run(name: str | Path, root: Path | None = None) -> Path:
+    """The folder of a run, given its path, its id, or a piece of its id that no other run has; "latest" for the newest.
+
+    Raises:
+        RunNotFound: none or several match; names the nearest.
+    """
+    root = Path(root) if root is not None else runs_root()
+    if isinstance(name, Path) or os.sep in name:
+        read_info(Path(name))
+        return Path(name)
+    runs = {run.folder.name: run.folder for run in list_runs(root)}
+    if name == "latest" and runs:
+        return max(runs.values(), key=lambda folder: read_info(folder).get("created", ""))
+    if name in runs:
+        return runs[name]
+    matches = [run for run in runs if name and run.startswith(name)] or [run for run in runs if name and name in run]
+    if len(matches) == 1:
+        return runs[matches[0]]
+    if matches:
+        raise RunNotFound(f"{len(matches)} runs match {name!r}: {', '.join(matches[-5:])}. Give more of the name")
+    if not runs:
+        raise RunNotFound(f"no run {name!r}: the run store {root} is empty (WORKBENCH_RUNS says where it is)")
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.3) or list(runs)[-3:]
+    raise RunNotFound(f"no run {name!r} in {root}; did you mean {', '.join(near)}?")

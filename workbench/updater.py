@@ -1,0 +1,97 @@
+"""Optimizer steps with given gradients: of all parameters, or of one bucket's alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import ConfigError
+from workbench.gradients import Layout
+from workbench.settings import ScheduleFactory
+
+
+@final
+class Updater:
+    """An optimizer with its schedule and clipping. Gradients lie in the parameters' `.grad` when `step` is called.
+
+    Args:
+        parameters: the trainable ones, in the layout's order.
+        schedule: made for the optimizer; advanced once for each update of all parameters.
+        clip_norm: global norm to clip to before a step.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[Tensor],
+        layout: Layout,
+        *,
+        schedule: ScheduleFactory | None,
+        clip_norm: float | None,
+    ) -> None:
+        self.optimizer = optimizer
+        self._schedule = schedule(optimizer) if schedule else None
+        self._clip_norm = clip_norm
+        self._parameters = parameters
+        self._layout = layout
+        self._narrowed = self._narrow_groups()
+
+    def step(self, bucket: int | None, lr_scale: float) -> None:
+        """One step of the optimizer; with a bucket, of its parameters only."""
+        groups = self.optimizer.param_groups
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        saved = [(group["params"], group["lr"]) for group in groups]
+        try:
+            for position, group in enumerate(groups):
+                if bucket is not None:
+                    group["params"] = self._narrowed[bucket][position]
+                if lr_scale != 1.0:
+                    group["lr"] = group["lr"] * lr_scale
+            self.optimizer.step()
+        finally:
+            for group, (params, lr) in zip(groups, saved, strict=True):
+                group["params"], group["lr"] = params, lr
+
+    def advance_schedule(self) -> None:
+        """All parameters have been updated once more."""
+        if self._schedule is not None:
+            self._schedule.step()
+
+    def _narrow_groups(self) -> list[list[list[Tensor]]]:
+        """For each bucket and parameter group, the group's parameters in that bucket: a step on a few of many is then cheap."""
+        bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self._layout.slots, strict=True)}
+        return [
+            [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]
+            for piece in self._layout.buckets
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's and the schedule's state."""
+        return {"optimizer": self.optimizer.state_dict(), "schedule": self._schedule.state_dict() if self._schedule else None}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._narrowed = self._narrow_groups()
+        if self._schedule is not None and state["schedule"] is not None:
+            self._schedule.load_state_dict(state["schedule"])
+
+
+def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
+    """Raise `ConfigError` for an optimizer, or a combination, that cannot work; says what to use instead."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
+        raise ConfigError(
+            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients"
+        )
+    if applies_buckets and clip_norm is not None:
+        raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
+    if applies_buckets and precision == "fp16":
+        raise ConfigError(
+            "fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'"
+        )
