@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.distributed.pool import shared_pool
 from tests.distributed.ranks import Outcome
 from tests.laws import tiny
-from tests.laws.train import REAL, make_job, train
+from tests.laws.train import MPI, make_job, train
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
@@ -44,7 +44,7 @@ def ids(algorithm: Algorithm) -> str:
     return f"{type(algorithm).__name__}-{type(algorithm.settings()['collective']).__name__}"
 
 
-@pytest.fixture(params=REAL)
+@pytest.fixture(params=["torch", MPI])
 def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     """A runtime, on whose same processes a run must succeed after the fault."""
     yield request.param
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_is_not_there(runtime: str) -> None:
         assert "checkpoint-" in str(outcome.error)
 
 
-@pytest.mark.parametrize("kind", REAL)
+@pytest.mark.parametrize("kind", ["torch", MPI])
 def test_a_rank_that_never_comes(kind: str) -> None:
     """The others give up at `timeout_s`. Afterwards the ranks do not agree on how often they met: torch's are started anew."""
     pool = shared_pool(kind, NUM_RANKS)  # type: ignore[arg-type]

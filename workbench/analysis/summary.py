@@ -23,9 +23,10 @@ def run_overlap(run: Run, steps: slice | None = None) -> Overlap:
 
 
 def steady_overlap(run: Run) -> Overlap:
-    """The same, without the steps of the warm-up (`num_warm_up`)."""
-    steps = sorted({row["step"] for rows in run.metrics.values() for row in rows})
-    return run_overlap(run, slice(steps[0] + num_warm_up(len(steps)), None) if steps else None)
+    """The same, without the first steps of the trace (`num_warm_up`), which may cover a part of the run only."""
+    steps = np.unique(run.spans.table["step"])
+    steps = steps[steps >= 0]
+    return run_overlap(run, slice(int(steps[num_warm_up(len(steps))]), None) if len(steps) else None)
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from workbench.clusters.cluster import Cluster
@@ -13,14 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "RunHandle"]
 
+_HOMES = {"Cluster": "cluster", "RunHandle": "handle"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Cluster":
-        from workbench.clusters.cluster import Cluster
-
-        return Cluster
-    if name == "RunHandle":
-        from workbench.clusters.handle import RunHandle
-
-        return RunHandle
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "workbench":
+            raise
+        raise ConfigError(f"clusters need {error.name}: pip install 'sgd-workbench[mpi,notebooks]'") from error
+    return getattr(module, name)

