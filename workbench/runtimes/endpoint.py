@@ -11,7 +11,7 @@ from workbench import ops
 from workbench.collectives import flat_of, native_bytes
 from workbench.gradients import Gradient
 from workbench.ops import Message, Request, Ticket
-from workbench.runtimes.transport import Patience, Transport
+from workbench.runtimes.transport import SPINS, Patience, Transport
 from workbench.trace.recorder import Recorder
 
 
@@ -30,9 +30,9 @@ class Ledger:
         """Seconds since the origin, on this rank's clock."""
         return time.perf_counter() - self.origin_s
 
-    def patience(self, what: str) -> Patience:
+    def patience(self, what: str, spins: int = SPINS) -> Patience:
         """How this rank waits for `what`."""
-        return Patience(what, self._transport.peer_failure, self._timeout_s)
+        return Patience(what, self._transport.peer_failure, self._timeout_s, spins)
 
 
 @final
@@ -41,14 +41,16 @@ class Endpoint:
 
     Args:
         lane: where its spans are drawn.
+        spins: see `Patience`.
     """
 
-    def __init__(self, transport: Transport, ledger: Ledger, lane: str) -> None:
+    def __init__(self, transport: Transport, ledger: Ledger, lane: str, spins: int = SPINS) -> None:
         self.tags = 0  # added to every tag: a sub-program has a range of its own
         self.bytes_sent = 0.0
         self._transport = transport
         self._ledger = ledger
         self._lane = lane
+        self._spins = spins
 
     def perform(self, request: Request) -> Any:
         """A communication request, to its end, on the calling thread."""
@@ -56,16 +58,19 @@ class Endpoint:
         begin = ledger.now()
         match request:
             case ops.AllReduce(value):
-                transport.all_reduce(flat_of(value), ledger.patience(f"the all-reduce of step {ledger.step}"))
+                transport.all_reduce(flat_of(value), self._patience(f"the all-reduce of step {ledger.step}"))
             case ops.Broadcast(value, root):
-                transport.broadcast(flat_of(value), root, ledger.patience(f"the broadcast from rank {root}"))
+                transport.broadcast(flat_of(value), root, self._patience(f"the broadcast from rank {root}"))
             case ops.Barrier():
-                transport.barrier(ledger.patience("the barrier"))
+                transport.barrier(self._patience("the barrier"))
             case ops.Send() | ops.Recv():
                 return self.finish(self._start_point(request))
             case _:
                 raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
         return self._book(request, begin, ledger.now())
+
+    def _patience(self, what: str) -> Patience:
+        return self._ledger.patience(what, self._spins)
 
     def start(self, request: Request) -> Ticket | None:
         """The same in the background of the library itself; None where a lane thread is needed."""
@@ -87,7 +92,7 @@ class Endpoint:
     def finish(self, ticket: Ticket) -> Any:
         """Wait for a ticket that `start` gave, book it, and return its value."""
         if not ticket.done:
-            ticket.runtime.wait(self._ledger.patience(f"{_sentence(ticket.request)} (step {self._ledger.step})"))
+            ticket.runtime.wait(self._patience(f"{_sentence(ticket.request)} (step {self._ledger.step})"))
             handle = ticket.runtime
             end = handle.finished_s if handle.finished_s is not None else time.perf_counter()
             origin = self._ledger.origin_s

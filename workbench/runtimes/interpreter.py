@@ -24,6 +24,7 @@ from workbench.runtimes.endpoint import Endpoint, Ledger, bucket_of
 from workbench.runtimes.transport import Handle, Patience, Transport
 from workbench.trace.recorder import Recorder
 
+LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
 TAG_SPAN = 1024  # tags a sub-program may use; each started one has its own range
 NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767 only
 
@@ -138,7 +139,7 @@ class Interpreter:
         if ticket is None:
             ticket = Ticket(self._num_started, work)
             if self._lane is None:
-                self._lane = _Lane(Endpoint(self.transport.for_lane(), self.ledger, "comm"))
+                self._lane = _Lane(Endpoint(self.transport.for_lane(), self.ledger, "comm", spins=LANE_SPINS))
             self._lane.submit(ticket, perform(work) if isinstance(work, Request) else work)
         return ticket
 

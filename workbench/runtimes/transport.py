@@ -15,6 +15,7 @@ from workbench.errors import PeerFailed, Stalled
 
 CLOCK_TAG = 30_000  # out of reach of the interpreter's tags
 HOST_TIMES = "on a GPU the spans of the timeline are when the host asked for the work, not when the device did it"
+SPINS = 200  # polls between which a waiting thread only gives its core away; then it sleeps
 CHECK_S = 0.25  # how often a waiting rank looks whether a peer has failed
 
 
@@ -40,15 +41,17 @@ class Patience:
         what: what is waited for, for the message.
         failure: returns a peer's last words, or None.
         timeout_s: None waits for ever.
+        spins: how often to give the core away before sleeping; a thread beside one that computes should not spin.
     """
 
-    def __init__(self, what: str, failure: Callable[[], str | None], timeout_s: float | None) -> None:
+    def __init__(self, what: str, failure: Callable[[], str | None], timeout_s: float | None, spins: int = SPINS) -> None:
         self._what = what
         self._failure = failure
         self._timeout_s = timeout_s
         self._begin = time.perf_counter()
         self._looked = self._begin
-        self._spins = 0
+        self._spins = spins
+        self._pauses = 0
 
     def check(self) -> None:
         """Raise if a peer has failed, or the deadline has passed."""
@@ -66,12 +69,12 @@ class Patience:
 
     def pause(self) -> None:
         """Between two polls: first give the core away, then sleep, longer as time passes."""
-        self._spins += 1
-        if self._spins < 200:
+        self._pauses += 1
+        if self._pauses <= self._spins:
             os.sched_yield()
-        else:
-            time.sleep(5e-5 if self._spins < 2000 else 5e-4)
-        if self._spins % 64 == 0 or self._spins > 2000:
+            return
+        time.sleep(5e-5 if self._pauses < self._spins + 1000 else 5e-4)
+        if self._pauses % 64 == 0 or self._pauses > 2000:
             self.check()
 
 

@@ -1,0 +1,120 @@
+"""An executed notebook, as a page, in a browser without a network: its figures are there, and nobody's script has run."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+pytest.importorskip("nbclient", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+
+import nbformat
+from nbclient import NotebookClient
+
+from workbench import plots
+
+pytestmark = pytest.mark.browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1100,3200",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # no network
+    "--virtual-time-budget=15000",
+)
+
+EVIL = "<b>b</b><script>document.title='harmed'</script><img src=x onerror=document.title='harmed'>"
+RUNS = """
+from workbench import plots
+from workbench.trace import MemoryRecorder, Run
+
+def a_run(name, num_steps=40):
+    recorders = [MemoryRecorder(rank) for rank in range(2)]
+    for recorder in recorders:
+        for step in range(num_steps):
+            begin = 0.01 * step
+            recorder.span("forward", "compute", begin, begin + 0.002, step)
+            recorder.span("backward", "compute", begin + 0.002, begin + 0.006, step)
+            recorder.span("all_reduce", "comm", begin + 0.004, begin + 0.0085, step, 0, 4096)
+            recorder.span("apply", "compute", begin + 0.0085, begin + 0.0095, step)
+            common = {"step": step, "seconds": 0.01 * (step + 1), "samples": 64 * (step + 1), "bytes_sent": 4096 * (step + 1)}
+            recorder.metrics({**common, "staleness": 0, "loss": 2 / (step + 1), "num_samples": 32, "lr": 0.1})
+            if step % 10 == 9:
+                recorder.metrics({**common, "evaluation": {"loss_sum": 5.0, "correct": step, "judged": 60, "count": 60}})
+    info = {"id": name, "method": {"name": name}, "problem": {"name": "digits-mlp"}, "status": "finished"}
+    return Run.from_memory(info, recorders)
+
+plots.use_notebook_renderer()
+runs = [a_run("SynchronousSGD"), a_run(EVIL)]
+"""
+CELLS = (
+    "live = plots.LiveCurves(x='steps')\nlive",
+    "live.follow(lambda: runs).join(30)",
+    "plots.curves(runs, 'bytes', 'accuracy')",
+    "plots.timelines(runs, steps=slice(20, 25))",
+    "plots.overlap_bars(runs)",
+)
+NUM_FIGURES = 4  # the live view leaves one
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a notebook that was executed in a kernel."""
+    if BROWSER is None:
+        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    folder = tmp_path_factory.mktemp("page")
+    content = nbformat.v4.new_notebook(
+        metadata={"title": "figures"}, cells=[nbformat.v4.new_code_cell(text) for text in (f"EVIL = {EVIL!r}\n{RUNS}", *CELLS)]
+    )
+    NotebookClient(content, timeout=60, kernel_name="python3", store_widget_state=False).execute()
+    kept = [[list(output.data) for output in cell.outputs] for cell in content.cells[1:3]]
+    assert kept == [[["application/vnd.plotly.v1+json"]], []], "a figure in the widget's place, and no other"
+    nbformat.write(content, folder / "figures.ipynb")
+    assert (folder / "figures.ipynb").stat().st_size < 200_000
+    return plots.export_html(folder / "figures.ipynb", folder / "figures.html")
+
+
+def browse(page: Path, tmp_path: Path, *actions: str) -> str:
+    """What the browser prints, in a profile of its own."""
+    command = [str(BROWSER), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *actions, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
+    document = browse(page, tmp_path, "--dump-dom")
+    assert document.count('class="plot-container plotly"') == NUM_FIGURES
+    assert len(re.findall(r'<svg class="main-svg"', document)) >= NUM_FIGURES
+    figures = document.split('class="plot-container plotly"')[1:]
+    lines = [len(re.findall(r'<path class="js-line"', figure)) for figure in figures]
+    bars = [len(re.findall(r'<g class="point"', figure)) for figure in figures]
+    assert lines[:2] == [4 + 2, 2 + 2], "loss and accuracy of two runs as the live view left them; two curves; two lines in each legend"
+    assert bars[2] >= 2 * 2 * 5 * 4 and bars[3] == 2 * 4, "four spans a step, on two ranks of two runs; four parts a run"
+    text = re.sub(r"<[^>]+>", " ", document)
+    for words in ("training loss", "test accuracy", "time (ms)", "rank 0", "step 20", "all-reduce", "bytes sent, all ranks together"):
+        assert words in text, words
+
+
+def test_names_are_shown_as_they_are_and_run_no_script(page: Path, tmp_path: Path) -> None:
+    document = browse(page, tmp_path, "--dump-dom")
+    assert "<title>figures</title>" in document
+    legends = [html.unescape(text) for text in re.findall(r'<text class="legendtext"[^>]*>(.*?)</text>', document)]
+    assert legends.count(EVIL) == 2, legends  # of the live view's figure and of the curves
+
+
+def test_the_page_can_be_looked_at(page: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "figures.png"
+    browse(page, tmp_path, f"--screenshot={picture}")
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and picture.stat().st_size > 50_000, "an empty page is some 10 kB"

@@ -1,0 +1,436 @@
+"""The replica by itself: numbers one can do in the head, and what a runtime may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.backward import Hooks, LossScale, Micro
+from workbench.errors import ConfigError
+from workbench.gradients import CONTROL, USED, Gradient, whole
+from workbench.replica import Replica
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+class Products(nn.Module):
+    """loss = mean over x of a x_0 + b x_1 (+ c x_2 where wanted): the gradients are the means of the columns."""
+
+    def __init__(self, uses_c: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.ones(())) for _ in range(3))
+        self.uses_c = uses_c
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.a * x[:, 0] + self.b * x[:, 1]
+        return (loss + self.c * x[:, 2] if self.uses_c else loss).mean()
+
+
+X = torch.tensor([[1.0, 10.0, 100.0], [3.0, 30.0, 300.0]])
+
+
+def micro(model: nn.Module, x: Tensor = X, share: float = 1.0) -> Micro:
+    return Micro(lambda: model(x), share, len(x))
+
+
+def values(gradient: Gradient) -> dict[str, float]:
+    return {slot.name: float(gradient.view(slot)) for slot in gradient.layout.slots}
+
+
+def parameters(model: nn.Module) -> dict[str, float]:
+    return {name: param.item() for name, param in model.named_parameters()}
+
+
+# -- backward --------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_is_this_ranks_share_of_the_mean() -> None:
+    model = Products(uses_c=True)
+    gradient, loss = Replica(model, sgd(model.parameters())).backward(7, [micro(model, share=0.25)], Hooks())
+    assert values(gradient) == {"a": 0.5, "b": 5.0, "c": 50.0}
+    assert float(loss) == 222.0
+    assert (gradient.step, gradient.version, gradient.bucket) == (7, 0, None)
+    assert gradient.tail().tolist() == [0.25, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_micro_batches_add_up_to_their_batch() -> None:
+    model = Products(uses_c=True)
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=0)
+    phases: list[str] = []
+    micros = [micro(model, X[:1], 0.5), micro(model, X[1:], 0.5)]
+    gradient, loss = replica.backward(0, micros, Hooks(phases.append))
+    assert values(gradient) == {"a": 2.0, "b": 20.0, "c": 200.0}
+    assert float(loss) == 222.0
+    assert phases == ["forward", "backward", "forward", "backward", ""]
+
+
+def test_a_loss_is_the_mean_over_samples_not_over_micro_batches() -> None:
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()))
+    _, loss = replica.backward(0, [micro(model, X[:1], 1 / 3), micro(model, X[[1, 1]], 2 / 3)], Hooks())
+    assert float(loss) == pytest.approx((11 + 33 + 33) / 3)
+
+
+def test_without_samples_the_gradient_is_nothing_and_counts_nothing() -> None:
+    model = Products(uses_c=True)
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=0)
+    replica.pool.take().fill_(5.0)  # a buffer's content is what was there before
+    replica.pool.give_back(replica.pool._all[0])
+    handed: list[Gradient] = []
+    phases: list[str] = []
+    gradient, loss = replica.backward(0, [], Hooks(phases.append, handed.append))
+    assert gradient.flat.abs().sum() == 0
+    assert loss is None
+    assert [bucket.bucket for bucket in handed] == [0, 1, 2]
+    assert phases == ["backward", ""]
+
+
+class OutOfOrder(nn.Module):
+    """Registered in another order than it is used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = nn.Linear(4, 2), nn.Linear(3, 5), nn.Linear(5, 4)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)).tanh()).square().mean()
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 60, None])
+@pytest.mark.parametrize("num_micro", [1, 3])
+def test_buckets_are_handed_over_once_in_order_and_final(bucket_bytes: float | None, num_micro: int) -> None:
+    model = OutOfOrder()
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=bucket_bytes)
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    handed: list[tuple[Gradient, Tensor]] = []
+    micros = [micro(model, part, len(part) / 6) for part in x.tensor_split(num_micro)]
+    gradient, _ = replica.backward(0, micros, Hooks(bucket=lambda bucket: handed.append((bucket, bucket.flat.clone()))))
+    assert [bucket.bucket for bucket, _ in handed] == list(range(len(replica.layout.buckets)))
+    for bucket, then in handed:
+        assert torch.equal(bucket.flat, then), "written after it was handed over"
+        assert bucket.owner is gradient
+        assert bucket.flat.data_ptr() == gradient.flat[replica.layout.buckets[bucket.bucket or 0].start :].data_ptr(), "no copy"
+    assert whole([bucket for bucket, _ in handed]) is gradient
+    expected = torch.autograd.grad(model(x), [param for name, param in model.named_parameters() if "idle" not in name])
+    found = [gradient.view(slot) for slot in replica.layout.slots if "idle" not in slot.name]
+    torch.testing.assert_close(found, list(expected))
+    assert {replica.layout.slots[index].name for index in gradient.locally_unused} == {"idle.weight", "idle.bias"}
+
+
+def test_a_bucket_starts_inside_backward() -> None:
+    """The last layer's bucket is handed over before the first layer's gradients are known."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=0)
+    order: list[str] = []
+    model[0].weight.register_hook(lambda grad: order.append("gradient of 0.weight"))
+    micro_batch = Micro(lambda: model(torch.ones(2, 3)).square().mean(), 1.0, 2)
+    replica.backward(0, [micro_batch], Hooks(bucket=lambda bucket: order.append(bucket.layout.buckets[bucket.bucket or 0].slots[0].name)))
+    assert order.index("1.weight") < order.index("gradient of 0.weight")
+
+
+def test_the_users_own_gradients_are_left_alone() -> None:
+    model = Products(uses_c=True)
+    replica = Replica(model, sgd(model.parameters()))
+    model.a.grad = torch.tensor(5.0)
+    gradient, _ = replica.backward(0, [micro(model)], Hooks())
+    assert float(model.a.grad) == 5.0
+    assert model.b.grad is None
+    before = gradient.flat.clone()
+    model(X).backward()  # a backward outside of ours
+    assert float(model.a.grad) == 7.0
+    assert torch.equal(gradient.flat, before)
+    replica.close()
+
+
+def test_an_exception_in_forward_leaves_nothing_behind() -> None:
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()))
+    model.a.grad = torch.tensor(5.0)
+
+    def fails() -> Tensor:
+        raise KeyError("label")
+
+    with pytest.raises(KeyError):
+        replica.backward(0, [micro(model, share=0.5), Micro(fails, 0.5, 1)], Hooks())
+    assert float(model.a.grad) == 5.0
+    gradient, _ = replica.backward(0, [micro(model)], Hooks())
+    assert values(gradient) == {"a": 2.0, "b": 20.0, "c": 0.0}
+
+
+def test_a_closed_replica_lets_the_module_go() -> None:
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()))
+    replica.close()
+    gradient, _ = replica.backward(0, [micro(model)], Hooks())
+    assert gradient.flat[: replica.layout.buckets[0].tail].abs().sum() == 0, "no hook wrote anything"
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda model: model(X) * torch.ones(2), r"shape \(2,\)"),
+        (lambda model: model(X).detach(), "does not depend"),
+        (lambda model: 3.0, "got float"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_with_a_graph(loss: Callable[[nn.Module], Any], words: str) -> None:
+    model = Products()
+    with pytest.raises(ConfigError, match=words):
+        Replica(model, sgd(model.parameters())).backward(0, [Micro(lambda: loss(model), 1.0, 2)], Hooks())
+
+
+# -- updates ---------------------------------------------------------------------------------------------------
+
+
+def summed(replica: Replica, model: nn.Module, ranks: int = 1, **more: Any) -> Gradient:
+    """The sum over that many ranks that all hold the same minibatch."""
+    gradient, _ = replica.backward(0, [micro(model, share=1.0 / ranks, **more)], Hooks())
+    gradient.flat.mul_(ranks)
+    return gradient
+
+
+def test_an_update_in_the_head() -> None:
+    model = Products(uses_c=True)
+    replica = Replica(model, sgd(model.parameters()))
+    assert replica.apply(summed(replica, model, ranks=4)) == 0
+    assert parameters(model) == pytest.approx({"a": 1 - 0.2, "b": 1 - 2.0, "c": 1 - 20.0})
+    assert replica.updates == [1]
+    assert all(param.grad is None for param in model.parameters())
+    assert replica.lr == 0.1
+
+
+def test_a_short_batch_is_divided_by_what_was_there() -> None:
+    """Two of four samples: the shares add up to a half, the mean is over the two."""
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()))
+    gradient, _ = replica.backward(0, [micro(model, share=0.5)], Hooks())
+    assert values(gradient)["b"] == 10.0
+    replica.apply(gradient)
+    assert parameters(model)["b"] == pytest.approx(1 - 0.1 * 20.0)
+
+
+def test_a_scaled_update_leaves_the_rate_as_it_was() -> None:
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()))
+    replica.apply(summed(replica, model), lr_scale=0.5)
+    assert parameters(model)["b"] == pytest.approx(1 - 0.05 * 20.0, abs=1e-6)
+    assert replica.lr == 0.1
+
+
+def test_what_no_rank_used_does_not_move_and_what_one_used_does() -> None:
+    model = Products()
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5))
+    replica.apply(summed(replica, model))
+    assert parameters(model)["c"] == 1.0
+    gradient = summed(replica, model)
+    slot = replica.layout.slots[2]
+    used = replica.layout.buckets[0].tail + USED + [item.name for item in replica.layout.buckets[0].slots].index("c")
+    gradient.flat[used] = 1.0  # another rank used it: its share came with the sum
+    gradient.view(slot).fill_(4.0)
+    replica.apply(gradient)
+    assert parameters(model)["c"] == pytest.approx(1 - 0.1 * (4.0 + 0.5))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        sgd,
+        partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+        partial(torch.optim.Adam, lr=0.01),
+        partial(torch.optim.AdamW, lr=0.01, foreach=False),
+        partial(torch.optim.RMSprop, lr=0.01),
+    ],
+    ids=["sgd", "nesterov", "adam", "adamw", "rmsprop"],
+)
+def test_bucket_by_bucket_in_any_order_is_the_whole(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    """With two groups of different rates, whose parameters are spread over the buckets."""
+
+    def trained(by_bucket: bool) -> tuple[list[Tensor], list[int]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+        weights, biases = ([param for name, param in model.named_parameters() if kind in name] for kind in ("weight", "bias"))
+        groups = [{"params": weights}, {"params": biases, "lr": 0.002}]
+        replica = Replica(model, optimizer(groups), bucket_bytes=0 if by_bucket else None, applies_buckets=by_bucket)
+        for step in range(4):
+            x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            gradient, _ = replica.backward(step, [Micro(lambda x=x: model(x).square().mean(), 1.0, 5)], Hooks())
+            if by_bucket:
+                for index in (2, 0, 3, 1):
+                    assert replica.apply(gradient.part(index)) == 0
+            else:
+                assert replica.apply(gradient) == 0
+        assert [len(group["params"]) for group in groups] == [2, 2], "the groups are whole again"
+        return [param.detach() for param in model.parameters()], replica.updates
+
+    (by_bucket, updates), (at_once, _) = trained(True), trained(False)
+    assert all(torch.equal(one, other) for one, other in zip(by_bucket, at_once, strict=True))
+    assert updates == [4, 4, 4, 4]
+
+
+def test_a_schedule_advances_once_an_update_not_once_a_bucket() -> None:
+    model = Products(uses_c=True)
+    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.1)
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=0, schedule=schedule, applies_buckets=True)
+    rates = []
+    for _ in range(4):
+        gradient = summed(replica, model)
+        for index in range(3):
+            replica.apply(gradient.part(index))
+        rates.append(replica.lr)
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
+
+
+def test_staleness_counts_updates_since_the_gradient_was_taken() -> None:
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()))
+    taken = [summed(replica, model) for _ in range(3)]
+    assert replica.pool.num_allocated == 3
+    assert [replica.apply(gradient) for gradient in taken] == [0, 1, 2]
+    assert summed(replica, model).version == 3
+    assert replica.pool.num_allocated == 3, "a buffer is used again"
+
+
+def test_clipping_bounds_the_mean_gradient() -> None:
+    model = Products()
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=0.5)
+    replica.apply(summed(replica, model, ranks=3))
+    moved = torch.tensor([1 - value for value in parameters(model).values()])
+    assert float(moved.norm()) == pytest.approx(0.5)
+    assert float(moved[1] / moved[0]) == pytest.approx(10.0)
+
+
+def test_a_word_of_control_arrives_with_the_first_bucket() -> None:
+    model = Products()
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=0, applies_buckets=True)
+    replica.control_out = 1
+    gradient, _ = replica.backward(0, [micro(model)], Hooks())
+    assert float(gradient.tail(0)[CONTROL]) == 1.0
+    replica.apply(gradient.part(1))
+    assert replica.control_seen == 0
+    replica.apply(gradient.part(0))
+    assert replica.control_seen == 1
+
+
+# -- loss scaling ----------------------------------------------------------------------------------------------
+
+
+def test_loss_scale_halves_on_overflow_and_doubles_after_two_thousand() -> None:
+    scale = LossScale(8.0)
+    fine, overflown = torch.ones(3), torch.tensor([1.0, float("inf"), 1.0])
+    assert [scale.accept(flat) for flat in (fine, overflown, torch.tensor([float("nan")]), fine)] == [True, False, False, True]
+    assert (scale.value, scale.good) == (2.0, 1)
+    for _ in range(1998):
+        scale.accept(fine)
+    assert scale.value == 2.0
+    assert scale.accept(fine)
+    assert (scale.value, scale.good) == (4.0, 0)
+
+
+def test_an_overflow_skips_the_update_and_the_next_gradient_is_scaled_less() -> None:
+    model = Products()
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), precision="fp16")
+    assert replica.loss_scale is not None
+    gradient = summed(replica, model)
+    assert values(gradient)["b"] == pytest.approx(20.0, rel=1e-2), "what is sent is unscaled"
+    gradient.flat[0] = float("inf")
+    replica.apply(gradient)
+    assert parameters(model) == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert replica.loss_scale.value == 2.0**15
+    assert replica.updates == [1]
+    replica.apply(summed(replica, model))
+    assert parameters(model)["b"] == pytest.approx(1 - 0.1 * 20.0, rel=1e-2), "momentum knows nothing of the skipped one"
+
+
+# -- state -----------------------------------------------------------------------------------------------------
+
+
+def test_state_and_load_go_on_as_if_nothing_had_happened() -> None:
+    def fresh() -> tuple[nn.Module, Replica]:
+        model = Products(uses_c=True)
+        schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+        return model, Replica(model, torch.optim.Adam(model.parameters(), lr=0.1), schedule=schedule, precision="fp16")
+
+    model, replica = fresh()
+    for _ in range(3):
+        replica.apply(summed(replica, model))
+    other_model, other = fresh()
+    other.load(replica.state())
+    assert other.updates == [3]
+    for one, its_replica in ((model, replica), (other_model, other)):
+        its_replica.apply(summed(its_replica, one))
+    assert parameters(model) == parameters(other_model)
+    assert replica.lr == other.lr
+    assert other.loss_scale is not None and other.loss_scale.good == 4
+
+
+def test_a_gradient_that_was_in_flight_comes_back_without_its_word_of_control() -> None:
+    model = Products(uses_c=True)
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=0)
+    replica.control_out = 1
+    gradient = summed(replica, model)
+    _, other = model, Replica(model, sgd(model.parameters()), bucket_bytes=0)
+    restored = other.gradient_from(gradient.flat, gradient.step, gradient.version)
+    assert values(restored) == values(gradient)
+    other.apply(restored)
+    assert other.control_seen == 0
+    assert parameters(model)["b"] == pytest.approx(1 - 2.0)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2), lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)])
+def test_parameters_are_read_and_written_in_order_of_registration(make: Callable[[], nn.Module]) -> None:
+    model, other = make(), make()
+    one, two = (Replica(item, sgd(item.parameters())) for item in (model, other))
+    flat = one.read_parameters()
+    assert torch.equal(flat, torch.cat([param.reshape(-1) for param in model.parameters()]))
+    two.write_parameters(flat)
+    flat.zero_()
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.stride() == theirs.stride()
+
+
+# -- refusals --------------------------------------------------------------------------------------------------
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure):  # type: ignore[no-untyped-def, override]
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "words"),
+    [
+        (torch.optim.LBFGS, {}, "LBFGS evaluates the loss itself"),
+        (partial(NeedsClosure, lr=0.1), {}, "NeedsClosure evaluates the loss itself"),
+        (sgd, {"applies_buckets": True, "clip_norm": 1.0}, "apply='all'"),
+        (sgd, {"applies_buckets": True, "precision": "fp16"}, "precision='bf16'"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_at_construction(optimizer: Any, settings: dict[str, Any], words: str) -> None:
+    model = Products()
+    with pytest.raises(ConfigError, match=words):
+        Replica(model, optimizer(model.parameters()), **settings)
+    assert not model.a._post_accumulate_grad_hooks, "no hook stays on a refused model"
+
+
+def test_a_gradient_that_comes_twice_is_refused() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.Linear(2, 2)
+    replica = Replica(layer, sgd(layer.parameters()))
+
+    def loss(use_reentrant: bool) -> Tensor:
+        x = torch.ones(1, 2, requires_grad=True)
+        for _ in range(2):
+            x = checkpoint(layer, x, use_reentrant=use_reentrant)
+        return x.sum()
+
+    with pytest.raises(ConfigError, match=r"(weight|bias) arrived twice.*use_reentrant=False"):
+        replica.backward(0, [Micro(lambda: loss(True), 1.0, 1)], Hooks())
+    replica.backward(0, [Micro(lambda: loss(False), 1.0, 1)], Hooks())
