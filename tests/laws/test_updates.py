@@ -1,0 +1,155 @@
+"""What is computed: every method against one process with the whole batch, and against its own definition."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.pool import shared_pool
+from tests.laws import tiny
+from tests.laws.reference import ddp, serial
+from tests.laws.train import REAL, RUNTIMES, assert_same, on_all_runtimes, on_real_runtimes, train
+from tests.laws.variants import name_of, variants
+from workbench.algorithms import ApplyOrder, DelayedSGD, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.collectives import Collective, Linear, Native, Ring
+from workbench.program import Algorithm
+from workbench.settings import Settings
+
+# The sum of a few float64 numbers, taken in another order, differs by some 1e-16; a dozen tame steps keep it under this.
+ROUNDING = 1e-12
+OPTIMIZERS = pytest.mark.parametrize("optimizer", [tiny.sgd, tiny.momentum, tiny.adam], ids=["sgd", "momentum", "adam"])
+SYNCHRONOUS = [variant for variant in variants() if variant.max_staleness == 0]
+
+# 23 samples in batches of 3 on 3 workers: 9, 9 and 5 samples, the last shared 2, 2, 1.
+settings = partial(Settings, steps=8, batch_size=3, timeout_s=30)
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", variants(), ids=name_of)
+def test_replicas_are_equal_after_every_step(algorithm: Algorithm, runtime: str) -> None:
+    trained = train(runtime, 3, algorithm, tiny.problem(), settings(optimizer=tiny.momentum, seed=1))
+    for other in trained.parameters[1:]:
+        assert_same(other, trained.parameters[0], 0)
+    assert not torch.equal(trained.final, trained.parameters[0][0]), "nothing was learned"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("algorithm", variants(), ids=name_of)
+def test_every_runtime_takes_the_same_steps(algorithm: Algorithm) -> None:
+    """Simulated workers, gloo and MPI; 2 and 3 ranks; dropout and a schedule included."""
+    problem, how = tiny.problem(tiny.dropout_mlp), settings(optimizer=tiny.adam, schedule=tiny.step_lr, seed=2)
+    for num_ranks in (2, 3):
+        reference = train("simulated", num_ranks, algorithm, problem, how)
+        for runtime in REAL:
+            found = train(runtime, num_ranks, algorithm, problem, how)
+            assert_same(found.parameters[0], reference.parameters[0], ROUNDING)
+            for rank in range(num_ranks):
+                ours, theirs = found.rows(rank), reference.rows(rank)
+                for name in ("step", "samples", "num_samples", "staleness", "lr"):
+                    assert [row[name] for row in ours] == [row[name] for row in theirs], name
+                assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], rel=1e-9)
+
+
+@OPTIMIZERS
+@on_all_runtimes
+def test_synchronous_is_one_process_with_the_whole_batch(runtime: str, optimizer: object) -> None:
+    """Also where the last batch is short (5 samples on 3 ranks). DDP would count its rank of one sample like those of two."""
+    how = settings(optimizer=optimizer)
+    trained = train(runtime, 3, SynchronousSGD(), tiny.problem(), how)
+    assert_same(trained.parameters[0], serial(tiny.problem(), how, 3), ROUNDING)
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", [*SYNCHRONOUS, PipeSGD(width=2)], ids=name_of)
+def test_ranks_without_samples_take_part(algorithm: Algorithm, runtime: str) -> None:
+    """11 samples in batches of 9: the second batch holds 2, the third rank none."""
+    problem, how = tiny.problem(num_samples=11), settings(optimizer=tiny.momentum)
+    trained = train(runtime, 3, algorithm, problem, how)
+    assert trained.rows(2)[1]["num_samples"] == 0
+    assert trained.rows(2)[1]["loss"] is None
+    assert_same(trained.parameters[0], serial(problem, how, 3, delay=algorithm.max_staleness), ROUNDING)
+
+
+@OPTIMIZERS
+def test_synchronous_is_ddp(optimizer: object) -> None:
+    """Three ways to the same numbers: torch's DDP on gloo, ours on gloo, one process. 24 samples: every share is full."""
+    problem, how = tiny.problem(num_samples=24), settings(batch_size=2, optimizer=optimizer)
+    theirs = shared_pool("torch", 3).run(ddp, problem, how)
+    ours = train("torch", 3, SynchronousSGD(), problem, how)
+    assert_same(ours.parameters[0], theirs[0], ROUNDING)
+    assert_same(theirs[0], serial(problem, how, 3), ROUNDING)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("order", ApplyOrder)
+@pytest.mark.parametrize("bucket_bytes", [0, 100, 200, None])
+def test_layerwise_is_synchronous_to_the_last_bit_where_sums_are_in_rank_order(bucket_bytes: float | None, order: ApplyOrder) -> None:
+    for runtime, collective in (("simulated", Native()), ("torch", Linear()), ("mpi", Linear())):
+        layerwise = LayerwiseSGD(bucket_bytes=bucket_bytes, apply=order, collective=collective)
+        found = train(runtime, 3, layerwise, tiny.problem(), settings(optimizer=tiny.momentum))
+        assert_same(found.parameters[0], synchronous(runtime, collective), 0)
+
+
+@cache
+def synchronous(runtime: str, collective: Collective) -> list[Tensor]:
+    return train(runtime, 3, SynchronousSGD(collective=collective), tiny.problem(), settings(optimizer=tiny.momentum)).parameters[0]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("collective", [Native(), Ring()], ids=["native", "ring"])
+def test_layerwise_is_synchronous_up_to_rounding_elsewhere(collective: Native | Ring, runtime: str) -> None:
+    how = settings(optimizer=tiny.momentum)
+    for order in ApplyOrder:
+        found = train(runtime, 3, LayerwiseSGD(bucket_bytes=100, apply=order, collective=collective), tiny.problem(), how)
+        assert_same(found.parameters[0], synchronous("simulated", Native()), ROUNDING)
+
+
+@on_all_runtimes
+def test_pipe_of_width_one_is_synchronous(runtime: str) -> None:
+    how = settings(optimizer=tiny.momentum)
+    pipe = train(runtime, 3, PipeSGD(width=1, collective=Linear()), tiny.problem(), how)
+    synchronous = train(runtime, 3, SynchronousSGD(collective=Linear()), tiny.problem(), how)
+    assert_same(pipe.parameters[0], synchronous.parameters[0], 0)
+
+
+@pytest.mark.mpi
+@OPTIMIZERS
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_pipe_is_serial_sgd_with_late_gradients(width: int, optimizer: object) -> None:
+    """w[t] = w[t-1] - lr * g(w[t-K]), and the K - 1 gradients in flight at the end are applied."""
+    how = settings(optimizer=optimizer)
+    expected = serial(tiny.problem(), how, 3, delay=width - 1)
+    for runtime in RUNTIMES:
+        assert_same(train(runtime, 3, PipeSGD(width=width), tiny.problem(), how).parameters[0], expected, ROUNDING)
+
+
+@pytest.mark.mpi
+def test_pipe_longer_than_the_run_applies_everything_at_the_end() -> None:
+    how = settings(steps=3)
+    for runtime in RUNTIMES:
+        trained = train(runtime, 2, PipeSGD(width=5), tiny.problem(), how)
+        assert_same(trained.parameters[0], serial(tiny.problem(), how, 2, delay=4), ROUNDING)
+        assert torch.equal(trained.parameters[0][0], trained.parameters[0][2]), "nothing is due before the end"
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_delay_is_a_width_less_one(delay: int) -> None:
+    how = settings(optimizer=tiny.adam)
+    assert_same(
+        train("simulated", 2, DelayedSGD(delay=delay), tiny.problem(), how).parameters[0],
+        train("simulated", 2, PipeSGD(width=delay + 1), tiny.problem(), how).parameters[0],
+        0,
+    )
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", variants(), ids=name_of)
+def test_measured_staleness_is_that_of_the_definition(algorithm: Algorithm, runtime: str) -> None:
+    """Nothing is applied while the pipeline fills; the first gradient is not stale, the last ones are by K - 1 updates."""
+    trained = train(runtime, 2, algorithm, tiny.problem(), settings())
+    late = algorithm.max_staleness
+    for rank in range(2):
+        assert [row["staleness"] for row in trained.rows(rank)] == [None] * late + [min(step, late) for step in range(8 - late)]

@@ -1,0 +1,169 @@
+"""Training on every runtime alike: what the laws compare."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.pool import shared_pool
+from workbench.costs import Compute, Network
+from workbench.ops import EndStep, Program, ReadParameters
+from workbench.problems.base import Problem
+from workbench.program import Algorithm, Context
+from workbench.runtimes.launch import Job, run_rank
+from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.worker import run_info
+from workbench.settings import Settings
+from workbench.trace.run import Run
+from workbench.trace.store import new_run
+
+REAL = ("torch", "mpi")
+RUNTIMES = ("simulated", *REAL)
+MPI = pytest.param("mpi", marks=pytest.mark.mpi)
+on_real_runtimes = pytest.mark.parametrize("runtime", ["torch", MPI])
+on_all_runtimes = pytest.mark.parametrize("runtime", ["simulated", "torch", MPI])
+
+# An all-reduce of the tiny model takes about as long as a step, and no two steps or ranks take equally long.
+NETWORK = Network(latency_s=0.1, bandwidth_bytes_per_s=1000.0)
+COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, jitter=0.5)
+
+_seen: dict[int, list[Tensor]] = {}  # rank -> what `Watched` saw there, in this process
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched(Algorithm):
+    """Another algorithm, whose parameters are read at each `EndStep` and behind its end. It cannot tell the difference."""
+
+    inner: Algorithm
+
+    @property
+    def bucket_bytes(self) -> float | None:
+        return self.inner.bucket_bytes
+
+    @property
+    def applies_buckets(self) -> bool:
+        return self.inner.applies_buckets
+
+    @property
+    def max_staleness(self) -> int:
+        return self.inner.max_staleness
+
+    def worker(self, ctx: Context) -> Program:
+        seen = _seen[ctx.rank] = []
+        program, answer = self.inner.worker(ctx), None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration:
+                break
+            if isinstance(request, EndStep):
+                seen.append((yield ReadParameters()))
+            answer = yield request
+        seen.append((yield ReadParameters()))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a run: `parameters[rank]` after each step and, last, at its end; the record; how to go on from there."""
+
+    parameters: list[list[Tensor]]
+    run: Run
+    checkpoint: Any  # what `resume=` takes
+
+    @property
+    def final(self) -> Tensor:
+        return self.parameters[0][-1]
+
+    def rows(self, rank: int) -> list[dict[str, Any]]:
+        """The rank's rows of steps."""
+        return [row for row in self.run.metrics[rank] if "evaluation" not in row]
+
+
+def train(
+    runtime: str,
+    num_ranks: int,
+    algorithm: Algorithm,
+    problem: Problem,
+    settings: Settings,
+    *,
+    resume: Any = None,
+    stop_after: int | None = None,
+    control: Sequence[dict[str, Any]] = (),
+) -> Trained:
+    """Train with that method on simulated workers, or on real ranks of the session's pool, with words of control given beforehand."""
+    watched = Watched(inner=algorithm)
+    if runtime == "simulated":
+        simulation = Simulation(watched, problem, settings, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True)
+        run = simulation.run(resume=resume, stop_after=stop_after)
+        return Trained([_seen[rank] for rank in range(num_ranks)], run, simulation.checkpoints)
+    job = make_job(runtime, num_ranks, watched, problem, settings, resume=resume, stop_after=stop_after)
+    (Path(job.folder) / "control.jsonl").write_text("".join(json.dumps(word) + "\n" for word in control))
+    parameters = run_on_ranks(train_here, job, num_ranks)
+    return Trained(parameters, Run.load(job.folder), job.folder)
+
+
+@lru_cache(maxsize=1)
+def _store() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="laws-")  # removed when this process ends
+
+
+def make_job(runtime: str, num_ranks: int, algorithm: Algorithm, problem: Problem, settings: Settings, **more: Any) -> Job:
+    """A job in a folder of its own."""
+    folder = new_run(run_info(algorithm, problem, settings, runtime, num_ranks), Path(_store().name))
+    return Job(algorithm=algorithm, problem=problem, settings=settings, runtime=runtime, folder=str(folder), **more)  # type: ignore[arg-type]
+
+
+def run_on_ranks(function: Callable[..., Any], job: Job, num_ranks: int) -> list[Any]:
+    """`function(job, num_ranks)` on each rank; it trains with `run_job`. Fewer MPI ranks than three are a part of the three."""
+    size = max(num_ranks, 3) if job.runtime == "mpi" else num_ranks
+    return shared_pool(job.runtime, size).run(function, job, num_ranks)[:num_ranks]
+
+
+def run_job(job: Job, num_ranks: int) -> dict[str, Any] | None:
+    """On a rank: train; None on the ranks that are not taken."""
+    if job.runtime != "mpi":
+        return run_rank(job)
+    from workbench.runtimes.mpi import MpiTransport
+
+    communicator = _first_ranks(num_ranks)
+    return run_rank(job, MpiTransport(communicator, timeout_s=job.settings.timeout_s)) if communicator else None
+
+
+@lru_cache(maxsize=3)
+def _first_ranks(num_ranks: int) -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.Get_rank() < num_ranks else MPI.UNDEFINED)
+
+
+def train_here(job: Job, num_ranks: int) -> list[Tensor] | None:
+    """On a rank: train, and return what was seen."""
+    summary = run_job(job, num_ranks)
+    return _seen[summary["rank"]] if summary else None
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference over largest value."""
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    """Two trajectories of equal length, equal to `tolerance` relative at every step; 0 for bitwise."""
+    assert len(found) == len(expected)
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if tolerance == 0:
+            assert torch.equal(ours, theirs), f"differs at step {step} by {relative_error(ours, theirs):.2e}"
+        else:
+            assert relative_error(ours, theirs) <= tolerance, f"differs at step {step} by {relative_error(ours, theirs):.2e}"
