@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,8 @@ def build_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_by
         raise ConfigError(f"the model's parameters lie on several devices ({', '.join(map(str, devices))}): move it to one")
     dtype = torch.float32
     for name, param in named:
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name} has no shape yet: run the lazy model once on a batch before it is trained")
         if not param.dtype.is_floating_point:
             raise ConfigError(f"parameter {name} is {param.dtype}: only real floating-point parameters can be trained here")
         dtype = torch.promote_types(dtype, param.dtype)
@@ -174,7 +176,7 @@ class Gradient:
         bucket: which bucket this is; None for the whole gradient.
         step: the step whose minibatch it was computed on.
         version: number of updates this rank had applied when it was computed (staleness is counted from it).
-        locally_unused: parameters (by slot index) that this rank's loss did not reach.
+        ready: on a GPU, the event of its backward's end.
     """
 
     flat: Tensor
@@ -182,7 +184,7 @@ class Gradient:
     step: int
     version: int
     bucket: int | None = None
-    locally_unused: frozenset[int] = frozenset()
+    ready: Any = field(default=None, repr=False)
     owner: Gradient | None = field(default=None, repr=False)  # whose buffer a bucket is a slice of
 
     @property
@@ -218,7 +220,6 @@ class Gradient:
             self.step,
             self.version,
             bucket,
-            self.locally_unused,
             owner=self,
         )
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.units import GB, GIB, KB, KIB, MB, MIB
 
 SIZES = {"kb": KB, "mb": MB, "gb": GB, "kib": KIB, "mib": MIB, "gib": GIB}
@@ -40,7 +40,7 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
     """`make(**options)`, refusing an option that it does not take.
 
     Raises:
-        ConfigError: no such option; the near miss and the valid ones are named.
+        ConfigError: no such option (the near miss and the valid ones are named), or a value that it refuses.
     """
     valid = list(signature(make).parameters)
     for option in options:
@@ -48,7 +48,12 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
             near = get_close_matches(option, valid, n=1, cutoff=0.5)
             meant = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"{what} has no option {option!r}: {meant}It takes {', '.join(valid) or 'none'}")
-    return make(**options)
+    try:
+        return make(**options)
+    except WorkbenchError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}({', '.join(f'{key}={value!r}' for key, value in options.items())}): {error}") from error
 
 
 def parse_value(text: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workbench.backward import Accumulation, Hooks, LossScale, Micro
 from workbench.errors import ConfigError
-from workbench.gradients import CONTROL, USED, WEIGHT, BufferPool, Gradient, build_layout, trainable
+from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
 from workbench.settings import ScheduleFactory
 from workbench.updater import Updater, refuse_what_cannot_be_right
 
@@ -73,6 +73,7 @@ class Replica:
         self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
         self._tails: dict[int, tuple[tuple[float, ...], Tensor]] = {}
         self._running: Accumulation | None = None
+        self._reader: Any = None  # a CUDA stream
         refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
         slots = self.layout.slots
         self._handles = [
@@ -118,6 +119,9 @@ class Replica:
                 hooks.phase("backward")
             state.begin(0.0, last=True)
             self._finish(state)
+            if gradient.flat.is_cuda:
+                gradient.ready = torch.cuda.Event()
+                gradient.ready.record()
             hooks.phase("")
         finally:
             self._running = None
@@ -169,7 +173,6 @@ class Replica:
         for slot in self.layout.slots:
             if slot.index not in state.written:
                 self._view(flat, slot.index).zero_()
-        state.gradient.locally_unused = frozenset(slot.index for slot in self.layout.slots if slot.index not in state.written)
         while state.next_bucket < len(self.layout.buckets):
             self._seal(state, state.next_bucket)
 
@@ -193,16 +196,15 @@ class Replica:
         assert owner is not None
         pieces = self.layout.buckets if gradient.bucket is None else (self.layout.buckets[gradient.bucket],)
         staleness = max(self.updates[piece.index] for piece in pieces) - gradient.version
-        tail = gradient.tail(pieces[0].index)
+        tails = [self._read_tail(gradient, owner, piece) for piece in pieces]
         if pieces[0].index == 0:
-            self.control_seen = max(self.control_seen, int(tail[CONTROL]))
-        self._divide(gradient, tail[WEIGHT])
+            self.control_seen = max(self.control_seen, int(tails[0][CONTROL]))
+        _divide(gradient.flat, tails[0][WEIGHT])
         touched = []
-        for piece in pieces:
-            used = self._globally_used(gradient, piece)
-            for slot, is_used in zip(piece.slots, used, strict=True):
+        for piece, tail in zip(pieces, tails, strict=True):
+            for slot, num_users in zip(piece.slots, tail[USED:], strict=True):
                 param = self._parameters[slot.index]
-                if is_used:
+                if num_users > 0:
                     view = self._view(owner.flat, slot.index)
                     param.grad = view if view.dtype == param.dtype else view.to(param.dtype)
                     touched.append(param)
@@ -215,22 +217,16 @@ class Replica:
         self._consume(owner, pieces)
         return staleness
 
-    def _divide(self, gradient: Gradient, weight: Tensor) -> None:
-        """Sum of shares -> mean over the samples that really were there."""
-        flat = gradient.flat
-        if flat.is_cuda:  # reading the weight would make the host wait for the device
-            flat.div_(weight.clone())
-            return
-        value = float(weight)
-        if value > 0 and abs(value - 1.0) > 64 * torch.finfo(flat.dtype).eps:
-            flat.div_(value)
-
-    def _globally_used(self, gradient: Gradient, piece: Any) -> list[bool]:
-        """For each slot of the bucket, whether any rank's loss reached it."""
-        unused_here = [slot.index in gradient.locally_unused for slot in piece.slots]
-        if not any(unused_here) and gradient.flat.is_cuda:
-            return [True] * len(unused_here)  # what this rank used, somebody used: no need to look at the device
-        return [count > 0 for count in gradient.tail(piece.index)[USED:].tolist()]
+    def _read_tail(self, gradient: Gradient, owner: Gradient, piece: BucketSlice) -> list[float]:
+        """A bucket's tail on the host. On a GPU by a stream of its own, so as not to wait for what was enqueued since."""
+        tail = gradient.tail(piece.index)
+        if not tail.is_cuda:
+            return tail.tolist()
+        if self._reader is None:
+            self._reader = torch.cuda.Stream(tail.device)
+        self._reader.wait_event(owner.ready)
+        with torch.cuda.stream(self._reader):
+            return tail.tolist()
 
     def _consume(self, owner: Gradient, pieces: Sequence[Any]) -> None:
         for piece in pieces:
@@ -290,4 +286,13 @@ class Replica:
         gradient = Gradient(self.pool.take(), self.layout, step, version)
         gradient.flat.copy_(flat)
         gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
+        if gradient.flat.is_cuda:
+            gradient.ready = torch.cuda.Event()
+            gradient.ready.record()
         return gradient
+
+
+def _divide(flat: Tensor, weight: float) -> None:
+    """Sum of shares -> mean over the samples that really were there."""
+    if weight > 0 and abs(weight - 1.0) > 64 * torch.finfo(flat.dtype).eps:
+        flat.div_(weight)

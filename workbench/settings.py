@@ -64,6 +64,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value!r}: a number above 0")
+        if self.trace_steps is not None and self.trace_steps < 0:
+            raise ConfigError(f"trace_steps={self.trace_steps}: how many steps to trace, 0 for none, None for all")
         if self.evaluate_every is not None and self.evaluate_every < 0:
             raise ConfigError(
                 f"evaluate_every={self.evaluate_every}: steps between evaluations, 0 for the end only, None for once an epoch"

@@ -12,13 +12,15 @@ from typing import Any
 from workbench.errors import ConfigError
 from workbench.naming import call_checked, parse_pairs, unknown
 
+LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
+
 
 def add_train_options(train: argparse.ArgumentParser) -> None:
     """The options of `workbench train`, and what runs it."""
     add = train.add_argument
     add("method", help="such as pipe-sgd; `workbench methods` lists them")
     add("--problem", default="digits-mlp", help="`workbench problems` lists them")
-    add("--runtime", default="mpi", help="mpi, torch or simulated")
+    add("--runtime", help="mpi, torch or simulated; default: the launcher's that started this, else mpi")
     add("--workers", type=int, default=2)
     add("--epochs", type=int)
     add("--steps", type=int)
@@ -46,9 +48,14 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from workbench import algorithms, problems
+    from workbench.runtimes.launch import runtime_here
 
+    here = runtime_here()
+    options.runtime = options.runtime or here or "mpi"
     if options.runtime not in ("mpi", "torch", "simulated"):
         raise unknown("runtime", options.runtime, ("mpi", "torch", "simulated"))
+    if here is not None and options.runtime not in (here, "simulated"):
+        raise ConfigError(f"this process is a rank of {LAUNCHERS[here]}: use --runtime {here}, or leave --runtime out")
     if options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: at least 1")
     algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
@@ -58,16 +65,16 @@ def _train(options: argparse.Namespace) -> int:
         return _report(_simulated(options, algorithm, problem, settings), options)
 
     from workbench.clusters.spawn import spawn_ranks
-    from workbench.runtimes.launch import runtime_here
     from workbench.runtimes.worker import run_info
     from workbench.trace.store import find_run, new_run
 
     resume = str(find_run(options.resume)) if options.resume else None
-    if runtime_here() is not None:
+    if here is not None:
         return _join(options, algorithm, problem, settings, resume)
     problem.train_data()  # a missing folder is told once, here, and not by every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
-    spawn_ranks(options.runtime, options.workers, options.given, folder, _progress(folder, options))
+    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # the new run must not change what the name means
+    spawn_ranks(options.runtime, options.workers, [*options.given, *resolved], folder, _progress(folder, options))
     return _report(folder, options)
 
 
@@ -109,7 +116,7 @@ def _optimizer(options: argparse.Namespace) -> Any:
     if name is None:
         raise unknown("optimizer", options.optimizer, known)
     make = getattr(torch.optim, name)
-    call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1))], **arguments})  # a wrong argument is told here, once
+    call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **arguments})  # a wrong argument is told here, once
     return partial(make, **arguments)
 
 
@@ -122,7 +129,7 @@ def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settin
     if options.resume:
         raise ConfigError("--resume is for real ranks: a simulated run is repeated from its seed")
     network = costs.get(options.network)
-    compute = costs.measure_compute(problem, settings.batch_size, threads=settings.threads or 1)
+    compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=settings.threads or 1)
     simulation = Simulation(
         algorithm, problem, settings, options.workers, network=network, compute=compute, timing_only=options.timing_only
     )

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from workbench.backward import Micro
-from workbench.errors import ConfigError, PeerFailed
+from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.program import Algorithm, Context
 from workbench.replica import Replica
+from workbench.runtimes.agreement import check_agreement, share_tensors
 from workbench.runtimes.interpreter import Interpreter
-from workbench.runtimes.launch import check_agreement, share_initial_state, transport_here
+from workbench.runtimes.launch import transport_here
 from workbench.settings import describe
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.run import Run
@@ -70,26 +71,24 @@ class Trainer:
     ) -> None:
         self._transport = transport_here(timeout_s)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
-        self.replica = Replica(
-            model,
-            optimizer,
-            bucket_bytes=algorithm.bucket_bytes,
-            clip_norm=clip_norm,
-            precision=precision,
-            applies_buckets=algorithm.applies_buckets,
-        )
         self._recorder: Recorder = NullRecorder()
-        self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, timeout_s=timeout_s)
         self._folder: Path | None = None
-        self._patience = self._interpreter.ledger.patience
         self._next: list[Micro] = []
         self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted
         self._samples = 0
         self._finished = False
-        check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
-        share_initial_state(self._transport, self._interpreter, self.replica.shared_tensors())
-        if record:
-            self._open_record(algorithm, optimizer)
+        try:
+            options = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
+            self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)  # type: ignore[arg-type]
+            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, timeout_s=timeout_s)
+            self._patience = self._interpreter.ledger.patience
+            check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
+            share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
+            if record:
+                self._open_record(algorithm, optimizer)
+        except BaseException as error:
+            self._fail(error)
+            raise
         self._ctx = Context(self.rank, self.num_workers)
         self._program = algorithm.worker(self._ctx)
         self._interpreter.ledger.origin_s = time.perf_counter()
@@ -118,22 +117,25 @@ class Trainer:
         try:
             self._next = self._weigh(closure, num_samples)
             end = self._interpreter.advance(self._program)
+            assert end is not None, "a program ended that was not told to"
+            self._book(end.step, self._interpreter.loss)
         except BaseException as error:
             self._fail(error)
             raise
-        assert end is not None, "a program ended that was not told to"
-        loss = self._interpreter.loss
-        self._book(end.step, loss)
-        return loss
+        return self._interpreter.loss
 
     def finish(self) -> Run | None:
-        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it."""
+        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it.
+
+        The model's buffers (BatchNorm's statistics) are rank 0's then, on all ranks.
+        """
         if self._finished:
             return None
         self._finished = True
         self._ctx.num_steps = 0
         try:
             self._interpreter.advance(self._program)
+            share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
             self._transport.barrier(self._patience("all ranks to finish"))
         except BaseException as error:
             self._fail(error)
@@ -161,6 +163,7 @@ class Trainer:
             self._unit = self._agree_on_unit("0" if closure is None else "" if num_samples is None else str(num_samples))
         if closure is None:
             return []
+        assert self._unit is not None
         if (num_samples is None) != (self._unit == 0):
             raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
         if num_samples is None:
@@ -168,17 +171,21 @@ class Trainer:
         self._samples += num_samples * self.num_workers  # exact where batches are equal
         return [Micro(closure, num_samples / (self._unit * self.num_workers), num_samples)]
 
-    def _agree_on_unit(self, mine: str) -> int:
+    def _agree_on_unit(self, mine: str) -> int | None:
         """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0 where samples are not counted."""
         everyone = self._transport.gather_texts(mine, self._patience("all ranks' first step"))
         if "" in everyone:
             return 0
-        return max(1, *map(int, everyone))
+        return max(map(int, everyone)) or None  # nobody had samples: the next step decides
 
     def _micros(self, step: int) -> list[Micro]:
         return self._next
 
     def _book(self, step: int, loss: Tensor | None) -> None:
+        if loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # on a GPU looking would make the host wait
+            raise Diverged(
+                f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
+            )
         if self._folder is not None:
             seconds = self._interpreter.ledger.now()
             row = {"step": step, "seconds": seconds, "samples": self._samples, "bytes_sent": int(self._interpreter.bytes_sent)}
@@ -200,7 +207,9 @@ class Trainer:
 
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, PeerFailed):
-            words = f"rank {self.rank} failed at step {self._interpreter.ledger.step}: {type(error).__name__}: {error}"
+            words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+            if hasattr(self, "_interpreter"):
+                words = words.replace("failed:", f"failed at step {self._interpreter.ledger.step}:", 1)
             self._transport.announce_failure(words)
             if self._folder is not None:
                 update_run(self._folder, status="failed", error=words)
@@ -208,7 +217,6 @@ class Trainer:
         self._release()
 
     def _release(self) -> None:
-        self._interpreter.close()
-        self.replica.close()
-        self._recorder.close()
-        self._transport.close()
+        for name in ("_interpreter", "replica", "_recorder", "_transport"):
+            if hasattr(self, name):  # not after a failure while this was made
+                getattr(self, name).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, final
 
 import torch
@@ -35,14 +36,19 @@ class Updater:
     ) -> None:
         self.optimizer = optimizer
         self._schedule = schedule(optimizer) if schedule else None
+        if isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError("ReduceLROnPlateau must be told the loss at each step: use a schedule of the number of updates alone")
         self._clip_norm = clip_norm
         self._parameters = parameters
         self._layout = layout
         self._narrowed = self._narrow_groups()
+        self._group_sizes = self._sizes()
 
     def step(self, bucket: int | None, lr_scale: float) -> None:
         """One step of the optimizer; with a bucket, of its parameters only."""
         groups = self.optimizer.param_groups
+        if bucket is not None and self._sizes() != self._group_sizes:  # a group was added, or a parameter to one
+            self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         saved = [(group["params"], group["lr"]) for group in groups]
@@ -62,6 +68,9 @@ class Updater:
         if self._schedule is not None:
             self._schedule.step()
 
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.optimizer.param_groups]
+
     def _narrow_groups(self) -> list[list[list[Tensor]]]:
         """For each bucket and parameter group, the group's parameters in that bucket: a step on a few of many is then cheap."""
         bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self._layout.slots, strict=True)}
@@ -76,8 +85,8 @@ class Updater:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._narrowed = self._narrow_groups()
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would take the tensors themselves
+        self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
 
@@ -89,6 +98,8 @@ def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: flo
         raise ConfigError(
             f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients"
         )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
     if applies_buckets and clip_norm is not None:
         raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
     if applies_buckets and precision == "fp16":

@@ -27,6 +27,7 @@ def serial(problem: Problem, settings: Settings, num_workers: int, delay: int = 
     model, optimizer, schedule = _begin(problem, settings)
     trained = [param for param in model.parameters() if param.requires_grad]
     samples = _sampler(problem, settings, num_workers)
+    alone = Sampler(samples.num_samples, samples.global_batch, 1, settings.seed)  # one process with the whole batch
     in_flight: deque[list[Tensor | None]] = deque()
     seen = []
 
@@ -40,10 +41,10 @@ def serial(problem: Problem, settings: Settings, num_workers: int, delay: int = 
             schedule.step()
 
     for step in range(settings.steps or 0):
-        shares = [samples.share(step, rank) for rank in range(num_workers)]
+        shares = [samples.share(step, rank) for rank in range(num_workers)] if by_share else [alone.share(step, 0)]
         total = sum(len(share) for share in shares)
         optimizer.zero_grad()
-        for rank, part in enumerate(shares if by_share else [torch.cat(shares)]):
+        for rank, part in enumerate(shares):
             torch.manual_seed(derive_seed(settings.seed, "dropout", rank, step))
             if len(part):
                 (problem.batch_loss(model, fetch(problem.train_data(), part)) * (len(part) / total)).backward()

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.reference import serial
 from tests.laws.train import assert_same, make_job, on_all_runtimes, on_real_runtimes, run_job, run_on_ranks, train
@@ -171,6 +172,7 @@ def test_frozen_parameters_and_buffers_are_rank_0s_too(runtime: str) -> None:
     problem = tiny.problem(tiny.Remembered(unlike_elsewhere), test=None)
     job = make_job(runtime, NUM_RANKS, SynchronousSGD(), problem, settings(steps=1, optimizer=partial(torch.optim.SGD, lr=1e-300)))
     states = run_on_ranks(train_and_look, job, NUM_RANKS)
+    assert {int(state["number"]) for state in states} == {shared_pool(runtime, NUM_RANKS).pids[0]}  # type: ignore[arg-type]
     for state in states[1:]:
         for name, value in state.items():
             if "running" not in name:  # BatchNorm's statistics have seen a batch since

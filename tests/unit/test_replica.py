@@ -120,7 +120,12 @@ def test_buckets_are_handed_over_once_in_order_and_final(bucket_bytes: float | N
     expected = torch.autograd.grad(model(x), [param for name, param in model.named_parameters() if "idle" not in name])
     found = [gradient.view(slot) for slot in replica.layout.slots if "idle" not in slot.name]
     torch.testing.assert_close(found, list(expected))
-    assert {replica.layout.slots[index].name for index in gradient.locally_unused} == {"idle.weight", "idle.bias"}
+    used = {
+        slot.name: count
+        for piece in replica.layout.buckets
+        for slot, count in zip(piece.slots, gradient.tail(piece.index)[USED:], strict=True)
+    }
+    assert {name for name, count in used.items() if count == 0} == {"idle.weight", "idle.bias"}
 
 
 def test_a_bucket_starts_inside_backward() -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 from typing import final
 
-from workbench.collectives import Collective, Native
+from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import whole
 from workbench.ops import Apply, Backward, EndStep, Program, Wait, WaitAny
@@ -41,7 +41,8 @@ class LayerwiseSGD(Algorithm):
     def __post_init__(self) -> None:
         if self.apply not in list(ApplyOrder):
             raise ConfigError(f"apply={self.apply!r}: choose one of {', '.join(ApplyOrder)}")
-        if self.bucket_bytes is not None and self.bucket_bytes < 0:
+        check_collective(self.collective)
+        if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
             raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
 
     @property

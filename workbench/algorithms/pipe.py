@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import final
 
-from workbench.collectives import Collective, Native
+from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Wait
 from workbench.program import Algorithm, Context
@@ -28,8 +28,9 @@ class PipeSGD(Algorithm):
     collective: Collective = Native()
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"width={self.width}: Pipe-SGD needs a width of at least 1 (1 is synchronous, 2 is the paper's choice)")
+        check_collective(self.collective)
+        if not isinstance(self.width, int) or self.width < 1:
+            raise ConfigError(f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)")
 
     @property
     def max_staleness(self) -> int:
@@ -55,6 +56,6 @@ def DelayedSGD(*, delay: int = 1, collective: Collective | None = None) -> PipeS
     >>> DelayedSGD(delay=1).width
     2
     """
-    if delay < 0:
+    if not isinstance(delay, int) or delay < 0:
         raise ConfigError(f"delay={delay}: a number of steps, 0 (synchronous) or more")
     return PipeSGD(width=delay + 1, collective=collective or Native())

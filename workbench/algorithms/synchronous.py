@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from workbench.collectives import Collective, Native
+from workbench.collectives import Collective, Native, check_collective
 from workbench.ops import Apply, Backward, EndStep, Program
 from workbench.program import Algorithm, Context, perform
 
@@ -22,6 +22,9 @@ class SynchronousSGD(Algorithm):
     """
 
     collective: Collective = Native()
+
+    def __post_init__(self) -> None:
+        check_collective(self.collective)
 
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():

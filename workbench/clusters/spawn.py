@@ -82,6 +82,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, watch: Callabl
             time.sleep(0.2)
         except KeyboardInterrupt:
             if asked:
+                update_run(folder, status="failed", error="interrupted")
                 raise
             asked = True
             with (folder / "control.jsonl").open("a") as control:

@@ -14,6 +14,7 @@ from workbench.errors import ConfigError
 from workbench.problems.base import Problem, fetch
 from workbench.replica import Replica, compute_threads
 from workbench.rng import generator
+from workbench.settings import OptimizerFactory
 
 
 @final
@@ -45,17 +46,24 @@ class Compute:
         return factor
 
 
-def measure_compute(problem: Problem, batch_size: int | None = None, steps: int = 10, threads: int = 1) -> Compute:
+def measure_compute(
+    problem: Problem,
+    batch_size: int | None = None,
+    *,
+    optimizer: OptimizerFactory | None = None,
+    steps: int = 10,
+    threads: int = 1,
+) -> Compute:
     """Time forward, backward and update of one minibatch in this process: the median of `steps`, after two to warm up.
 
     `threads` are those of the worker that is modelled: on a busy machine more of them than idle cores are slower, not faster.
     """
     with torch.random.fork_rng(devices=[]), compute_threads(threads):
         model = problem.model()
-        replica = Replica(model, problem.optimizer([param for param in model.parameters() if param.requires_grad]))
+        replica = Replica(model, (optimizer or problem.optimizer)([param for param in model.parameters() if param.requires_grad]))
         data = problem.train_data()
-        size = min(batch_size or problem.batch_size, len(data))  # type: ignore[arg-type]
-        batch = fetch(data, list(range(size)))
+        size = batch_size or problem.batch_size
+        batch = fetch(data, [index % len(data) for index in range(size)])  # type: ignore[arg-type]
         times: dict[str, list[float]] = {"forward": [], "backward": [], "update": []}
         marks: list[float] = []
         hooks = Hooks(lambda name: marks.append(time.perf_counter()))

@@ -17,7 +17,7 @@ class Network:
     Attributes:
         latency_s: alpha, of one message.
         bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
-        sum_s_per_byte: gamma, to add a received byte to an own one.
+        sum_s_per_byte: gamma, to add a received byte to an own one; charged in native all-reduces.
         name: how tables call it.
     """
 

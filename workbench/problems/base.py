@@ -25,9 +25,19 @@ def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch
 
 
 def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    """(number of right predictions, number of predictions): argmax over dimension 1 of the output against the targets."""
+    """(number of right predictions, number of predictions): argmax over dimension 1 of the output against the targets.
+
+    Raises:
+        ConfigError: the targets are no class numbers (regression, say).
+    """
     inputs, targets = batch
-    return (model(inputs).argmax(1) == targets).sum(), targets.numel()
+    output = model(inputs)
+    if targets.is_floating_point() or output.dim() < 2 or output.argmax(1).shape != targets.shape:
+        raise ConfigError(
+            f"accuracy compares class numbers, but the output is {tuple(output.shape)} and the targets are {tuple(targets.shape)} "
+            f"{targets.dtype}: give the Problem correct=None, or a function of your own"
+        )
+    return (output.argmax(1) == targets).sum(), targets.numel()
 
 
 @final
@@ -155,6 +165,11 @@ class Sampler:
         base, extra = divmod(len(batch), self.num_workers)
         start = rank * base + min(rank, extra)
         return torch.from_numpy(batch[start : start + base + (rank < extra)].copy())
+
+    def share_size(self, step: int, rank: int) -> int:
+        """How many samples that is."""
+        base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
+        return base + (rank < extra)
 
     def samples_before(self, step: int) -> int:
         """Samples that all ranks together have taken before `step`."""

@@ -52,6 +52,10 @@ class Endpoint:
         self._lane = lane
         self._spins = spins
 
+    def enter_thread(self) -> None:
+        """To be called first on a thread of its own."""
+        self._transport.enter_thread()
+
     def perform(self, request: Request) -> Any:
         """A communication request, to its end, on the calling thread."""
         transport, ledger = self._transport, self._ledger

@@ -219,6 +219,7 @@ class _Lane:
         self._queue.put((ticket, program))
 
     def _run(self) -> None:
+        self.endpoint.enter_thread()
         while (item := self._queue.get()) is not None:
             ticket, program = item
             handle = ticket.runtime

@@ -13,13 +13,16 @@ from typing import Any, Literal, final
 
 import torch
 
-from workbench.errors import ConfigError, LaunchError, PeerFailed, RankMismatch
+from workbench.errors import ConfigError, LaunchError, PeerFailed
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
+from workbench.replica import Replica
+from workbench.runtimes.agreement import check_agreement, share_tensors
+from workbench.runtimes.checkpoint import resume
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
-from workbench.runtimes.worker import Worker, model_info, run_info, share_cores, unpack_state
+from workbench.runtimes.worker import Worker, model_info, run_info, share_cores
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
@@ -155,10 +158,10 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, timeout_s=settings.timeout_s)
     try:
         check_agreement(_description(job, worker), transport, interpreter)
-        share_initial_state(transport, interpreter, replica.shared_tensors())
+        share_tensors(replica.shared_tensors(), transport, interpreter)
         ctx = Context(rank, num_workers, num_steps=worker.num_steps)
         if job.resume is not None:
-            _resume(ctx, worker, Path(job.resume) / f"checkpoint-{rank:05d}.pt")
+            _resume(job.algorithm, replica, ctx, Path(job.resume) / f"checkpoint-{rank:05d}.pt")
         if rank == 0:
             notes = [*run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"], *transport.notes]
             update_run(
@@ -172,46 +175,12 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
         recorder.close()
 
 
-def _resume(ctx: Context, worker: Worker, path: Path) -> None:
+def _resume(algorithm: Algorithm, replica: Replica, ctx: Context, path: Path) -> None:
     if not path.exists():
         raise ConfigError(f"{path} is not there: only a stopped run, on as many ranks as before, can be resumed")
-    saved = torch.load(path, weights_only=True)
-    worker.replica.load(saved["replica"])
-    ctx.first_step = saved["step"] + 1
-    ctx.resumed = unpack_state(saved["program"], worker.replica)
+    resume(torch.load(path, weights_only=True), algorithm, replica, ctx)
 
 
 def _description(job: Job, worker: Worker) -> list[str]:
     settings = json.dumps(job.settings.as_record(), default=str)
     return [f"method {job.algorithm}", f"settings {settings}", f"samples {worker.sampler.num_samples}", *worker.replica.layout.describe()]
-
-
-def check_agreement(lines: list[str], transport: Transport, interpreter: Interpreter) -> None:
-    """Raise `RankMismatch` unless every rank describes itself in the same lines; names the first difference."""
-    everyone = transport.gather_texts(json.dumps(lines), interpreter.ledger.patience("all ranks to describe their model"))
-    reference = json.loads(everyone[0])
-    for rank, text in enumerate(everyone):
-        theirs = json.loads(text)
-        if theirs == reference:
-            continue
-        pairs = zip([*reference, *["nothing"] * len(theirs)], [*theirs, *["nothing"] * len(reference)], strict=False)
-        first = next((ours, other) for ours, other in pairs if ours != other)
-        raise RankMismatch(
-            f"rank {rank} differs from rank 0: rank 0 has {first[0]!r}, rank {rank} has {first[1]!r}. "
-            "Give every rank the same model and settings"
-        )
-
-
-def share_initial_state(transport: Transport, interpreter: Interpreter, tensors: list[torch.Tensor]) -> None:
-    """Rank 0's parameters and buffers to all ranks, byte for byte and in one message."""
-    if not tensors or transport.num_workers == 1:
-        return
-    flats = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
-    message = torch.cat(flats)
-    transport.broadcast(message, 0, interpreter.ledger.patience("rank 0's initial weights"))
-    offset = 0
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if size:
-            tensor.copy_(message[offset : offset + size].clone().view(tensor.dtype).view(tensor.shape))
-        offset += size

@@ -6,6 +6,7 @@ known to be there before the library's own (fast, blocking) collective is entere
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, final
 
@@ -13,6 +14,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from workbench.errors import LaunchError, PeerFailed, Stalled
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_TAG = 7
@@ -35,12 +37,15 @@ class MpiTransport(Transport):
 
     def __init__(self, communicator: Any = None, device: torch.device | None = None, timeout_s: float | None = None) -> None:
         parent = MPI.COMM_WORLD if communicator is None else communicator
+        if communicator is None:
+            _refuse_to_be_alone()
         MpiHandle(parent.Ibarrier()).wait(Patience("all ranks to join the run", lambda: None, timeout_s))  # Dup itself would wait for ever
         self._comm = parent.Dup()
         self._lane_comm = parent.Dup()
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
         self.device = device or pick_device(self.rank)
+        self.enter_thread()
         self.library = MPI.Get_library_version().split(",")[0].strip()
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         self._staged = self.device.type == "cuda" and not is_cuda_aware()
@@ -149,7 +154,11 @@ class MpiHandle(Handle):
 
     def wait(self, patience: Patience) -> None:
         while not self.poll():
-            patience.pause()
+            try:
+                patience.pause()
+            except (PeerFailed, Stalled):
+                if not self.poll():  # complete after all: a request left behind would meet the wrong one later
+                    raise
 
 
 def buffer_of(flat: Tensor) -> list[Any]:
@@ -158,8 +167,20 @@ def buffer_of(flat: Tensor) -> list[Any]:
     if kind is None:
         raise TypeError(f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32")
     if flat.is_cuda:
-        return [flat.__cuda_array_interface__, flat.numel(), kind]
+        return [flat, flat.numel(), kind]  # mpi4py asks it for its __cuda_array_interface__
     return [flat.numpy(), flat.numel(), kind]
+
+
+def _refuse_to_be_alone() -> None:
+    """A rank started by one MPI's launcher with another MPI's library sees a world of one, without any error."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        started = int(os.environ.get(name, 0))
+        if started and started != MPI.COMM_WORLD.Get_size():
+            library = MPI.Get_library_version().split(",")[0].strip()
+            raise LaunchError(
+                f"mpiexec started {started} ranks, but this one sees {MPI.COMM_WORLD.Get_size()}: mpiexec and {library}, "
+                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or name the other's library in MPI4PY_LIBMPI"
+            )
 
 
 def is_cuda_aware() -> bool:
@@ -167,6 +188,6 @@ def is_cuda_aware() -> bool:
     import ctypes
 
     try:
-        return bool(ctypes.CDLL(None).MPIX_Query_cuda_support())
+        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())  # the library is visible through mpi4py only
     except (AttributeError, OSError):
         return False

@@ -10,9 +10,11 @@ import torch
 
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context
+from workbench.runtimes.agreement import share_tensors
+from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.transport import offset_to_rank0
-from workbench.runtimes.worker import Worker, pack_state
+from workbench.runtimes.worker import Worker
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
 
@@ -106,10 +108,7 @@ class Session:
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.ledger.now()
-        for buffer in worker.replica.float_buffers():  # as torch DDP: rank 0's running statistics are the model's
-            flat = buffer.detach().reshape(-1).contiguous()
-            transport.broadcast(flat, 0, interpreter.ledger.patience("rank 0's buffers"))
-            buffer.copy_(flat.view(buffer.shape))
+        share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics are the model's
         sums = worker.evaluate(transport.rank, transport.num_workers)
         end = interpreter.ledger.now()
         self._paused_s += end - begin
@@ -121,8 +120,7 @@ class Session:
         """Everything needed to go on from this step, gradients in flight included."""
         self._interpreter.complete_all(end.state)
         path = self._folder / f"checkpoint-{self._transport.rank:05d}.pt"
-        state = {"step": end.step, "replica": self._replica.state(), "program": pack_state(end.state)}
-        torch.save(state, path.with_suffix(".tmp"))
+        torch.save(take_checkpoint(self._algorithm, self._replica, self._transport.num_workers, end), path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 
     def _keep(self, last: int, seconds: float, stopped: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -15,9 +16,9 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Message, Program, Request, Ticket
 from workbench.program import perform
+from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.endpoint import bucket_of, size_of
 from workbench.runtimes.sim_worker import SimWorker
-from workbench.runtimes.worker import pack_state
 
 if TYPE_CHECKING:
     from workbench.runtimes.simulated import Simulation
@@ -267,8 +268,9 @@ class SimThread:
 
         def keep() -> None:
             if all(ticket.done for ticket in tickets):
-                saved = {"step": step, "replica": self.worker.trained.state(), "program": pack_state(state)}
-                self.simulation.checkpoints[self.worker.rank] = saved
+                simulation, end = self.simulation, ops.EndStep(step, state)
+                saved = take_checkpoint(simulation.algorithm, self.worker.trained, simulation.num_workers, end)
+                simulation.checkpoints[self.worker.rank] = deepcopy(saved)
 
         for ticket in tickets:
             ticket.runtime.append(keep)

@@ -10,10 +10,10 @@ from torch import Tensor
 from workbench.backward import Hooks
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, build_layout, trainable
-from workbench.problems.base import Problem
+from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
 from workbench.replica import Replica
-from workbench.runtimes.worker import Worker
+from workbench.runtimes.worker import Worker, num_steps_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
@@ -22,8 +22,9 @@ from workbench.trace.recorder import MemoryRecorder
 class SimWorker:
     """One simulated worker's replica, ledger and recorder."""
 
-    def __init__(self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, num_steps: int) -> None:
-        self.rank, self.num_steps = rank, num_steps
+    def __init__(self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, sampler: Sampler) -> None:
+        self.rank = rank
+        self.num_steps = num_steps_of(settings, sampler)
         self.replica = replica
         self.recorder = MemoryRecorder(rank, settings.trace_steps)
         self.step = 0
@@ -31,7 +32,7 @@ class SimWorker:
         self.bytes_sent = 0.0
         self._staleness: int | None = None
         self._loss: Tensor | None = None
-        self._worker = worker
+        self._worker, self._sampler = worker, sampler
 
     @property
     def trained(self) -> Replica:
@@ -46,9 +47,7 @@ class SimWorker:
 
     def fraction_of_batch(self, step: int) -> float:
         """This worker's samples in this step over a full minibatch."""
-        if self._worker is None:
-            return 1.0
-        return len(self._worker.sampler.share(step, self.rank)) / self._worker.batch_size
+        return self._sampler.share_size(step, self.rank) / self._sampler.batch_size
 
     def backward(self, step: int) -> Gradient:
         if self._worker is None:
@@ -67,7 +66,8 @@ class SimWorker:
         self.last_step = step
         if self._worker is None:
             row: dict[str, Any] = {"step": step, "seconds": now_s, "bytes_sent": int(self.bytes_sent), "staleness": self._staleness}
-            self.recorder.metrics({**row, "samples": 0, "loss": None, "num_samples": 0, "lr": None})
+            taken = {"samples": self._sampler.samples_before(step + 1), "num_samples": self._sampler.share_size(step, self.rank)}
+            self.recorder.metrics({**row, **taken, "loss": None, "lr": None})
         else:
             self.recorder.metrics(self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss))
             if self.rank == 0 and self._worker.evaluates_after(step):
@@ -113,13 +113,11 @@ class Shapes:
 def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:
     """All workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
-        num_steps = settings.steps
-        if num_steps is None:
-            global_batch = (settings.batch_size or problem.batch_size) * num_workers
-            num_steps = (settings.epochs or 0) * -(-problem.num_samples() // global_batch)
-        return [SimWorker(rank, settings, None, Shapes(problem, algorithm.bucket_bytes), num_steps) for rank in range(num_workers)]
+        sampler = Sampler(problem.num_samples(), settings.batch_size or problem.batch_size, num_workers, settings.seed)
+        shapes = [Shapes(problem, algorithm.bucket_bytes) for _ in range(num_workers)]
+        return [SimWorker(rank, settings, None, shapes[rank], sampler) for rank in range(num_workers)]
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         workers = [Worker(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)]
-    return [SimWorker(worker.rank, settings, worker, worker.replica, worker.num_steps) for worker in workers]
+    return [SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler) for worker in workers]

@@ -16,10 +16,11 @@ from workbench.naming import call_checked
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
 from workbench.replica import compute_threads
+from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.sim_thread import FOREGROUND, SimThread
 from workbench.runtimes.sim_worker import build_workers
 from workbench.runtimes.virtual import Clock, Fabric
-from workbench.runtimes.worker import model_info, run_info, unpack_state
+from workbench.runtimes.worker import model_info, run_info
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -73,9 +74,7 @@ class Simulation:
             for worker in self.workers:
                 ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps)
                 if resume is not None:
-                    saved = resume[worker.rank]
-                    worker.trained.load(saved["replica"])
-                    ctx.first_step, ctx.resumed = saved["step"] + 1, unpack_state(saved["program"], worker.trained)
+                    go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
                 thread = SimThread(self, worker, self.algorithm.worker(ctx), FOREGROUND, 0, lambda value: None)
                 self.threads.append(thread)
                 self.clock.at(0.0, thread.begin)
@@ -128,5 +127,5 @@ def simulate(
         settings: those of `workbench.settings.Settings`.
     """
     chosen: Settings = call_checked("simulate", Settings, settings)
-    compute = compute or measure_compute(problem, chosen.batch_size, threads=chosen.threads or 1)
+    compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
     return Simulation(algorithm, problem, chosen, workers, network=network, compute=compute, timing_only=timing_only).run()

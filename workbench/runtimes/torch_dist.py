@@ -17,6 +17,7 @@ from workbench.errors import LaunchError, Stalled
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_KEY = "workbench/failure"
+NCCL_GRACE_S = 30.0
 CLOSE_S = 5.0  # how long a rank that is done waits for the others before it gives its groups back
 
 
@@ -56,11 +57,12 @@ class TorchTransport(Transport):
             patience.pause()
         backend = dist.get_backend()
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        self._group = dist.new_group(backend=backend)
+        self.enter_thread()
+        # NCCL's own limit comes after ours; gloo's would close connections that a late rank needs to hear why the others left.
+        limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
+        self._group = dist.new_group(backend=backend, timeout=limit)
         self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo")
-        self._lane_group = dist.new_group(backend=backend)
+        self._lane_group = dist.new_group(backend=backend, timeout=limit)
         self.library = f"torch.distributed {backend}"
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         if self.device.type == "cpu" and torch.cuda.is_available():
@@ -85,12 +87,13 @@ class TorchTransport(Transport):
         return StreamHandle(work) if flat.is_cuda else WorkHandle(work)
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
-        group = self._group if flat.is_cuda else self._host_group
-        return self._waiters.watch(dist.isend(flat, to, group=group, tag=tag), flat, to)
+        host = flat.cpu()  # NCCL knows no tags and needs both ends in step: single messages go through the host
+        return self._waiters.watch(dist.isend(host, to, group=self._host_group, tag=tag), host, to)
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
-        group = self._group if flat.is_cuda else self._host_group
-        return self._waiters.watch(dist.irecv(flat, None if source < 0 else source, group=group, tag=tag), flat, source)
+        host = torch.empty_like(flat, device="cpu") if flat.is_cuda else flat
+        work = dist.irecv(host, None if source < 0 else source, group=self._host_group, tag=tag)
+        return self._waiters.watch(work, host, source, flat if flat.is_cuda else None)
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
         encoded = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
@@ -167,7 +170,7 @@ class WorkHandle(Handle):
 
 @final
 class StreamHandle(Handle):
-    """A collective on device memory: waiting orders the stream, the host goes on."""
+    """A collective on device memory. The host waits for it too: so it hears of a failed peer, and knows when it was done."""
 
     def __init__(self, work: Any) -> None:
         self.started_s = time.perf_counter()
@@ -177,7 +180,9 @@ class StreamHandle(Handle):
         return bool(self._work.is_completed())
 
     def wait(self, patience: Patience) -> None:
-        self._work.wait()
+        while not self.poll():
+            patience.pause()
+        self._work.wait()  # orders the stream, and raises what went wrong
         self.finished_s = time.perf_counter()
 
 
@@ -185,13 +190,14 @@ class StreamHandle(Handle):
 class PointHandle(Handle):
     """A send or receive: gloo tells its end only to a thread that waits for it."""
 
-    def __init__(self, work: Any, flat: Tensor, peer: int) -> None:
+    def __init__(self, work: Any, host: Tensor, peer: int, target: Tensor | None) -> None:
         self.started_s = time.perf_counter()
         self.source = peer
         self.event = threading.Event()
         self.error: BaseException | None = None
         self._work = work
-        self._flat = flat  # memory that the library still uses
+        self._host = host  # memory that the library still uses
+        self._target = target  # device memory to copy it to
 
     def run(self) -> None:
         """Wait for it, on a waiter's thread."""
@@ -199,6 +205,8 @@ class PointHandle(Handle):
             self._work.wait()
             if self.source < 0:
                 self.source = self._work.source_rank()
+            if self._target is not None:
+                self._target.copy_(self._host)
         except RuntimeError as error:
             self.error = error
         self.finished_s = time.perf_counter()
@@ -224,8 +232,8 @@ class _Waiters:
         self._idle = threading.Semaphore(0)
         self._num_threads = 0
 
-    def watch(self, work: Any, flat: Tensor, peer: int) -> PointHandle:
-        handle = PointHandle(work, flat, peer)
+    def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None) -> PointHandle:
+        handle = PointHandle(work, host, peer, target)
         if not self._idle.acquire(blocking=False):
             self._num_threads += 1
             threading.Thread(target=self._run, name="workbench-waiter", daemon=True).start()

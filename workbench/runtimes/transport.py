@@ -123,6 +123,11 @@ class Transport(ABC):
     def peer_failure(self) -> str | None:
         """What a failing peer announced, if any did."""
 
+    def enter_thread(self) -> None:
+        """Make this rank's GPU the calling thread's: CUDA's choice of device is each thread's own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def for_lane(self) -> Transport:
         """The transport that a lane's own thread uses; its operations do not mix with those of the calling thread."""
         return self
@@ -154,9 +159,13 @@ class SoloTransport(Transport):
         self.notes = []
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
-        """The sum of one value is that value."""
+        """The sum of one value is that value; like every other transport, it returns when the value is there."""
+        if flat.is_cuda:
+            torch.cuda.current_stream(flat.device).synchronize()
 
     def start_all_reduce(self, flat: Tensor) -> Handle | None:
+        if flat.is_cuda:
+            torch.cuda.current_stream(flat.device).synchronize()
         return _Done()
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -12,9 +11,8 @@ from torch.utils.data import Dataset
 
 from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged
-from workbench.gradients import Gradient, Layout, build_layout, trainable
-from workbench.ops import Ticket
-from workbench.problems.base import Problem, Sampler, fetch
+from workbench.gradients import Layout, build_layout, trainable
+from workbench.problems.base import Problem, Sampler, accuracy, fetch
 from workbench.program import Algorithm
 from workbench.replica import Replica
 from workbench.rng import derive_seed
@@ -42,8 +40,9 @@ class Worker:
         self.batch_size = settings.batch_size or problem.batch_size
         self._data, self._test = data or (problem.train_data(), problem.test_data())
         self.sampler = Sampler(len(self._data), self.batch_size, num_workers, settings.seed)  # type: ignore[arg-type]
-        self.num_steps = settings.steps or (settings.epochs or 0) * self.sampler.steps_per_epoch
+        self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = _build_replica(algorithm, problem, settings, device)
+        _check_accuracy(problem, self._test)
         self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
 
     def minibatch(self, step: int) -> list[Micro]:
@@ -105,9 +104,24 @@ class Worker:
             "bytes_sent": int(bytes_sent),
             "staleness": staleness,
             "loss": value,
-            "num_samples": len(self.sampler.share(step, self.rank)),
+            "num_samples": self.sampler.share_size(step, self.rank),
             "lr": self.replica.lr,
         }
+
+
+def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
+    """Find out now, and not after the first epoch, that the default accuracy means nothing for these data."""
+    if test is None or problem.correct is not accuracy:
+        return
+    sample = test[0]
+    target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
+    if isinstance(target, float) or (isinstance(target, Tensor) and target.is_floating_point()):
+        raise ConfigError(f"problem {problem.name}: its targets are no class numbers, so there is no accuracy: give it correct=None")
+
+
+def num_steps_of(settings: Settings, sampler: Sampler) -> int:
+    """How many steps the settings ask for."""
+    return settings.steps or (settings.epochs or 0) * sampler.steps_per_epoch
 
 
 def _build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, device: torch.device) -> Replica:
@@ -144,7 +158,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(to_device(item, device) for item in batch)
+        items = [to_device(item, device) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)  # a named tuple takes them one by one
     return batch
 
 
@@ -171,30 +186,10 @@ def model_info(layout: Layout) -> dict[str, int]:
     return {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
 
 
-def pack_state(state: tuple[Any, ...]) -> list[Any]:
-    """A program's state, its tickets completed, as tensors and plain values that `torch.load(weights_only=True)` reads."""
-    packed: list[Any] = []
-    for item in state:
-        value = item.value if isinstance(item, Ticket) else item
-        if isinstance(value, Gradient):
-            value = {"flat": value.flat.clone(), "step": value.step, "version": value.version}
-        packed.append({"ticket": isinstance(item, Ticket), "value": value})
-    return packed
-
-
-def unpack_state(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
-    """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
-
-    def restore() -> Iterator[Any]:
-        for item in packed:
-            value = item["value"]
-            if isinstance(value, dict):
-                value = replica.gradient_from(value["flat"], value["step"], value["version"])
-            yield Ticket.completed(value) if item["ticket"] else value
-
-    return tuple(restore())
-
-
 def share_cores(threads: int | None, ranks_here: int) -> None:
     """Give this rank its part of the machine's cores."""
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // max(1, ranks_here)))
+    torch.set_num_threads(threads or max(1, _num_cores() // max(1, ranks_here)))
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
