@@ -86,6 +86,7 @@ def test_runs_show_and_export_find_what_train_left() -> None:
     assert json.loads(path.read_text())["traceEvents"]
 
 
+@pytest.mark.timeout(300)
 def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path) -> None:
     command = [
         *COMMAND,
@@ -116,14 +117,15 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path)
     lasts = {rows[-1]["step"] for rows in stopped.metrics.values()}
     assert len(lasts) == 1, "all ranks stop at one step"
     steps = lasts.pop() + 11
-    resumed = train("pipe-sgd", "--runtime", "torch", "--steps", str(steps), "--option", "dtype=float64", "--resume", folder.name)
+    same = ("--runtime", "torch", "--steps", str(steps), "--option", "dtype=float64", "--resume", folder.name[:-2])
+    resumed = train("pipe-sgd", *same)
     unbroken = train("pipe-sgd", "--runtime", "torch", "--steps", str(steps), "--option", "dtype=float64")
     assert resumed["steps"] == 10
     assert resumed["loss"] == unbroken["loss"]
 
 
 def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
-    inner = ["-m", "workbench", "train", "layerwise-sgd", "--runtime", "torch", "--steps", "4", "--json"]
+    inner = ["-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json"]  # the runtime is the launcher's
     launcher = [
         sys.executable,
         "-m",
@@ -140,6 +142,12 @@ def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert (found["workers"], found["steps"]) == (2, 4)
     assert len(list(runs.glob("*/run.json"))) == 1
+
+
+def test_a_rank_of_torchrun_does_not_train_alone_on_mpi() -> None:
+    world = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = workbench("train", "pipe-sgd", "--runtime", "mpi", status=2, **world)
+    assert "use --runtime torch" in done.stderr
 
 
 @pytest.mark.mpi
@@ -168,6 +176,12 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--set", "width=0"], "width of at least 1"),
         (["train", "pipe-sgd", "--set", "wdth=2"], "did you mean width?"),
         (["train", "pipe-sgd", "--set", "width"], "name=value"),
+        (["train", "pipe-sgd", "--set", "width=abc"], "whole width"),
+        (["train", "pipe-sgd", "--set", "width=2.5"], "whole width"),
+        (["train", "pipe-sgd", "--set", "collective=3"], "Ring()"),
+        (["train", "layerwise-sgd", "--set", "bucket_bytes=abc"], "a size in bytes"),
+        (["train", "pipe-sgd", "--trace-steps", "-1"], "how many steps to trace"),
+        (["train", "pipe-sgd", "--optimizer", "SGD", "--optimizer-set", "lr=-1"], "Invalid learning rate"),
         (["train", "pipe-sgd", "--set", "collective=rign"], "did you mean ring?"),
         (["train", "layerwise-sgd", "--set", "apply=some"], "all, backward, any"),
         (["train", "pipe-sgd", "--workers", "0"], "at least 1"),

@@ -14,7 +14,7 @@ from torch import nn
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.errors import ConfigError, PeerFailed, RankMismatch
+from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.program import Algorithm
 from workbench.trainer import Trainer
 
@@ -170,6 +170,57 @@ def make_unequal_models() -> None:
 def test_unequal_models_are_refused_by_name(runtime: str) -> None:
     with pytest.raises(RankMismatch, match=r"weight: \(2, 3\).*weight: \(3, 3\)"):
         shared_pool(runtime, 2).run(make_unequal_models)
+
+
+def fail_at_construction() -> tuple[str, str, float]:
+    from workbench.runtimes.launch import world_here
+
+    rank, _ = world_here()
+    model = nn.Linear(3, 2).requires_grad_(rank != 1)
+    begin = time.monotonic()
+    try:
+        Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), SynchronousSGD(), timeout_s=30)
+    except (ConfigError, PeerFailed) as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "", "", 0.0
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_error_at_construction_releases_the_others(runtime: str) -> None:
+    outcomes = shared_pool(runtime, 2).run(fail_at_construction)
+    assert [name for name, _, _ in outcomes] == ["PeerFailed", "ConfigError"]
+    assert "no trainable parameter" in outcomes[0][1]
+    assert max(seconds for _, _, seconds in outcomes) < 5
+
+
+def running_means() -> torch.Tensor:
+    from workbench.runtimes.launch import world_here
+
+    rank, _ = world_here()
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    with Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), SynchronousSGD()) as trainer:
+        trainer.step(lambda: model(torch.arange(12.0).view(4, 3) + 100 * rank).square().mean())
+    return model[0].running_mean
+
+
+def test_buffers_are_rank_0s_at_the_end() -> None:
+    first, second = shared_pool("torch", 2).run(running_means)
+    assert torch.equal(first, second)
+    assert first.max() < 10, "rank 1's inputs are a hundred larger"
+
+
+def diverge() -> str:
+    model = nn.Linear(3, 1)
+    try:
+        with Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), SynchronousSGD()) as trainer:
+            trainer.step(lambda: model(torch.ones(2, 3)).sum() * float("nan"))
+    except (Diverged, PeerFailed) as error:
+        return str(error)
+    return ""
+
+
+def test_a_loss_that_is_no_number_ends_the_loop() -> None:
+    assert all("lower the learning rate" in words for words in shared_pool("torch", 2).run(diverge))
 
 
 def record_a_run() -> dict[str, Any]:
