@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_pairs
 from workbench.train_command import add_train_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 2 for what the caller can mend, 130 when interrupted."""
+    """Run one command; returns the exit status: 0 (also for a run that was stopped),
+
+    2 for what the caller can mend, 130 when interrupted.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     try:
@@ -48,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
     export = commands.add_parser("export", help="a run's trace as Chrome trace JSON, for ui.perfetto.dev")
     export.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    export.add_argument("--output", "-o", type=Path, help="file to write; RUN.trace.json by default")
+    export.add_argument("--output", "-o", type=Path, help="file to write; trace.json in the run's folder by default")
     export.set_defaults(command=_export)
 
     notebook = commands.add_parser("notebook", help="execute a notebook that comes with the package")
@@ -104,7 +107,11 @@ def _export(options: argparse.Namespace) -> int:
     from workbench.trace import open_run
 
     run = open_run(options.run)
-    path = run.export_chrome(options.output or Path(f"{run.id}.trace.json"))
+    target = options.output or (run.folder or Path()) / "trace.json"
+    try:
+        path = run.export_chrome(target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
     print(f"{path}: open it at ui.perfetto.dev or chrome://tracing")
     return 0
 

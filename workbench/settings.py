@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal, final
 
 import torch
@@ -62,8 +63,12 @@ class Settings:
                 raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
         for name in ("clip_norm", "lr", "timeout_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name}={value!r}: a number above 0")
+            if value is not None and not (isinstance(value, int | float) and isfinite(value) and value > 0):
+                raise ConfigError(f"{name}={value!r}: a finite number above 0")
+        for name in ("optimizer", "schedule"):
+            value = getattr(self, name)
+            if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
+                raise ConfigError(f"{name}={value!r}: a function that makes it, such as functools.partial(torch.optim.SGD, lr=0.1)")
         if self.trace_steps is not None and self.trace_steps < 0:
             raise ConfigError(f"trace_steps={self.trace_steps}: how many steps to trace, 0 for none, None for all")
         if self.evaluate_every is not None and self.evaluate_every < 0:

@@ -39,7 +39,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long a rank waits for the others")
     add("--threads", type=int, help="compute threads a rank")
     add("--trace-steps", type=int, help="record the timeline of the first so many steps only")
-    add("--network", default="ethernet-10g", help="of simulated workers")
+    add("--network", help="of simulated workers; ethernet-10g by default")
     add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
     add("--resume", metavar="RUN", help="go on from a stopped run")
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
@@ -68,6 +68,8 @@ def _train(options: argparse.Namespace) -> int:
     from workbench.runtimes.worker import run_info
     from workbench.trace.store import find_run, new_run
 
+    if options.network or options.timing_only:
+        raise ConfigError("--network and --timing-only describe simulated workers: use them with --runtime simulated")
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
@@ -128,7 +130,7 @@ def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settin
 
     if options.resume:
         raise ConfigError("--resume is for real ranks: a simulated run is repeated from its seed")
-    network = costs.get(options.network)
+    network = costs.get(options.network or "ethernet-10g")
     compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=settings.threads or 1)
     simulation = Simulation(
         algorithm, problem, settings, options.workers, network=network, compute=compute, timing_only=options.timing_only
@@ -196,6 +198,9 @@ def _report(folder: Path, options: argparse.Namespace) -> int:
         print(file=sys.stderr)
     print(compare([run]))
     for note in run.info.get("notes", ()):
-        print(f"note: {note}")
+        if note != run.info["problem"].get("note"):  # the table says it
+            print(f"note: {note}")
     print(f"run: {folder}")
+    if run.info.get("status") == "stopped":
+        print(f"stopped with a checkpoint: the same command with --resume {run.id} goes on")
     return 0

@@ -191,6 +191,8 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--optimizer", "Adma"], "did you mean Adam"),
         (["train", "pipe-sgd", "--optimizer", "SGD", "--optimizer-set", "momentun=0.9"], "did you mean momentum?"),
         (["train", "pipe-sgd", "--runtime", "simulated", "--network", "ethernet-9g"], "ethernet-1g"),
+        (["train", "pipe-sgd", "--runtime", "torch", "--network", "free"], "--runtime simulated"),
+        (["train", "pipe-sgd", "--lr", "inf"], "a finite number"),
         (["show", "nothing"], "no run"),
         (["notebook", "01-tour"], "did you mean 00-tour?"),
         (["notebook", "00-tour", "-p", "worker=3"], "worker"),
@@ -220,6 +222,12 @@ def test_no_mpi_is_one_clear_error(tmp_path: Path) -> None:
     done = workbench("train", "pipe-sgd", "--runtime", "mpi", status=2, MPI4PY_LIBMPI=str(tmp_path / "libmpi.so"), PATH=str(tmp_path))
     assert "MPI" in done.stderr
     assert "pip install" in done.stderr
+
+
+def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = workbench("train", "pipe-sgd", "--runtime", "simulated", status=2, WORKBENCH_RUNS=str(tmp_path / "file"))
+    assert "WORKBENCH_RUNS" in done.stderr
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:

@@ -53,7 +53,7 @@ def test_resumed_at_any_step_is_unbroken(algorithm: Algorithm, how: str) -> None
     "algorithm", [SynchronousSGD(), LayerwiseSGD(bucket_bytes=200.0, apply=ApplyOrder.ANY), PipeSGD(width=3)], ids=name_of
 )
 def test_resumed_from_files_is_unbroken(algorithm: Algorithm, runtime: str, how: str) -> None:
-    check(runtime, algorithm, *HOW[how], [0, 3, STEPS - 1])
+    check(runtime, algorithm, *HOW[how], [0, 3, STEPS - 1] if how == "adam, dropout" else [3])
 
 
 @on_all_runtimes

@@ -12,7 +12,7 @@ import numpy as np
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
-from workbench.trace.run import Run
+from workbench.trace.run import Run, as_runs
 
 WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most ten of them, do not count as usual steps
 
@@ -116,7 +116,7 @@ COLUMNS = (
     Column("loss", "test loss", three_digits),
     Column("seconds", "training", seconds),
     Column("step_seconds_median", "step (median)", seconds),
-    Column("exposed_s", "exposed / step", seconds),
+    Column("exposed_s", "exposed (mean)", seconds),
     Column("overlap", "overlap", percent),
     Column("bytes_sent", "sent", num_bytes),
     Column("staleness_max", "staleness"),
@@ -165,7 +165,7 @@ def compare(runs: Iterable[Run]) -> Comparison:
         >>> print(compare([Run(info={"method": {"name": "PipeSGD"}}, metrics={})]).rows[0]["steps"])
         0
     """
-    runs = tuple(runs)
+    runs = as_runs(runs)
     notes = sorted({str(note) for run in runs if (note := (run.info.get("problem") or {}).get("note"))})
     rows = [{"label": label, **summary(run)} for label, run in zip(distinct_labels(runs), runs, strict=True)]
     return Comparison(rows, COLUMNS, caption="; ".join(notes), runs=runs)

@@ -135,9 +135,9 @@ class Cluster:
             LaunchError: the cluster was stopped, or has lost ranks.
         """
         from workbench.runtimes.launch import Job
-        from workbench.runtimes.worker import run_info
+        from workbench.runtimes.worker import check_what, run_info
 
-        _check_what(algorithm, problem)
+        check_what(algorithm, problem)
         chosen = _settings(settings)
         self._check_free()
         job = Job(algorithm=algorithm, problem=problem, settings=chosen, runtime=self.runtime, folder="")
@@ -223,14 +223,6 @@ def _settings(given: dict[str, Any]) -> Settings:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise ConfigError(f"train() has no setting {name!r}: {hint}")
     return Settings(**given)
-
-
-def _check_what(algorithm: Any, problem: Any) -> None:
-    for what, kind, value in (("algorithm", Algorithm, algorithm), ("problem", Problem, problem)):
-        if not isinstance(value, kind):
-            name = getattr(value, "__name__", None)
-            hint = f"call it: {name}()" if callable(value) and name else f"give a {kind.__name__}"
-            raise ConfigError(f"{what}={value!r} is no {kind.__name__}: {hint}")
 
 
 def _pickled(job: Any) -> bytes:

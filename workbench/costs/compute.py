@@ -38,6 +38,10 @@ class Compute:
         if min(self.forward_s, self.backward_s, self.update_s, self.jitter) < 0:
             raise ConfigError(f"{self}: seconds and jitter must be 0 or more")
 
+    def __str__(self) -> str:
+        parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
+        return f"{parts}, jitter {self.jitter:g}" + (f", slow ranks {dict(self.slow)}" if self.slow else "")
+
     def slowness(self, seed: int, rank: int, step: int) -> float:
         """By what factor this rank is slower than the mean in this step."""
         factor = dict(self.slow).get(rank, 1.0)

@@ -30,6 +30,10 @@ class Network:
         if self.latency_s < 0 or self.bandwidth_bytes_per_s <= 0 or self.sum_s_per_byte < 0:
             raise ConfigError(f"{self}: latency_s and sum_s_per_byte must be 0 or more, bandwidth_bytes_per_s more than 0")
 
+    def __str__(self) -> str:
+        rate = f"{self.bandwidth_bytes_per_s / GBIT_PER_S:g} Gbit/s"
+        return f"{self.name} ({self.latency_s * 1e6:.3g} µs, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
+
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
         """Ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (Thakur, Rabenseifner and Gropp 2005)."""
         p = num_workers

@@ -14,7 +14,7 @@ from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
 from workbench.plots.layout import Panel, panel
 from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, safe
-from workbench.trace.run import Run
+from workbench.trace.run import Run, as_runs
 from workbench.trace.spans import KINDS
 
 ROW_PIXELS = 27
@@ -42,6 +42,7 @@ def timeline(run: Run, steps: slice | None = None, ranks: Iterable[int] | None =
 
 def timelines(runs: Sequence[Run], steps: slice | None = None, ranks: Iterable[int] | None = None) -> go.Figure:
     """The timelines of several runs below each other, on one time axis that begins for each with its first step shown."""
+    runs = as_runs(runs)
     if not runs:
         raise ConfigError("no run to show: give at least one")
     chosen = None if ranks is None else list(ranks)

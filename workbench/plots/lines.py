@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from workbench.analysis.labels import distinct_labels
 from workbench.plots.style import CYCLE, TEMPLATE, faded, legend_below, safe
-from workbench.trace.run import Run, XAxis, YAxis
+from workbench.trace.run import Run, XAxis, YAxis, as_runs
 
 MAX_POINTS = 1000  # about what a screen can show; the faint curve behind has half of it
 HEIGHT = 430
@@ -53,6 +53,7 @@ def curves(
 
 def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = MAX_POINTS) -> go.Figure:
     """Training loss beside what the evaluations say: test accuracy, or test loss where no accuracy is measured."""
+    runs = as_runs(runs)
     right: YAxis = "accuracy" if any(len(run.curve(x, "accuracy")[0]) for run in runs) else "test_loss"
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)

@@ -11,11 +11,12 @@ from workbench.analysis.overlap import Overlap
 from workbench.analysis.summary import steady_overlap
 from workbench.analysis.table import percent, seconds
 from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, legend_below, safe
-from workbench.trace.run import Run
+from workbench.trace.run import Run, as_runs
 
 
 def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     """One stacked bar a run, means over ranks and the steps after the warm-up; a bar's length is the time of a step."""
+    runs = as_runs(runs)
     found = [steady_overlap(run) for run in runs]
     labels = [f"{safe(label)} " for label in distinct_labels(runs)]
     longest_s = max((sum(_parts(item).values()) for item in found), default=0.0)

@@ -10,7 +10,8 @@ from typing import Any, final
 
 import torch
 
-from workbench.costs import Compute, Network, ethernet_10g, measure_compute
+from workbench import costs
+from workbench.costs import Compute, Network, measure_compute
 from workbench.errors import ConfigError, Stalled
 from workbench.naming import call_checked
 from workbench.problems.base import Problem
@@ -20,7 +21,7 @@ from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.sim_thread import FOREGROUND, SimThread
 from workbench.runtimes.sim_worker import build_workers
 from workbench.runtimes.virtual import Clock, Fabric
-from workbench.runtimes.worker import model_info, run_info
+from workbench.runtimes.worker import check_what, model_info, run_info
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -48,7 +49,8 @@ class Simulation:
         timing_only: bool = False,
         check_in_flight: bool = False,
     ) -> None:
-        if workers < 1:
+        check_what(algorithm, problem)
+        if not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
         self.num_workers = workers
@@ -111,7 +113,7 @@ def simulate(
     problem: Problem,
     *,
     workers: int,
-    network: Network = ethernet_10g,
+    network: Network | str = costs.ethernet_10g,
     compute: Compute | None = None,
     timing_only: bool = False,
     **settings: Any,
@@ -121,11 +123,13 @@ def simulate(
     Args:
         algorithm, problem: the same objects that real ranks are given.
         workers: how many.
-        network: `workbench.costs.ethernet_10g`, say.
+        network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
         compute: of one worker; None: measured here and now (`workbench.costs.measure_compute`), and noted with the run.
         timing_only: compute no gradients: what time does, and nothing else.
         settings: those of `workbench.settings.Settings`.
     """
+    check_what(algorithm, problem)
+    network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
     compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
     return Simulation(algorithm, problem, chosen, workers, network=network, compute=compute, timing_only=timing_only).run()

@@ -1,6 +1,5 @@
 """What happened in a run: spans and metrics recorded, stored, read again on one clock."""
 
-from workbench.errors import RunNotFound
 from workbench.trace.recorder import FileRecorder, MemoryRecorder, Recorder
 from workbench.trace.run import Run
 from workbench.trace.spans import KINDS, Spans
@@ -30,9 +29,4 @@ def open_run(name: str) -> Run:
     Raises:
         RunNotFound: there is none; near misses are named.
     """
-    if name == "last":
-        stored = list(list_runs())
-        if not stored:
-            raise RunNotFound(f"{runs_root()} holds no run yet: `workbench train` makes one")
-        return Run.load(max(stored, key=lambda run: run.info["created"]).folder)
     return Run.load(find_run(name))

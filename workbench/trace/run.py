@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,11 @@ from workbench.trace.store import FORMAT, read_info, write_info
 XAxis = Literal["steps", "seconds", "samples", "bytes"]
 YAxis = Literal["loss", "test_loss", "accuracy"]
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
+
+
+def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
+    """Runs, also from what stands for one (a handle of `Cluster.train`)."""
+    return tuple(item if isinstance(item, Run) else item.run for item in items)
 
 
 @final

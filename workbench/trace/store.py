@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-from workbench.errors import RunNotFound
+from workbench.errors import ConfigError, RunNotFound
+from workbench.trace.recorder import metrics_name
 
 FORMAT = 1
 
@@ -64,7 +65,11 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
         root: the store; None for `runs_root()`.
     """
     root = Path(root) if root is not None else runs_root()
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    except OSError as error:
+        raise ConfigError(f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS") from error
     now = datetime.now(UTC)
     words = (info.get("method", {}).get("name", "run"), info.get("problem", {}).get("name", ""))
     stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
@@ -72,15 +77,14 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
         folder = root / f"{stem}-{secrets.token_hex(2)}"
         if folder.exists():
             continue
-        draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
         draft.chmod(0o755)
         write_info(draft, {"format": FORMAT, "status": "starting", **info, "id": folder.name, "created": now.isoformat()})
         try:
             draft.rename(folder)
         except OSError:  # another process took the name in between
             (draft / "run.json").unlink()
-            draft.rmdir()
             if not folder.exists():
+                draft.rmdir()
                 raise
             continue
         return folder
@@ -132,8 +136,8 @@ def list_runs(root: Path | None = None) -> RunListing:
     root = Path(root) if root is not None else runs_root()
     runs, damaged = [], []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if not folder.is_dir() or folder.name.startswith("."):
-            continue
+        if folder.name.startswith(".") or not any((folder / name).exists() for name in ("run.json", metrics_name(0))):
+            continue  # something else than a run
         try:
             runs.append(StoredRun(folder, read_info(folder)))
         except RunNotFound as error:
@@ -142,7 +146,7 @@ def list_runs(root: Path | None = None) -> RunListing:
 
 
 def find_run(name: str | Path, root: Path | None = None) -> Path:
-    """The folder of a run, given its path, its id, or a piece of its id that no other run has; "latest" for the newest.
+    """The folder of a run, given its path, its id, or a piece of its id that no other run has; "last" for the newest.
 
     Raises:
         RunNotFound: none or several match; names the nearest.
@@ -152,7 +156,7 @@ def find_run(name: str | Path, root: Path | None = None) -> Path:
         read_info(Path(name))
         return Path(name)
     runs = {run.folder.name: run.folder for run in list_runs(root)}
-    if name == "latest" and runs:
+    if name in ("last", "latest") and runs:
         return max(runs.values(), key=lambda folder: read_info(folder).get("created", ""))
     if name in runs:
         return runs[name]
