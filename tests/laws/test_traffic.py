@@ -13,8 +13,8 @@ from workbench.program import Algorithm
 from workbench.settings import Settings
 
 STEPS = 6
-WORLDS = [("simulated", 2), ("simulated", 3), ("simulated", 4), ("torch", 2), ("torch", 3)]
-WORLDS += [pytest.param("mpi", num_ranks, marks=pytest.mark.mpi) for num_ranks in (2, 3)]
+WORLDS = [("simulated", 2), ("simulated", 3), ("simulated", 4), ("torch", 3)]
+WORLDS += [pytest.param("mpi", 2, marks=pytest.mark.mpi), pytest.param("mpi", 3, marks=pytest.mark.mpi)]
 
 
 def layout_of(algorithm: Algorithm) -> Layout:
