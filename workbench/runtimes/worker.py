@@ -48,7 +48,11 @@ class Worker:
     def minibatch(self, step: int) -> list[Micro]:
         """This rank's micro-batches of a step; none if it has no samples in it. Seeds dropout for this rank and step."""
         indices = self.sampler.share(step, self.rank)
-        torch.manual_seed(derive_seed(self.settings.seed, "dropout", self.rank, step))
+        seed = derive_seed(self.settings.seed, "dropout", self.rank, step)
+        if self.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # all that torch.manual_seed does for the CPU; for CUDA it keeps a stack: 0.4 ms
+        else:
+            torch.manual_seed(seed)
         self._forward.train()
         return [self._micro(part) for part in torch.tensor_split(indices, self.settings.num_micro) if len(part)]
 
