@@ -55,7 +55,7 @@ lint: $(INSTALLED) ## style, format, types, layers
 
 .PHONY: bench
 bench: $(INSTALLED) ## step times against torch's DDP on this machine
-	$(BIN)/python -m pytest tests/benchmarks -m benchmark --capture=no $(TESTS)
+	$(BIN)/python tests/benchmarks/step_time.py
 
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
