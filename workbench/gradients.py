@@ -100,10 +100,13 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, param) for name, param in module.named_parameters() if param.requires_grad]
 
 
-def build_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float | None = None) -> Layout:
+def build_layout(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float | None = None, num_buckets: int | None = None
+) -> Layout:
     """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket a parameter).
 
     A bucket always holds at least one parameter, so a parameter larger than `bucket_bytes` is a bucket of its own.
+    `num_buckets` asks for that many of about equal size instead; fewer parameters make fewer buckets.
     The buffer's dtype is the widest of the parameters', and float32 for 16-bit parameters: sums are taken there.
 
     Raises:
@@ -125,15 +128,8 @@ def build_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_by
     if bucket_bytes is not None and bucket_bytes < 0:
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: use None for one bucket, 0 for one a parameter, or a size in bytes")
 
-    groups: list[list[int]] = []
-    filled = 0.0
-    for index in reversed(range(len(named))):
-        size = named[index][1].numel() * dtype.itemsize
-        if not groups or (bucket_bytes is not None and filled + size > bucket_bytes):
-            groups.append([])
-            filled = 0.0
-        groups[-1].append(index)
-        filled += size
+    sizes = [param.numel() * dtype.itemsize for _, param in named]
+    groups = _cut(sizes, bucket_bytes) if num_buckets is None else _cut_evenly(sizes, num_buckets)
 
     slots: dict[int, Slot] = {}
     buckets: list[BucketSlice] = []
@@ -157,6 +153,38 @@ def build_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_by
         offset += USED + len(group)
         buckets.append(BucketSlice(number, tuple(slots[index] for index in group), start, tail, offset))
     return Layout(tuple(slots[index] for index in range(len(named))), tuple(buckets), offset, dtype, named[0][1].device)
+
+
+def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
+    """Positions of the parameters of each bucket, last parameter first."""
+    groups: list[list[int]] = []
+    filled = 0.0
+    for index in reversed(range(len(sizes))):
+        if not groups or (bucket_bytes is not None and filled + sizes[index] > bucket_bytes):
+            groups.append([])
+            filled = 0.0
+        groups[-1].append(index)
+        filled += sizes[index]
+    return groups
+
+
+def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
+    """The same for a number of buckets: a bucket ends where it comes nearest to its part of what is left."""
+    groups: list[list[int]] = []
+    left, index = sum(sizes), len(sizes) - 1
+    for bucket in range(min(num_buckets, len(sizes))):
+        remaining = num_buckets - bucket
+        group, filled = [index], sizes[index]
+        index -= 1
+        while index >= remaining - 1 and (
+            remaining == 1 or abs(filled + sizes[index] - left / remaining) <= abs(filled - left / remaining)
+        ):
+            group.append(index)
+            filled += sizes[index]
+            index -= 1
+        left -= filled
+        groups.append(group)
+    return groups
 
 
 def _dense_strides(param: Tensor) -> tuple[int, ...]:
@@ -263,3 +291,13 @@ def whole(buckets: list[Gradient]) -> Gradient:
     owner = buckets[0].owner
     assert owner is not None and all(bucket.owner is owner for bucket in buckets), "buckets of different gradients"
     return owner
+
+
+def block_bounds(numel: int, num_blocks: int) -> list[int]:
+    """Where each of `num_blocks` nearly equal blocks begins, and where the last one ends.
+
+    >>> block_bounds(7, 3)
+    [0, 3, 5, 7]
+    """
+    small, extra = divmod(numel, num_blocks)
+    return [block * small + min(block, extra) for block in range(num_blocks + 1)]

@@ -7,12 +7,15 @@ time is wall or virtual, whether a peer is a process or a simulated worker, or w
 |---|---|
 | `Backward` | the `Gradient` of this rank's next minibatch; with `on_bucket`, one ticket a bucket, in bucket order |
 | `AllReduce`, `Broadcast` | the same value, summed over ranks or replaced by the root's, in place |
+| `ReduceScatter`, `AllGather` | the same value, of which this rank's block is summed, or every rank's block is there |
 | `Barrier` | None |
 | `Send`, `Recv` | None; a `Message` |
+| `Local` | what its action returned: encoding, decoding and summing, by name |
 | `Start` | a `Ticket` for a request or sub-program that now runs in the background |
 | `Wait`, `WaitAny` | the ticket's value; (position, value) of one that is complete |
 | `Apply` | None: the optimizer has taken its step with this gradient or bucket |
 | `ReadParameters`, `WriteParameters` | flat copy of the parameters; None |
+| `PackParameters`, `UnpackParameters` | the parameters laid out as a gradient, to be sent or averaged; None |
 | `Now` | seconds since the run began |
 | `EndStep` | None; the program may be closed here and resumed later from `state` |
 """
@@ -67,10 +70,11 @@ class Ticket:
 @final
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What arrived: `value` is the receiver's own copy."""
+    """What arrived: `value` is the receiver's own copy, `stamp` the number sent with it."""
 
     source: int
     value: Tensor
+    stamp: int = 0
 
 
 @final
@@ -84,17 +88,36 @@ class Backward(Request):
     Args:
         step: which minibatch.
         on_bucket: given each bucket the moment its gradients are final, inside backward and in bucket order,
-            returns the request or sub-program to start on it. The answer is then the tuple of tickets.
+            returns the request, sub-program or `Start` of one to begin on it. The answer is then the tuple of tickets.
+        before_forward: given a bucket's number the moment the forward pass first needs its parameters, returns a
+            sub-program that is run to its end before the pass goes on: wait for what must arrive, apply it.
     """
 
     step: int
     on_bucket: Callable[[Gradient], Request | Program] | None = field(default=None, repr=False)
+    before_forward: Callable[[int], Program] | None = field(default=None, repr=False)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AllReduce(Request):
     """Sum over all ranks. Consumes `value`: the sum is written into the same memory, which is the answer."""
+
+    value: Value = field(repr=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Request):
+    """Sum over all ranks, each rank its own block (`gradients.block_bounds`). The other blocks' content is lost."""
+
+    value: Value = field(repr=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllGather(Request):
+    """Give every rank each rank's own block: after `ReduceScatter`, the whole sum."""
 
     value: Value = field(repr=False)
 
@@ -119,12 +142,17 @@ class Barrier(Request):
 class Send(Request):
     """Send a copy of `value` to one rank. Rendezvous: it may return only when the receiver has asked for it,
 
-    so two ranks that both send first and receive second deadlock. `Start` one of the two.
+    so two ranks that both send first and receive second deadlock. `Start` one of the two. A rank may send to itself.
+
+    Args:
+        tag: 0 to 999.
+        stamp: a number that travels with the value, in 8 bytes; the receiver then says `stamped`. None for none.
     """
 
     to: int
     value: Value = field(repr=False)
     tag: int = 0
+    stamp: int | None = None
 
 
 ANY = -1
@@ -138,14 +166,43 @@ class Recv(Request):
     source: int
     like: Tensor = field(repr=False)
     tag: int = 0
+    stamped: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Local(Request):
+    """Work of this rank's processor inside a communication: named and counted, so that a record can say where time went.
+
+    Args:
+        kind: "encode", "decode" or "sum".
+        num_bytes: of uncompressed values that it goes through.
+        action: does it; the answer is what it returns.
+    """
+
+    kind: str
+    num_bytes: int
+    action: Callable[[], Any] = field(repr=False)
+
+
+FREE = -1  # a lane of its own
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Start(Request):
-    """Begin a request or sub-program in the background; every rank must start the same ones in the same order."""
+    """Begin a request or sub-program in the background; every rank must start the same ones in the same order.
+
+    Args:
+        lane: works of one lane run one after the other, in order of starting; lanes run side by side. `FREE`: beside all.
+        priority: among free sub-programs that could go on, the one of the lowest number does.
+        shares_tags: its messages are the program's own: a server beside its worker. Other sub-programs have tags of their own.
+    """
 
     work: Request | Program = field(repr=False)
+    lane: int = 0
+    priority: int = 0
+    shares_tags: bool = False
 
 
 @final
@@ -168,10 +225,22 @@ class WaitAny(Request):
 @final
 @dataclass(frozen=True, slots=True)
 class Apply(Request):
-    """One optimizer step with a summed gradient, or with one bucket of it. Consumes the gradient."""
+    """One optimizer step with a summed gradient, or with one bucket of it. Consumes the gradient.
+
+    Args:
+        lr_scale: factor on the learning rate of this step.
+        local: this rank's gradient alone, which no other rank sees: a word of control in it is not yet known to all.
+        master: update the server's copy of the parameters, and not the replica with which gradients are computed.
+        of: (source, version) of each gradient that was summed, where that is not the gradient's own version.
+        dropped: (source, version) of gradients that came too late and are not in it, since the last update.
+    """
 
     gradient: Gradient = field(repr=False)
     lr_scale: float = 1.0
+    local: bool = False
+    master: bool = False
+    of: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[tuple[int, int], ...] = ()
 
 
 @final
@@ -190,6 +259,27 @@ class WriteParameters(Request):
 
 @final
 @dataclass(frozen=True, slots=True)
+class PackParameters(Request):
+    """The parameters of one bucket, or of all, laid out as its gradient is: a `Gradient` of weight 1 in memory of its own.
+
+    Summed over ranks it is their average once unpacked: the tail sums the weights. `master`: the server's copy, made at
+    its first use from the replica.
+    """
+
+    bucket: int | None = None
+    master: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UnpackParameters(Request):
+    """Overwrite the replica's parameters by such a value, divided by its weight."""
+
+    value: Gradient = field(repr=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Now(Request):
     """Seconds since the run began, wall or virtual."""
 
@@ -202,7 +292,9 @@ class EndStep(Request):
     Args:
         step: the step that ends.
         state: what the program must be given as `ctx.resumed` to go on from here: a tuple of tickets, tensors, numbers.
+        dropped: this rank's gradient of the step came too late and was not used.
     """
 
     step: int
     state: tuple[Any, ...] = ()
+    dropped: bool = False

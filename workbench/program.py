@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, final
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, ClassVar, final
 
+from torch import Tensor
+
+from workbench.gradients import Layout
 from workbench.ops import Program, Request, Ticket
 
 
@@ -16,10 +20,17 @@ class Context:
     """What a program is told when it begins.
 
     Attributes:
-        rank, num_workers: plain numbers; arithmetic takes them, nothing else of the cluster is visible.
+        rank, num_workers: plain numbers; arithmetic takes them, nothing else of the cluster is visible. `num_workers`
+            counts all ranks, servers too.
         first_step: where to begin (more than 0 when resumed).
         num_steps: where to end; None for as long as the caller goes on (`Trainer`).
         resumed: the state of the last `EndStep`, its tickets completed; None at a fresh start.
+        layout: how gradients are laid out: what a receiver must know. None in a test that needs none.
+        seed: of the run, for random choices by (seed, stream, rank, step).
+        memory: tensors by name that live as long as the run and are kept with its checkpoint: what error feedback
+            leaves over, a low-rank factor to start from. Every sub-program sees the same one.
+        link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
+        stopping: the run was asked to stop: a server ends it for all at one version.
     """
 
     rank: int
@@ -27,6 +38,11 @@ class Context:
     first_step: int = 0
     num_steps: int | None = None
     resumed: tuple[Any, ...] | None = None
+    layout: Layout | None = None
+    seed: int = 0
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    link: Any = None
+    stopping: bool = False
 
     def steps(self) -> Iterator[int]:
         """The steps to take; looks at `num_steps` anew each time, so that a caller can end the loop."""
@@ -35,6 +51,38 @@ class Context:
             yield step
             step += 1
 
+    def is_last(self, step: int) -> bool:
+        """Whether no step comes after this one."""
+        return self.num_steps is not None and step + 1 >= self.num_steps
+
+
+class Replicas(StrEnum):
+    """When all ranks hold the same parameters."""
+
+    EVERY_STEP = "every step"
+    AT_END = "at the end"
+    NEVER = "never"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a table says of a method: p ranks, n bytes of one gradient.
+
+    Attributes:
+        paper: keys of `papers/`, with the section or equation.
+        staleness: in updates.
+        bytes_per_step: that a rank sends, on average, with the defaults.
+        memory: beyond the parameters and the optimizer's state.
+        roles: who computes and who serves.
+    """
+
+    paper: str
+    staleness: str
+    bytes_per_step: str
+    memory: str
+    roles: str = "p workers"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm(ABC):
@@ -42,6 +90,8 @@ class Algorithm(ABC):
 
     Subclasses are frozen keyword-only dataclasses; what happens during a run lives in local variables of `worker`.
     """
+
+    card: ClassVar[Card]
 
     @abstractmethod
     def worker(self, ctx: Context) -> Program:
@@ -58,9 +108,44 @@ class Algorithm(ABC):
         return False
 
     @property
-    def max_staleness(self) -> int:
-        """Updates between the parameters a gradient was taken at and those it is applied to, at most."""
+    def num_buckets(self) -> int | None:
+        """Into how many buckets of about equal size the gradient is cut instead, as far as it has so many parameters."""
+        return None
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Updates between the parameters a gradient was taken at and those it is applied to, at most; None: no bound."""
         return 0
+
+    @property
+    def replicas(self) -> Replicas:
+        """When all ranks hold the same parameters."""
+        return Replicas.EVERY_STEP
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether parameters live on servers: ranks end a run rather than being stopped in it, at steps of their own."""
+        return False
+
+    @property
+    def needs_link(self) -> bool:
+        """Whether `ctx.link` must be measured before the run."""
+        return bool(getattr(getattr(self, "collective", None), "needs_link", False))
+
+    def num_computing(self, num_ranks: int) -> int:
+        """How many ranks, from rank 0 on, compute gradients."""
+        return num_ranks
+
+    def check(self, num_ranks: int) -> None:  # noqa: B027 - most methods run on any number
+        """Raise `ConfigError` unless the method can run on so many ranks."""
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
+        """Bytes that a rank sends in one step, all steps alike; None where that depends on the step or on chance."""
+        collective = getattr(self, "collective", None)
+        if collective is None:
+            return None
+        sizes = [piece.stop - piece.start for piece in layout.buckets]
+        return float(sum(collective.bytes_sent(rank, num_ranks, size, layout.itemsize) for size in sizes))
 
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from workbench.collectives.base import Collective, flat_of
+from workbench.gradients import block_bounds
 from workbench.ops import Program, Recv, Send, Start, Value, Wait
 from workbench.program import Context
 
@@ -45,16 +46,3 @@ class Ring(Collective):
         kept_summing = sizes[(rank + 1) % num_workers]  # the one block this rank never passes on while summing
         kept_spreading = sizes[(rank + 2) % num_workers]
         return (2 * numel - kept_summing - kept_spreading) * itemsize
-
-
-def block_bounds(numel: int, num_blocks: int) -> list[int]:
-    """Where each of `num_blocks` nearly equal blocks begins, and where the last one ends.
-
-    >>> block_bounds(7, 3)
-    [0, 3, 5, 7]
-    """
-    base, extra = divmod(numel, num_blocks)
-    bounds = [0]
-    for block in range(num_blocks):
-        bounds.append(bounds[-1] + base + (block < extra))
-    return bounds

@@ -27,7 +27,23 @@ GREY, LIGHT_GREY, GRID, INK, MUTED_INK = "#8C8C8C", "#C9CDD2", "#E6E8EB", "#2429
 KIND_COLORS = dict(
     zip(
         KINDS,
-        (SKY, BLUE, GREEN, "#DDCC77", LIGHT_GREY, GREY, VERMILION, PURPLE, ORANGE, YELLOW, "#882255", "#AA4499", "#999933"),
+        (
+            SKY,
+            BLUE,
+            GREEN,
+            "#DDCC77",
+            LIGHT_GREY,
+            GREY,
+            VERMILION,
+            PURPLE,
+            ORANGE,
+            YELLOW,
+            "#882255",
+            "#AA4499",
+            "#999933",
+            "#CC6677",
+            "#661100",
+        ),
         strict=True,
     )
 )

@@ -23,9 +23,11 @@ KINDS = (
     "encode",
     "decode",
     "sum",
+    "reduce_scatter",
+    "all_gather",
 )
 COMPUTE_KINDS = ("forward", "backward", "apply")
-COMMUNICATION_KINDS = ("all_reduce", "broadcast", "send", "recv", "encode", "decode", "sum")
+COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum")
 CODES = {name: code for code, name in enumerate(KINDS)}
 
 SPAN = np.dtype(

@@ -1,0 +1,55 @@
+"""What every codec has in common: values to fewer bytes and back, with an error one can tell beforehand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Generator, Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec(ABC):
+    """Writes 1-D floating-point values as bytes. Settings as data; no state: what feeds back is kept by who encodes."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean over the noise of what is decoded is the value itself."""
+        return False
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether `encode` draws from its generator."""
+        return False
+
+    @abstractmethod
+    def wire_bytes(self, numel: int) -> int:
+        """Length of the message for so many values, whatever they are; 0 for none."""
+
+    @abstractmethod
+    def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
+        """(n,) float32 or float64 -> (wire_bytes(n),) uint8, on the same device; `values` stay as they are.
+
+        `noise` is given to stochastic codecs. On the meta device the answer has the size and no content.
+        """
+
+    @abstractmethod
+    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
+        """(wire_bytes(n),) uint8 -> new (n,) values of `like`'s length, dtype and device."""
+
+
+class SummableCodec(Codec, ABC):
+    """A codec whose messages may be summed undecoded: decoding the sum gives the sum of what would be decoded.
+
+    The ranks must agree on a scale first, and the sum must fit: both are told to `encode_shared`.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def encode_shared(self, values: Tensor, scale: Tensor, num_ranks: int, noise: Generator | None = None) -> Tensor:
+        """(n,) -> (n,) integers of which `num_ranks` may be added without overflow; `scale` is a 1-element tensor equal on all ranks."""
+
+    @abstractmethod
+    def decode_shared(self, total: Tensor, scale: Tensor, num_ranks: int, like: Tensor) -> Tensor:
+        """The sum of such messages -> the sum of values, as `like`."""
