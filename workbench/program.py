@@ -124,8 +124,18 @@ class Algorithm(ABC):
 
     @property
     def has_servers(self) -> bool:
-        """Whether parameters live on servers: ranks end a run rather than being stopped in it, at steps of their own."""
+        """Whether the parameters that are updated live on servers: `Apply(master=True)`."""
         return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether ranks are at steps of their own: they end a run rather than being stopped in it, and rank 0 evaluates for all."""
+        return self.has_servers
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes on which it starts collectives of the library."""
+        return int(getattr(self, "lanes", 1))
 
     @property
     def needs_link(self) -> bool:

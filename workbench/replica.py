@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from workbench.backward import Accumulation, Hooks, LossScale, Micro
+from workbench.backward import Accumulation, Hooks, LossScale, Micro, Needs
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
 from workbench.master import Master
@@ -74,6 +74,7 @@ class Replica:
         self.average: Average | None = None  # see `keep_average`
         self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
         self._master: Master | None = None
+        self.compiled = False  # the forward pass is a torch.compile'd one
         self._parameters = [param for _, param in named]
         self._views: dict[int, list[Tensor]] = {}
         self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
@@ -101,6 +102,10 @@ class Replica:
         With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
         Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
         """
+        needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
+        if needs is not None and (self.compiled or not micros):
+            needs.rest(expected=True)  # a compiled module runs no hooks of its parts
+            needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
         state = Accumulation(gradient, hooks.bucket, sum(micro.share for micro in micros), self.control_out)
         total, num_samples = None, 0
@@ -112,8 +117,11 @@ class Replica:
                 for param in self._parameters:
                     param.grad = None
                 hooks.phase("forward")
-                with self._autocast():
+                with self._autocast(), needs or nullcontext():
                     loss = micro.loss()
+                if needs is not None:
+                    state.late = needs.rest()
+                    gradient.version, needs = min(self.updates), None
                 hooks.phase("backward")
                 self._check_loss(loss)
                 scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
@@ -336,14 +344,25 @@ class Replica:
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
 
-    def gradient_from(self, flat: Tensor, step: int, version: int) -> Gradient:
-        """A summed gradient that was in flight when a checkpoint was taken, in a buffer of this replica's."""
-        gradient = Gradient(self.pool.take(), self.layout, step, version)
+    def gradient_from(
+        self, flat: Tensor, step: int, version: int, bucket: int | None = None, owners: dict[int, Gradient] | None = None
+    ) -> Gradient:
+        """A gradient, or a bucket of one, that was in flight when a checkpoint was taken, in a buffer of this replica's.
+
+        `owners`: step -> the gradient whose buckets have been restored so far.
+        """
+        owner = owners.get(step) if bucket is not None and owners else None
+        if owner is None:
+            owner = Gradient(self.pool.take(), self.layout, step, version)
+            if owner.flat.is_cuda:
+                owner.ready = torch.cuda.Event()
+                owner.ready.record()
+        if bucket is not None and owners is not None:
+            owners[step] = owner
+        gradient = owner if bucket is None else owner.part(bucket)
         gradient.flat.copy_(flat)
-        gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
-        if gradient.flat.is_cuda:
-            gradient.ready = torch.cuda.Event()
-            gradient.ready.record()
+        if bucket in (None, 0):
+            gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
         return gradient
 
 
