@@ -155,7 +155,7 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
     job.algorithm.check(num_workers)
     worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, timeout_s=settings.timeout_s)
     try:

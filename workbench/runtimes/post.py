@@ -108,7 +108,7 @@ class BoxHandle(Handle):
         if self._remote is not None and self._remote[0].poll():
             handle, self.flat = self._remote
             self.source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one
-            self.finished_s = handle.finished_s or time.perf_counter()
+            self.finished_s = max(handle.finished_s or time.perf_counter(), self.started_s)  # it may have been posted for an earlier one
             return True
         found = self._post.take(self._tag)
         if found is None:
