@@ -51,7 +51,7 @@ class Auto(Collective):
         >>> from types import SimpleNamespace
         >>> link = SimpleNamespace(latency_s=1e-5, bandwidth_bytes_per_s=1e9, sum_s_per_byte=0.0)
         >>> Auto().chosen(8, 10, link), Auto().chosen(8e6, 10, link)
-        (Tree(), Ring())
+        (HalvingDoubling(), Ring())
         """
         return min(self.candidates, key=lambda candidate: candidate.seconds(num_bytes, num_workers, link))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 from workbench.codecs.base import Codec
@@ -60,12 +61,13 @@ class Ring(Collective):
         """The hops from `first` to before `last` of one bucket."""
         rank, p = wire.ctx.rank, wire.ctx.num_workers
         right, left = (rank + 1) % p, (rank - 1) % p
-        hops = [(hop, self._chunk(wire.numel, p, rank - hop - 2, chunk)) for hop in range(first, last) for chunk in range(self.chunks)]
+        bounds = block_bounds(wire.numel, p)
+        hops = [(hop, part) for hop in range(first, last) for part in self._chunks(bounds, rank - hop - 2)]
         sending: deque[Ticket | None] = deque()
         receiving: deque[Ticket | None] = deque()
         ahead = 1 if self.chunks > 1 else 0  # the next chunk is on its way while this one is worked on
-        for chunk in range(self.chunks if hops else 0):
-            sending.append((yield from self._set_off(wire, right, first, self._chunk(wire.numel, p, rank - first - 1, chunk))))
+        for part in self._chunks(bounds, rank - first - 1) if hops else ():
+            sending.append((yield from self._set_off(wire, right, first, part)))
         for position, (hop, part) in enumerate(hops):
             for later, its_part in hops[position + len(receiving) : position + ahead + 1]:
                 receiving.append((yield from wire.start_receive(left, its_part, later)))
@@ -88,18 +90,16 @@ class Ring(Collective):
             yield from wire.adopt(*part, message)
         return ticket
 
-    def _chunk(self, numel: int, num_workers: int, block: int, chunk: int) -> tuple[int, int]:
-        """Where a chunk of a block (modulo the number of ranks) begins and ends."""
-        bounds, block = block_bounds(numel, num_workers), block % num_workers
+    def _chunks(self, bounds: list[int], block: int) -> list[tuple[int, int]]:
+        """Where each chunk of a block (modulo the number of ranks) begins and ends."""
+        block %= len(bounds) - 1
         cuts = block_bounds(bounds[block + 1] - bounds[block], self.chunks)
-        return bounds[block] + cuts[chunk], bounds[block] + cuts[chunk + 1]
+        return [(bounds[block] + start, bounds[block] + stop) for start, stop in pairwise(cuts)]
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        bounds, body = block_bounds(numel, num_workers), numel - tail
         sizes = [
-            sum(
-                message_bytes(self.codec, *self._chunk(numel, num_workers, block, chunk), numel - tail, itemsize)
-                for chunk in range(self.chunks)
-            )
+            sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in self._chunks(bounds, block))
             for block in range(num_workers)
         ]
         kept_summing = sizes[rank]  # the one block this rank never passes on while summing
