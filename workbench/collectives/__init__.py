@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from workbench.collectives.base import Collective, Native, flat_of, native_bytes
 from workbench.collectives.linear import Linear
+from workbench.collectives.low_rank import PowerSGD
+from workbench.collectives.once import Once
 from workbench.collectives.ring import Ring
 from workbench.errors import ConfigError
 from workbench.naming import kebab, unknown
 
-__all__ = ["Collective", "Linear", "Native", "Ring", "check_collective", "flat_of", "get", "native_bytes"]
+__all__ = ["Collective", "Linear", "Native", "Once", "PowerSGD", "Ring", "check_collective", "flat_of", "get", "native_bytes"]
 
-_COLLECTIVES = {kebab(collective.__name__): collective for collective in (Native, Ring, Linear)}
+_COLLECTIVES = {kebab(collective.__name__): collective for collective in (Native, Ring, Linear, PowerSGD)}
 
 
 def check_collective(collective: object) -> None:

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from workbench.gradients import Gradient
+from workbench.gradients import Gradient, Layout
 from workbench.ops import AllReduce, Program, Request, Value
 from workbench.program import Context
 
@@ -22,8 +22,23 @@ class Collective(ABC):
         """Sum `value` over all ranks, in place; the answer is `value`. Start it in the same order on every rank."""
 
     @abstractmethod
-    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int) -> float:
-        """Bytes that `rank` puts on the wire for a value of `numel` elements: the closed form."""
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """Bytes that `rank` puts on the wire for a value of `numel` elements, of which the last `tail` travel raw: the closed form."""
+
+    def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
+        """The same for a whole gradient: bucket by bucket."""
+        return sum(
+            self.bytes_sent(rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail)
+            for piece in layout.buckets
+        )
+
+    @property
+    def lossy(self) -> bool:
+        """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
+        return getattr(self, "codec", None) is not None
+
+    def check(self, num_workers: int) -> None:  # noqa: B027 - most run on any number
+        """Raise `ConfigError` unless so many ranks can be summed over."""
 
 
 @final
@@ -37,7 +52,7 @@ class Native(Collective):
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
         return AllReduce(value)
 
-    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int) -> float:
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         return native_bytes(num_workers, numel * itemsize)
 
 
