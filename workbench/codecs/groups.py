@@ -79,7 +79,7 @@ def pack(symbols: Tensor, bits: int) -> Tensor:
         return symbols
     length = -(-symbols.numel() * bits // 8)
     packed = symbols[:length].clone()
-    for plane, start in enumerate(range(length, symbols.numel(), length), 1):
+    for plane, start in enumerate(range(length, symbols.numel(), length or 1), 1):
         part = symbols[start : start + length]
         packed[: part.numel()] |= part << (plane * bits)
     return packed
@@ -91,7 +91,7 @@ def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
         return packed
     length = packed.numel()
     symbols = torch.empty(numel, dtype=torch.uint8, device=packed.device)
-    for plane, start in enumerate(range(0, numel, max(length, 1))):
+    for plane, start in enumerate(range(0, numel, length or 1)):
         part = symbols[start : start + length]
         torch.bitwise_right_shift(packed[: part.numel()], plane * bits, out=part)
     return symbols.bitwise_and_(2**bits - 1)

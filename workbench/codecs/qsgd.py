@@ -84,5 +84,5 @@ class QSGD(Codec):
         if wire.is_meta or not like.numel():
             return torch.empty_like(like)
         head = 4 * num_groups(like.numel(), self.group)
-        values = unpack(wire[head:], self.bits, like.numel()).to(torch.float32).sub_(self.levels)
-        return times(values, typed(wire[:head], torch.float32) / self.levels, self.group, out=values).to(like.dtype)
+        values = unpack(wire[head:], self.bits, like.numel()).to(torch.float32).sub_(self.levels).div_(self.levels)
+        return times(values, typed(wire[:head], torch.float32), self.group, out=values).to(like.dtype)

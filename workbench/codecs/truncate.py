@@ -36,10 +36,12 @@ class Truncate16(Codec):
         return 2 * numel
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
-        values = values.float()
+        wire = torch.empty(2 * values.numel(), dtype=torch.uint8, device=values.device)
         if self.rounding == "nearest":
-            return values.to(torch.bfloat16).view(torch.uint8)
-        return values.contiguous().view(torch.int16)[HIGH::2].contiguous().view(torch.uint8)
+            wire.view(torch.bfloat16).copy_(values.float())
+        else:
+            wire.view(torch.int16).copy_(values.float().view(torch.int16)[HIGH::2])
+        return wire
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
         return typed(wire, torch.bfloat16).to(like.dtype)
