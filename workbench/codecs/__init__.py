@@ -1,0 +1,69 @@
+"""Codecs: what goes on the wire in place of float32 values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workbench.codecs.base import Codec, SummableCodec
+from workbench.codecs.feedback import ErrorFeedback
+from workbench.codecs.linear import Linear8
+from workbench.codecs.qsgd import QSGD
+from workbench.codecs.shared_int import SharedInt, SharedInt8
+from workbench.codecs.sign import Sign
+from workbench.codecs.top_k import TopK
+from workbench.codecs.truncate import Truncate16
+from workbench.errors import ConfigError
+from workbench.naming import call_checked, kebab, unknown
+
+__all__ = [
+    "QSGD",
+    "Codec",
+    "ErrorFeedback",
+    "Linear8",
+    "SharedInt",
+    "SharedInt8",
+    "Sign",
+    "SummableCodec",
+    "TopK",
+    "Truncate16",
+    "check_codec",
+    "get",
+    "names",
+]
+
+_CODECS: dict[str, Callable[..., Codec]] = {
+    kebab(make.__name__): make for make in (Truncate16, Linear8, QSGD, TopK, Sign, SharedInt8, SharedInt)
+}
+
+
+def check_codec(codec: object) -> None:
+    """Raise `ConfigError` unless it is a codec that needs no memory: one that may be used inside a collective's hops."""
+    if isinstance(codec, ErrorFeedback):
+        raise ConfigError(f"a partial sum has no next step to feed an error to: put it once around the sum, Once(codec={codec!r})")
+    if not isinstance(codec, Codec):
+        raise ConfigError(f"codec={codec!r}: give one of {', '.join(names())}, such as Truncate16(), or None for none")
+
+
+def names() -> tuple[str, ...]:
+    """What `get` knows.
+
+    >>> names()
+    ('truncate16', 'linear8', 'qsgd', 'top-k', 'sign', 'shared-int8', 'shared-int')
+    """
+    return tuple(_CODECS)
+
+
+def get(name: str, **options: Any) -> Codec:
+    """A codec by name, with its settings.
+
+    >>> get("top-k", fraction=0.05)
+    TopK(fraction=0.05, k=None)
+
+    Raises:
+        ConfigError: there is none of that name, or it has no such setting.
+    """
+    if name.lower() not in _CODECS:
+        raise unknown("codec", name, _CODECS)
+    codec: Codec = call_checked(name, _CODECS[name.lower()], options)
+    return codec

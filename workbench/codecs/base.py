@@ -10,7 +10,11 @@ from torch import Generator, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec(ABC):
-    """Writes 1-D floating-point values as bytes. Settings as data; no state: what feeds back is kept by who encodes."""
+    """Writes 1-D floating-point values as bytes. Settings as data; no state: what feeds back is kept by who encodes.
+
+    Codecs compute in float32: float64 values are rounded to it first. A NaN or an infinity never becomes a finite number:
+    what shares a scale with it is decoded to NaN, so that a run that diverges is seen to.
+    """
 
     @property
     def unbiased(self) -> bool:
@@ -21,6 +25,16 @@ class Codec(ABC):
     def stochastic(self) -> bool:
         """Whether `encode` draws from its generator."""
         return False
+
+    @property
+    def contracts(self) -> bool:
+        """Whether the squared error is, in the mean, less than the squared values: what error feedback needs to stay bounded."""
+        return True
+
+    @property
+    def reencodes(self) -> bool:
+        """Whether a sum of decoded messages may be encoded once more at about the same loss."""
+        return True
 
     @abstractmethod
     def wire_bytes(self, numel: int) -> int:
@@ -41,10 +55,23 @@ class Codec(ABC):
 class SummableCodec(Codec, ABC):
     """A codec whose messages may be summed undecoded: decoding the sum gives the sum of what would be decoded.
 
-    The ranks must agree on a scale first, and the sum must fit: both are told to `encode_shared`.
+    The ranks must agree on a scale first, the largest of their `magnitude`s, and the sum must fit: both are told to
+    `encode_shared`.
     """
 
     __slots__ = ()
+
+    @abstractmethod
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raise `ConfigError` if the messages of so many ranks cannot be summed."""
+
+    @abstractmethod
+    def message_itemsize(self) -> int:
+        """Bytes of one integer of a shared message."""
+
+    @abstractmethod
+    def magnitude(self, values: Tensor) -> Tensor:
+        """(n,) -> (1,) float32: the scale that these values alone would need; NaN if one of them is not finite."""
 
     @abstractmethod
     def encode_shared(self, values: Tensor, scale: Tensor, num_ranks: int, noise: Generator | None = None) -> Tensor:

@@ -12,6 +12,8 @@ from workbench.collectives.base import Collective, Link, Native, flat_of, native
 from workbench.collectives.halving_doubling import HalvingDoubling
 from workbench.collectives.hierarchical import Hierarchical
 from workbench.collectives.linear import Linear
+from workbench.collectives.low_rank import PowerSGD
+from workbench.collectives.once import Once
 from workbench.collectives.ring import Ring
 from workbench.collectives.tree import Tree
 from workbench.errors import ConfigError
@@ -25,6 +27,8 @@ __all__ = [
     "Linear",
     "Link",
     "Native",
+    "Once",
+    "PowerSGD",
     "Ring",
     "Tree",
     "check_collective",
@@ -35,7 +39,8 @@ __all__ = [
 ]
 
 _COLLECTIVES: dict[str, type[Collective]] = {
-    kebab(collective.__name__): collective for collective in (Native, Ring, Linear, Tree, HalvingDoubling, Hierarchical, Auto)
+    kebab(collective.__name__): collective
+    for collective in (Native, Ring, Linear, Tree, HalvingDoubling, Hierarchical, Auto, PowerSGD, Once)
 }
 
 
@@ -63,16 +68,32 @@ def with_codec(collective: Collective, codec: Codec) -> Collective:
 
 
 def get(name: str) -> Collective:
-    """A collective by name; after a colon, a codec for its hops: "ring:truncate16".
+    """A collective by name; after a colon a codec: for its hops ("ring:truncate16"), or once around the sum ("once:linear8").
+
+    A codec once around the sum may feed its error back: "once:top-k+feedback".
 
     >>> get("halving-doubling"), get("ring")
     (HalvingDoubling(), Ring())
+    >>> get("once:top-k+feedback").codec
+    ErrorFeedback(codec=TopK())
 
     Raises:
         ConfigError: there is none of that name.
     """
-    name, colon, codec = name.partition(":")
+    name, colon, codec_name = name.partition(":")
     if name.lower() not in _COLLECTIVES:
         raise unknown("collective", name, _COLLECTIVES)
-    collective = _COLLECTIVES[name.lower()]()
-    return with_codec(collective, codecs.get(codec)) if colon else collective  # type: ignore[attr-defined]
+    kind = _COLLECTIVES[name.lower()]
+    if not colon:
+        if kind is Once:
+            raise ConfigError(f"collective='once' needs a codec: one of {', '.join(f'once:{codec}' for codec in codecs.names())}")
+        return kind()
+    codec_name, plus, feedback = codec_name.partition("+")
+    if plus and feedback != "feedback":
+        raise ConfigError(f"collective={name}:{codec_name}+{feedback}: only +feedback can follow a codec")
+    codec = codecs.get(codec_name)
+    if kind is Once:
+        return Once(codec=codecs.ErrorFeedback(codec=codec) if plus else codec)
+    if plus:
+        codecs.check_codec(codecs.ErrorFeedback(codec=codec))
+    return with_codec(kind(), codec)

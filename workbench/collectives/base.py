@@ -87,7 +87,6 @@ class Collective(ABC):
             )
         )
 
-    @abstractmethod
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """Seconds for `num_bytes` of float32 values by the alpha-beta-gamma model; encoding and decoding are not in it.
 
@@ -96,6 +95,15 @@ class Collective(ABC):
 
         Paper: Thakur, Rabenseifner and Gropp 2005.
         """
+        raise ConfigError(f"{self} has no formula of its time: it cannot be a candidate of Auto")
+
+    @property
+    def lossy(self) -> bool:
+        """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
+        return getattr(self, "codec", None) is not None
+
+    def check(self, num_workers: int) -> None:  # noqa: B027 - most run on any number
+        """Raise `ConfigError` unless so many ranks can be summed over."""
 
 
 @final

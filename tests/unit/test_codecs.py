@@ -1,0 +1,323 @@
+"""Each codec by itself: bytes, errors and what its paper says of it."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+from workbench import codecs
+from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK, Truncate16, check_codec
+from workbench.codecs.groups import pack, unpack
+from workbench.errors import ConfigError
+
+SEEDS = st.integers(0, 2**32 - 1)
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+def noise(seed: int = 0) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(numel: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = noise(seed)
+    exponents = torch.rand(numel, generator=generator, dtype=torch.float64) * 8 - 4
+    return (torch.randn(numel, generator=generator, dtype=torch.float64) * 10.0**exponents).to(dtype)
+
+
+def through(codec: Codec, values: Tensor, seed: int = 0) -> Tensor:
+    return codec.decode(codec.encode(values, noise(seed)), values)
+
+
+# -- lengths one can do in the head ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "numel", "expected"),
+    [
+        (Truncate16(), 10, 20),
+        (Linear8(), 10, 14),
+        (Linear8(group=4), 10, 22),  # three scales
+        (QSGD(levels=1, group=4), 10, 12 + 3),  # 2 bits
+        (QSGD(levels=2, group=4), 10, 12 + 5),  # 4 bits
+        (QSGD(levels=7, group=None), 11, 4 + 6),
+        (QSGD(levels=8, group=None), 11, 4 + 11),
+        (TopK(fraction=0.3), 10, 24),
+        (TopK(), 1000, 80),  # one in a hundred
+        (TopK(), 3, 8),  # at least one
+        (TopK(k=5), 3, 24),
+        (Sign(), 9, 4 + 2),
+        (SharedInt8(), 10, 14),
+        (SharedInt(bits=32), 10, 44),
+    ],
+    ids=repr,
+)
+def test_length(codec: Codec, numel: int, expected: int) -> None:
+    assert codec.wire_bytes(numel) == expected
+    assert codec.wire_bytes(0) == 0
+
+
+# -- truncation ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(0, 200), seed=SEEDS)
+def test_truncation_keeps_the_high_half_of_the_bits(numel: int, seed: int) -> None:
+    values = torch.randint(-(2**31), 2**31, (numel,), generator=noise(seed), dtype=torch.int64).to(torch.int32).view(torch.float32)
+    bits = through(Truncate16(), values).view(torch.int32)
+    numbers = ~values.isnan()
+    assert torch.equal(bits[numbers], (values.view(torch.int32) & ~0xFFFF)[numbers])
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS)
+def test_truncation_is_toward_zero_and_within_two_to_the_minus_seven(numel: int, seed: int) -> None:
+    values = draw(numel, seed)
+    decoded = through(Truncate16(), values)
+    assert bool((decoded.abs() <= values.abs()).all()) and bool((decoded * values >= 0).all())
+    assert bool(((values - decoded).abs() < 2.0**-7 * values.abs()).logical_or(values == 0).all())
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS, dtype=DTYPES)
+def test_rounding_to_nearest_is_bfloat16(numel: int, seed: int, dtype: torch.dtype) -> None:
+    values = draw(numel, seed, dtype)
+    decoded = through(Truncate16(rounding="nearest"), values)
+    assert torch.equal(decoded, values.float().to(torch.bfloat16).to(dtype))
+    assert bool(((values - decoded).abs() <= 2.0**-8 * values.abs()).all())
+
+
+def test_truncation_at_its_ends() -> None:
+    largest, half = torch.finfo(torch.float32).max, 1 + 2.0**-8  # halfway between two bfloat16: to even
+    values = torch.tensor([largest, 2.0**128 - 2.0**119, half, -half, 1e-45, -0.0])
+    toward = through(Truncate16(), values)
+    assert toward.tolist()[:4] == [2.0**128 - 2.0**120, 2.0**128 - 2.0**120, 1.0, -1.0]
+    nearest = through(Truncate16(rounding="nearest"), values)
+    assert nearest.tolist()[:4] == [float("inf"), float("inf"), 1.0, -1.0]
+    assert torch.signbit(toward[-1]) and torch.signbit(nearest[-1])
+
+
+# -- linear ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS, dtype=DTYPES, group=st.sampled_from([None, 1, 3, 64, 1000]))
+def test_linear_errs_by_half_a_level_of_its_group_or_a_whole_one_at_random(
+    numel: int, seed: int, dtype: torch.dtype, group: int | None
+) -> None:
+    values = draw(numel, seed, dtype)
+    for start in range(0, numel, group or numel):
+        part = slice(start, start + (group or numel))
+        level = float(values[part].abs().max()) / 127 * (1 + 1e-4)  # float32 arithmetic on up to 127 levels
+        for rounding, bound in (("nearest", 0.5), ("stochastic", 1.0)):
+            decoded = through(Linear8(rounding=rounding, group=group), values, seed)
+            assert float((decoded - values)[part].abs().max()) <= bound * level
+            assert float(decoded[part].abs().max()) <= float(values[part].float().abs().max()), "beyond the range"
+
+
+def test_linear_decodes_its_largest_value_exactly_and_the_levels_in_between() -> None:
+    values = torch.tensor([-127.0, -126.4, 0.5, 1.5, 126.6])
+    assert through(Linear8(), values).tolist() == [-127, -126, 0, 2, 127]  # ties to even
+
+
+def test_a_scale_a_group_resolves_what_one_scale_loses() -> None:
+    values = torch.tensor([1000.0, -1000.0, 0.001, -0.002])
+    assert through(Linear8(), values).tolist() == [1000, -1000, 0, 0]
+    assert torch.allclose(through(Linear8(group=2), values), values, rtol=0.01)
+
+
+def test_a_nan_stays_within_its_group() -> None:
+    values = torch.tensor([1.0, float("nan"), 3.0, 4.0, 5.0])
+    for codec in (Linear8(group=2), QSGD(group=2), Sign(group=2)):
+        assert through(codec, values).isnan().tolist() == [True, True, False, False, False]
+    assert through(Truncate16(), values).isnan().tolist() == [False, True, False, False, False]
+
+
+# -- QSGD ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [QSGD(levels=1, group=16), QSGD(levels=7, group=64), QSGD(levels=127, group=None)], ids=repr)
+def test_qsgd_is_within_its_variance_bound_and_not_far_below(codec: QSGD) -> None:
+    """E ||x - y||**2 <= min(d/s**2, sqrt(d)/s) ||x||**2 (lemma 3.1), with the mean's own standard error."""
+    values, num_draws = torch.randn(64, generator=noise(3)), 500
+    generator = noise(4)
+    for start in range(0, 64, codec.group or 64):
+        part = values[start : start + (codec.group or 64)]
+        draws = torch.stack([codec.decode(codec.encode(part, generator), part) for _ in range(num_draws)]).double()
+        ratios = (draws - part.double()).square().sum(1) / part.double().square().sum()
+        bound = codec.variance_bound(part.numel())
+        assert float(ratios.mean()) <= bound + 4 * float(ratios.std()) / sqrt(num_draws)
+        assert float(ratios.mean()) >= bound / 20  # a codec that rounded to nearest, or had more levels, would be
+
+
+def test_qsgd_sends_only_whole_levels_of_the_norm() -> None:
+    values = torch.tensor([3.0, -4.0, 0.0])  # norm 5
+    for seed in range(50):
+        first, second, third = through(QSGD(levels=1, group=None), values, seed).tolist()
+        assert first in (0.0, 5.0) and second in (0.0, -5.0) and third == 0.0
+
+
+def test_qsgd_of_one_value_is_that_value() -> None:
+    for value in (2.5, -1e-30, 1e30, -3.4e38, 1e-45):
+        values = torch.tensor([value])
+        assert torch.allclose(through(QSGD(levels=7), values), values, rtol=1e-6, atol=0)
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(0, 70), bits=st.sampled_from([1, 2, 4, 8]), seed=SEEDS)
+def test_packing_is_undone(numel: int, bits: int, seed: int) -> None:
+    symbols = torch.randint(0, 2**bits, (numel,), generator=noise(seed), dtype=torch.uint8)
+    packed = pack(symbols, bits)
+    assert packed.numel() == -(-numel * bits // 8)
+    assert torch.equal(unpack(packed, bits, numel), symbols)
+
+
+# -- top-k -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 3000), share=st.floats(0.001, 1), seed=SEEDS, ties=st.booleans(), order=st.booleans())
+def test_top_k_is_the_readable_one(numel: int, share: float, seed: int, ties: bool, order: bool) -> None:
+    """The first k of a stable sort by magnitude, whatever the order of the values and however many are equal."""
+    values = draw(numel, seed)
+    if ties:
+        values = values.sign() * values.abs().log2().round().exp2()
+    if order:
+        values = values[values.abs().argsort()]
+    codec = TopK(fraction=share)
+    kept = values.abs().sort(descending=True, stable=True).indices[: codec.num_kept(numel)]
+    expected = torch.zeros(numel)
+    expected[kept] = values[kept]
+    decoded = through(codec, values)
+    assert torch.equal(decoded, expected)
+    kept_share = codec.num_kept(numel) / numel
+    assert float((values - decoded).double().square().sum()) <= (1 - kept_share) * float(values.double().square().sum()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("period", [64, 63])
+def test_top_k_holds_where_its_guess_is_misled(period: int) -> None:
+    """Large values just where, or just where not, the sample looks."""
+    values = torch.rand(6400, generator=noise(1))
+    values[::period] += 10
+    for k in (1, 50, 100, 101, 400, 6400):
+        kept = through(TopK(k=k), values).nonzero().view(-1)
+        assert kept.tolist() == sorted(values.sort(descending=True, stable=True).indices[:k].tolist())
+
+
+def test_top_k_sends_a_nan_before_an_infinity_before_a_number() -> None:
+    values = torch.tensor([1e38, float("inf"), float("nan"), 5.0])
+    assert through(TopK(k=1), values).isnan().tolist() == [False, False, True, False]
+    assert through(TopK(k=2), values).isfinite().tolist() == [True, False, False, True]
+
+
+# -- sign ------------------------------------------------------------------------------------------------------
+
+
+def test_sign_by_hand() -> None:
+    assert through(Sign(), torch.tensor([1.0, -2.0, 0.0, 5.0])).tolist() == [2, -2, 2, 2]
+    assert through(Sign(group=2), torch.tensor([1.0, -2.0, 0.0, 5.0])).tolist() == [1.5, -1.5, 2.5, 2.5]
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS)
+def test_sign_contracts_by_exactly_what_its_paper_says(numel: int, seed: int) -> None:
+    values = draw(numel, seed)
+    exact = values.double()
+    squared = float(exact.square().sum())
+    expected = squared - float(exact.abs().sum()) ** 2 / numel
+    assert float((exact - through(Sign(), values).double()).square().sum()) == pytest.approx(expected, rel=1e-4, abs=1e-5 * squared)
+
+
+# -- integers that are summed ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(
+    num_ranks=st.integers(1, 127),
+    numel=st.integers(1, 50),
+    seed=SEEDS,
+    bits=st.sampled_from([8, 16, 32]),
+    rounding=st.sampled_from(["nearest", "stochastic"]),
+)
+def test_integers_of_all_ranks_never_overflow_and_their_sum_decodes_to_the_sum(
+    num_ranks: int, numel: int, seed: int, bits: int, rounding: str
+) -> None:
+    codec = SharedInt(bits=bits, rounding=rounding)  # type: ignore[arg-type]
+    values = [draw(numel, seed + rank) for rank in range(num_ranks)]
+    values[-1] = values[0].clone()
+    for row in values:
+        row[0] = values[0].abs().max() * 3  # all at the top of the range at once
+    scale = torch.stack([codec.magnitude(row) for row in values]).amax(0)
+    integers = [codec.encode_shared(row, scale, num_ranks, noise(seed + rank)) for rank, row in enumerate(values)]
+    total = integers[0].clone()
+    for item in integers[1:]:
+        total += item
+    assert torch.equal(total.long(), torch.stack(integers).long().sum(0)), "wrapped round"
+    decoded = codec.decode_shared(total, scale, num_ranks, values[0])
+    levels = (2 ** (bits - 1) - 1) // num_ranks
+    bound = (0.5 if rounding == "nearest" else 1.0) * num_ranks * float(scale) / levels
+    error = (decoded.double() - torch.stack(values).double().sum(0)).abs().max()
+    assert float(error) <= bound * (1 + 1e-4) + 1e-6 * num_ranks * float(scale)
+
+
+def test_more_ranks_than_levels_are_refused_with_the_width_that_suits() -> None:
+    SharedInt8().check_ranks(127)
+    with pytest.raises(ConfigError, match=r"128 ranks do not fit 8 bits: use SharedInt\(bits=16\)"):
+        SharedInt8().encode_shared(torch.ones(2), torch.ones(1), 128)
+    with pytest.raises(ConfigError, match=r"use SharedInt\(bits=32\)"):
+        SharedInt().check_ranks(40_000)
+
+
+# -- settings --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Truncate16(rounding="up"), "'toward-zero', 'nearest'"),  # type: ignore[arg-type]
+        (lambda: Linear8(rounding="up"), "'nearest', 'stochastic'"),  # type: ignore[arg-type]
+        (lambda: Linear8(group=0), "1 or more, or None"),
+        (lambda: QSGD(levels=0), "from 1 to 127"),
+        (lambda: QSGD(levels=128), "from 1 to 127"),
+        (lambda: QSGD(group=2.5), "1 or more, or None"),  # type: ignore[arg-type]
+        (lambda: TopK(fraction=0.1, k=3), "not both"),
+        (lambda: TopK(fraction=0.0), "above 0 and at most 1"),
+        (lambda: TopK(k=0), "1 or more"),
+        (lambda: Sign(group=True), "1 or more, or None"),
+        (lambda: SharedInt(bits=7), "8, 16, 32"),  # type: ignore[arg-type]
+        (lambda: ErrorFeedback(codec=ErrorFeedback(codec=Sign())), "leaves nothing out"),  # type: ignore[arg-type]
+        (lambda: ErrorFeedback(codec="sign"), "goes around a codec"),  # type: ignore[arg-type]
+        (lambda: ErrorFeedback(codec=QSGD(levels=1, group=512)), "would grow"),
+        (lambda: ErrorFeedback(codec=Linear8(rounding="stochastic")), "would grow"),
+        (lambda: check_codec(ErrorFeedback(codec=Sign())), "once around the sum"),
+        (lambda: check_codec("sign"), "give one of truncate16, linear8"),
+        (lambda: codecs.get("linear-8"), "did you mean linear8"),
+        (lambda: codecs.get("top-k", fracton=0.1), "did you mean fraction"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(make: object, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()  # type: ignore[operator]
+
+
+def test_feedback_around_a_codec_that_does_not_contract_would_grow() -> None:
+    """What the refusal is for: the residual of ternary QSGD on large groups grows without bound."""
+    codec, gradient, residual = QSGD(levels=1, group=None), torch.randn(512, generator=noise(0)), torch.zeros(512)
+    for step in range(30):
+        value = gradient + residual
+        residual = value - through(codec, value, step)
+    assert float(residual.norm()) > 1e4 * float(gradient.norm())
+    residual = torch.zeros(512)
+    for step in range(200):
+        ErrorFeedback(codec=QSGD(levels=127, group=512)).encode(gradient.clone(), residual, noise(step))
+    assert float(residual.norm()) < float(gradient.norm())
+
+
+def test_names_are_found_with_their_settings() -> None:
+    assert codecs.get("QSGD", levels=3) == QSGD(levels=3)
+    assert codecs.get("shared-int8") == SharedInt(bits=8)
+    check_codec(codecs.get("truncate16", rounding="nearest"))

@@ -1,0 +1,92 @@
+"""Top-k: only the values of largest magnitude."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Generator, Tensor
+
+from workbench.codecs.base import Codec
+from workbench.codecs.groups import typed
+from workbench.errors import ConfigError
+
+STRIDE = 64  # one value in so many is looked at to guess the threshold
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK(Codec):
+    """y_i = x_i for the k largest |x_i|, else 0. 8 bytes for each of the k: where (int32) and what (float32).
+
+    ||x - y||**2 <= (1 - k/n) ||x||**2. Biased: needs `ErrorFeedback`. Of equal magnitudes the one that comes first is taken.
+    NaN counts as larger than infinity, which is larger than any number, so that one of them at least is sent if there is any.
+
+    Args:
+        fraction: k / n, rounded to the nearest k, of each message by itself, and at least one value.
+        k: a fixed number instead.
+
+    Paper: stich2018sparsified, definition 2.1 (k-contraction, top_k); lin2018deep (deep gradient compression).
+    """
+
+    fraction: float | None = None
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and self.k is not None:
+            raise ConfigError("TopK takes fraction=... or k=..., and not both")
+        if self.fraction is not None and not (isinstance(self.fraction, int | float) and 0 < self.fraction <= 1):
+            raise ConfigError(f"fraction={self.fraction!r}: the share of the values that is sent, above 0 and at most 1")
+        if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
+            raise ConfigError(f"k={self.k!r}: how many values are sent, 1 or more")
+
+    @property
+    def reencodes(self) -> bool:
+        return False
+
+    def num_kept(self, numel: int) -> int:
+        """k for a message of so many values; without settings, one in a hundred."""
+        if not numel:
+            return 0
+        wanted = self.k or max(1, round((self.fraction or 0.01) * numel))
+        return min(wanted, numel)
+
+    def wire_bytes(self, numel: int) -> int:
+        return 8 * self.num_kept(numel)
+
+    def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
+        kept = self.num_kept(values.numel())
+        wire = torch.empty(8 * kept, dtype=torch.uint8, device=values.device)
+        if wire.is_meta or not kept:
+            return wire
+        values = values.float().contiguous()
+        positions = largest_positions(values, kept)
+        wire[: 4 * kept].view(torch.int32).copy_(positions)
+        wire[4 * kept :].view(torch.float32).copy_(values[positions])
+        return wire
+
+    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
+        values = torch.zeros_like(like)
+        if wire.is_meta or not like.numel():
+            return values
+        kept = wire.numel() // 8
+        return values.index_copy_(0, typed(wire[: 4 * kept], torch.int32).long(), typed(wire[4 * kept :], torch.float32).to(like.dtype))
+
+
+def largest_positions(values: Tensor, num: int) -> Tensor:
+    """Positions, in ascending order, of the `num` float32 values of largest magnitude; of equal ones the first.
+
+    Selecting among all values is slow, so a threshold that a few more than `num` pass is guessed from one value in `STRIDE`,
+    and the selection made among those; where the guess was too high, among all.
+    """
+    magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # order as their bits do, NaN above infinity
+    sample = magnitudes[::STRIDE]
+    rank = 2 * num // STRIDE + 8
+    candidates = (magnitudes >= sample.kthvalue(sample.numel() - rank).values).nonzero().view(-1) if rank < sample.numel() else None
+    if candidates is None or candidates.numel() < num:
+        candidates = torch.arange(values.numel(), device=values.device)
+    chosen = magnitudes[candidates]
+    threshold = chosen.kthvalue(chosen.numel() - num + 1).values
+    above, equal = candidates[chosen > threshold], candidates[chosen == threshold]
+    return torch.cat([above, equal[: num - above.numel()]]).sort().values

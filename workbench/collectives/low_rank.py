@@ -1,0 +1,184 @@
+"""PowerSGD: each matrix of a gradient as the product of two thin ones, which are summed in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from workbench.codecs.feedback import leave
+from workbench.collectives.base import Collective, Native
+from workbench.collectives.once import check_inner
+from workbench.errors import ConfigError
+from workbench.gradients import BucketSlice, Gradient, Layout, Slot
+from workbench.ops import Local, Program, Value
+from workbench.program import Context, perform
+from workbench.rng import derive_seed
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSGD(Collective):
+    """For each matrix, M_i = g_i + e_i of rank i, n x m, with Q (m x r) of the step before:
+
+        P = orth(sum_i M_i orth(Q));   Q = sum_i M_i^T P;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q^T / p
+
+    One step of power iteration, warm-started: (n + m) r numbers in place of n m. A tensor of more dimensions is the matrix
+    (first, rest); what would not get smaller (biases, thin matrices) is summed as it is, in one message with P and the tail.
+    `alternate`: one factor a step, in turns, in one message; P and Q^T are each what the other's last basis leaves of the sum.
+
+        even t:  P = sum_i M_i orth(Q),  sum_i M_i ~ P orth(Q)^T;      odd t:  Q = sum_i M_i^T orth(P),  sum_i M_i ~ orth(P) Q^T
+
+    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less comes out exact (with
+    `alternate`, from the second step of a constant one on). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
+    A NaN or an infinity reaches every rank in the rows or columns where it was, and is not kept.
+
+    Args:
+        rank: r; a matrix's own smaller side where that is less.
+        alternate: ACP-SGD. Needs error feedback.
+        error_feedback: keep e_i; without it what low rank cannot hold is lost.
+        start_step: steps before it are summed uncompressed.
+        inner: sums the factors; lossless.
+
+    Paper: vogels2019powersgd, algorithms 1 and 2; zhang2023acpsgd (alternate).
+    """
+
+    rank: int = 2
+    alternate: bool = False
+    error_feedback: bool = True
+    start_step: int = 0
+    inner: Collective = Native()
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("start_step", 0)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < least:
+                raise ConfigError(f"{name}={number!r}: a whole number, {least} or more")
+        if self.alternate and not self.error_feedback:
+            raise ConfigError("alternate=True needs error_feedback=True: one factor a step sees only part of a gradient")
+        check_inner(self.inner)
+
+    @property
+    def lossy(self) -> bool:
+        return True
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        if not isinstance(value, Gradient):
+            raise ConfigError("PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its inner")
+        for piece, flat in value.slices():
+            matrices = self.matrices(piece)
+            if value.step < self.start_step or not matrices:
+                yield from perform(self.inner.all_reduce(ctx, flat))
+            else:
+                yield from self._compressed(ctx, value, piece, matrices)
+        return value
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """Of what is not compressed: steps before `start_step`. Compressed ones depend on shapes: `bytes_of`."""
+        return self.inner.bytes_sent(rank, num_workers, numel, itemsize)
+
+    def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
+        """Of a step from `start_step` on; with `alternate`, the mean of an even and an odd one."""
+        total = 0.0
+        inner = partial(self.inner.bytes_sent, rank, num_workers)
+        for piece in layout.buckets:
+            matrices = self.matrices(piece)
+            raw = piece.stop - piece.start - sum(slot.numel for slot in matrices)
+            left, right = (sum(prod(self.factor_shape(slot, side)) for slot in matrices) for side in "pq")
+            if self.alternate and matrices:
+                total += (inner(left + raw, layout.itemsize) + inner(right + raw, layout.itemsize)) / 2
+            else:
+                total += inner(left + raw, layout.itemsize) + inner(right, layout.itemsize)
+        return total
+
+    def matrices(self, piece: BucketSlice) -> list[Slot]:
+        """The parameters of a bucket that are sent as factors: those whose factors are smaller."""
+        return [slot for slot in piece.slots if sum(prod(self.factor_shape(slot, side)) for side in "pq") < slot.numel]
+
+    def factor_shape(self, slot: Slot, side: str) -> tuple[int, int]:
+        """P's (n, r) or Q's (m, r)."""
+        rows = slot.shape[0] if slot.shape else 1
+        columns = slot.numel // max(rows, 1)
+        return (rows if side == "p" else columns, min(rows, columns, self.rank))
+
+    # -- one bucket --------------------------------------------------------------------------------------------
+
+    def _compressed(self, ctx: Context, value: Gradient, piece: BucketSlice, slots: list[Slot]) -> Program:
+        nbytes = sum(slot.numel for slot in slots) * value.flat.element_size()
+        sides = ("pq"[(value.step - self.start_step) % 2],) if self.alternate else ("p", "q")
+        raw = [value.view(slot) for slot in piece.slots if slot not in slots] + [value.tail(piece.index)]
+        matrices = yield Local("encode", nbytes, partial(self._matrices, ctx, value, slots))
+        bases: list[Tensor] = []
+        factors: list[Tensor] = []
+        for side in sides:
+            others = [self._factor(ctx, slot, "q" if side == "p" else "p", value.flat) for slot in slots] if side == sides[0] else factors
+            message, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
+            message = yield from perform(self.inner.all_reduce(ctx, message))
+            factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
+        for slot, factor in zip(slots, factors, strict=True):
+            ctx.memory[_name(sides[-1], slot)] = factor
+        yield Local("decode", nbytes, partial(self._restore, ctx, value, slots, matrices, sides[-1], factors, bases))
+
+    def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot]) -> list[Tensor]:
+        """M_i, n x m each; shares memory with the gradient where its strides allow."""
+        if self.error_feedback:
+            for slot in slots:
+                value.view(slot).add_(self._residual(ctx, slot, value.flat))
+        return [value.view(slot).reshape(slot.shape[0], -1) for slot in slots]
+
+    def _residual(self, ctx: Context, slot: Slot, flat: Tensor) -> Tensor:
+        name = f"low-rank.residual/{slot.index}"
+        if name not in ctx.memory:
+            ctx.memory[name] = torch.zeros(slot.shape, dtype=flat.dtype, device=flat.device)
+        return ctx.memory[name]
+
+    def _factor(self, ctx: Context, slot: Slot, side: str, flat: Tensor) -> Tensor:
+        """The last step's, or the first: normal numbers, the same on all ranks."""
+        name, shape = _name(side, slot), self.factor_shape(slot, side)
+        if name not in ctx.memory:
+            if flat.is_meta:
+                ctx.memory[name] = flat.new_empty(shape)
+            else:
+                noise = torch.Generator().manual_seed(derive_seed(ctx.seed, f"low-rank/{side}", step=slot.index))
+                ctx.memory[name] = torch.randn(shape, generator=noise, dtype=flat.dtype).to(flat.device)
+        return ctx.memory[name]
+
+    def _unpack(self, message: Tensor, side: str, slots: list[Slot], raw: list[Tensor]) -> list[Tensor]:
+        """The summed factors, in memory of their own; `raw` tensors are filled."""
+        shapes = [self.factor_shape(slot, side) for slot in slots]
+        parts = message.split([prod(shape) for shape in shapes] + [tensor.numel() for tensor in raw])
+        for tensor, part in zip(raw, parts[len(slots) :], strict=True):
+            tensor.copy_(part.view(tensor.shape))
+        return [part.view(shape).clone() for part, shape in zip(parts[: len(slots)], shapes, strict=True)]
+
+    def _restore(
+        self,
+        ctx: Context,
+        value: Gradient,
+        slots: list[Slot],
+        matrices: list[Tensor],
+        side: str,
+        factors: list[Tensor],
+        bases: list[Tensor],
+    ) -> None:
+        """Write the approximate sums into the gradient, and into memory what they left out."""
+        for slot, matrix, factor, basis in zip(slots, matrices, factors, bases, strict=True):
+            total = factor @ basis.T if side == "p" else basis @ factor.T
+            if self.error_feedback:  # an equal share of the sum on every rank: only the sum of the residuals matters
+                leave(matrix.view(slot.shape), (total / ctx.num_workers).view(slot.shape), self._residual(ctx, slot, value.flat))
+            value.view(slot).copy_(total.view(slot.shape))
+
+
+def _name(side: str, slot: Slot) -> str:
+    return f"low-rank.{side}/{slot.index}"
+
+
+def _project(side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """(P or Q of all matrices and the raw tensors in one message, the bases of the other factor)."""
+    bases = [torch.linalg.qr(other).Q for other in others]
+    factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]
+    return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), bases

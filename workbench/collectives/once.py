@@ -1,0 +1,288 @@
+"""A codec once around a sum: what is summed has been encoded once, and the sum at most once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, final
+
+import torch
+from torch import Generator, Tensor
+
+from workbench.codecs import Codec, ErrorFeedback, SummableCodec
+from workbench.codecs.feedback import leave
+from workbench.codecs.groups import check_choice, typed
+from workbench.collectives.base import Collective, Native
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient, block_bounds
+from workbench.ops import Local, Program, Recv, Send, Start, Value, Wait
+from workbench.program import Context, perform
+from workbench.rng import derive_seed
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One bucket of a gradient, or a tensor: `body` goes through the codec, `tail` does not. `name` is what is remembered of it."""
+
+    body: Tensor
+    tail: Tensor
+    name: str
+    step: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.body.numel() * self.body.element_size()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once(Collective):
+    """Each rank's value is encoded once. How the sum is then taken and spread:
+
+    | spread | rank i sends | bytes of a rank, n of them and w(n) encoded |
+    |---|---|---|
+    | "encoded" | C(block j of g_i) to rank j; then C(sum over i of what it decoded of block i) to all | about 2 (p-1) w(n/p) |
+    | "raw" | the same, but the sum of block i as it is | (p-1) w(n/p) + (p-1) n/p |
+    | "gather" | C(g_i) to all, who sum for themselves | (p-1) w(n) |
+    | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n values of so many bits |
+
+    None chooses "encoded", or "gather" where the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank order,
+    in the value's dtype, and every rank decodes the same bytes, its own too: replicas stay equal to the last bit. Unlike a codec
+    inside a ring's hops, the error does not grow with every hop: one encoding of each g_i, and with "encoded" one of the sum.
+    One rank alone encodes and decodes too. Tails travel raw beside the last block's messages, or the scales.
+
+    With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a block's sum.
+    Residuals are in `ctx.memory` by bucket: a rank's value of the same layout must come every time.
+
+    Paper: the two exchanges of seide2014onebit, tang2021onebitadam.
+    """
+
+    codec: Codec | ErrorFeedback
+    spread: Literal["encoded", "raw", "gather"] | None = None
+    inner: Collective = Native()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec | ErrorFeedback):
+            raise ConfigError(
+                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...); for none, use its inner sum"
+            )
+        check_choice("spread", self.spread, ("encoded", "raw", "gather", None))
+        check_inner(self.inner)
+        if isinstance(self.plain, SummableCodec):
+            if self.spread is not None:
+                raise ConfigError(f"spread={self.spread!r}: {self.plain!r} is summed undecoded by `inner`; leave spread out")
+        elif self.inner != Native():
+            raise ConfigError(f"inner={self.inner!r} sums integers, and {self.plain!r} has none: use SharedInt(), or leave inner out")
+
+    @property
+    def plain(self) -> Codec:
+        """The codec without its feedback."""
+        return self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec
+
+    def check(self, num_workers: int) -> None:
+        if isinstance(self.plain, SummableCodec):
+            self.plain.check_ranks(num_workers)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        self.check(ctx.num_workers)
+        for piece in self._pieces(ctx, value):
+            if isinstance(self.plain, SummableCodec):
+                yield from self._integers(ctx, piece, self.plain)
+            elif self._spread == "gather":
+                yield from self._gather(ctx, piece)
+            else:
+                yield from self._two_shots(ctx, piece)
+        return value
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        size, others, codec = numel - tail, num_workers - 1, self.plain
+        if isinstance(codec, SummableCodec):
+            scales = self.inner.bytes_sent(rank, num_workers, num_workers + tail, itemsize)
+            return scales + self.inner.bytes_sent(rank, num_workers, size, codec.message_itemsize())
+        if self._spread == "gather":
+            return others * (codec.wire_bytes(size) + tail * itemsize)
+        bounds = block_bounds(size, num_workers)
+        sizes = [bounds[block + 1] - bounds[block] for block in range(num_workers)]
+        first = sum(codec.wire_bytes(block) for block in sizes) - codec.wire_bytes(sizes[rank])
+        second = others * (codec.wire_bytes(sizes[rank]) if self._spread == "encoded" else sizes[rank] * itemsize)
+        is_last = rank == others
+        return first + second + tail * itemsize * (others if is_last else 1)
+
+    @property
+    def _spread(self) -> str:
+        return self.spread or ("encoded" if self.plain.reencodes else "gather")
+
+    # -- ways to sum -------------------------------------------------------------------------------------------
+
+    def _two_shots(self, ctx: Context, piece: Piece) -> Program:
+        """Block j of every rank to rank j, who sums; then block j's sum to every rank."""
+        p, rank, last = ctx.num_workers, ctx.rank, ctx.num_workers - 1
+        blocks, tails = _cut(piece.body, p), [piece.tail[:0]] * last + [piece.tail]
+        own, itemsize = blocks[rank], piece.body.element_size()
+        codec, encoded = self.plain, self._spread == "encoded"
+        residuals = _cut(residual, p) if (residual := self._residual(ctx, piece.body, f"once.residual/{piece.name}")) is not None else None
+
+        def encode() -> list[Tensor]:
+            noise = self._noise(ctx, piece, "value")
+            return [_join(tails[block], self._encode(blocks[block], residuals[block] if residuals else None, noise)) for block in range(p)]
+
+        messages = yield Local("encode", piece.nbytes, encode)
+        arrived = yield from _exchange(ctx, messages, [messages[rank].numel()] * p)
+        total = yield from self._sum(own, [_split(message, tails[rank])[1] for message in arrived])
+        if rank == last:
+            _sum_tails(piece.tail, arrived)
+        if encoded:
+            owners = self._residual(ctx, own, f"once.owner/{piece.name}")
+            second = partial(self._encode, total, owners, self._noise(ctx, piece, "sum"))
+            wire = yield Local("encode", own.numel() * itemsize, second)
+        else:
+            wire = total.view(torch.uint8)
+        message = _join(tails[rank], wire)
+        sizes = [codec.wire_bytes(block.numel()) if encoded else block.numel() * itemsize for block in blocks]
+        sizes[last] += piece.tail.numel() * itemsize
+        arrived = yield from _exchange(ctx, [message] * p, sizes)
+        for source, block in enumerate(blocks):
+            _, wire = _split(arrived[source], tails[source])
+            if encoded:
+                yield Local("decode", block.numel() * itemsize, partial(_decode_into, codec, wire, block))
+            else:
+                block.copy_(typed(wire, block.dtype))
+        piece.tail.copy_(_split(arrived[last], piece.tail)[0])
+
+    def _gather(self, ctx: Context, piece: Piece) -> Program:
+        """Everybody's encoded value to everybody, who all sum the same in the same order."""
+        residual = self._residual(ctx, piece.body, f"once.residual/{piece.name}")
+        wire = yield Local("encode", piece.nbytes, partial(self._encode, piece.body, residual, self._noise(ctx, piece, "value")))
+        message = _join(piece.tail, wire)
+        arrived = yield from _exchange(ctx, [message] * ctx.num_workers, [message.numel()] * ctx.num_workers)
+        total = yield from self._sum(piece.body, [_split(item, piece.tail)[1] for item in arrived])
+        piece.body.copy_(total)
+        _sum_tails(piece.tail, arrived)
+
+    def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
+        """Scales side by side in one sum, of which each rank takes the largest; then the integers."""
+        p, body = ctx.num_workers, piece.body
+        residual = self._residual(ctx, body, f"once.residual/{piece.name}")
+
+        def measure() -> Tensor:
+            if residual is not None:
+                body.add_(residual)
+            return codec.magnitude(body)
+
+        def encode() -> Tensor:
+            integers = codec.encode_shared(body, scale, p, self._noise(ctx, piece, "value"))
+            if residual is not None:
+                leave(body, codec.decode_shared(integers, scale, p, body), residual)
+            return integers
+
+        magnitude = yield Local("encode", piece.nbytes, measure)
+        shared = torch.zeros(p + piece.tail.numel(), dtype=body.dtype, device=body.device)
+        shared[ctx.rank : ctx.rank + 1] = magnitude
+        shared[p:] = piece.tail
+        shared = yield from perform(self.inner.all_reduce(ctx, shared))
+        scale = shared[:p].amax().view(1).float()  # a NaN of any rank is everyone's
+        piece.tail.copy_(shared[p:])
+        if body.numel():
+            integers = yield Local("encode", piece.nbytes, encode)
+            total = yield from perform(self.inner.all_reduce(ctx, integers))
+            body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
+
+    # -- parts of them -----------------------------------------------------------------------------------------
+
+    def _sum(self, like: Tensor, wires: list[Tensor]) -> Program:
+        """Decode and add in rank order; the answer is a new tensor like `like`."""
+        nbytes = like.numel() * like.element_size()
+        total = yield Local("decode", nbytes, partial(self.plain.decode, wires[0], like))
+        for wire in wires[1:]:
+            decoded = yield Local("decode", nbytes, partial(self.plain.decode, wire, like))
+            yield Local("sum", nbytes, partial(total.add_, decoded))
+        return total
+
+    def _encode(self, values: Tensor, residual: Tensor | None, noise: Generator | None) -> Tensor:
+        if residual is None:
+            return self.plain.encode(values, noise)
+        assert isinstance(self.codec, ErrorFeedback)
+        return self.codec.encode(values, residual, noise)
+
+    def _residual(self, ctx: Context, like: Tensor, name: str) -> Tensor | None:
+        """What error feedback has left over of such values; None without feedback."""
+        if not isinstance(self.codec, ErrorFeedback):
+            return None
+        residual = ctx.memory.setdefault(name, torch.zeros_like(like))
+        if residual.shape != like.shape or residual.dtype != like.dtype:
+            raise ConfigError(f"{name} has {residual.numel()} values of a step before, and now there are {like.numel()}: keep the layout")
+        return residual
+
+    def _noise(self, ctx: Context, piece: Piece, what: str) -> Generator | None:
+        if not self.plain.stochastic or piece.body.is_meta:
+            return None
+        seed = derive_seed(ctx.seed, f"codec/{piece.name}/{what}", ctx.rank, piece.step)
+        return torch.Generator(piece.body.device).manual_seed(seed)
+
+    def _pieces(self, ctx: Context, value: Value) -> Iterator[Piece]:
+        if isinstance(value, Gradient):
+            for bucket, flat in value.slices():
+                size = bucket.tail - bucket.start
+                yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step)
+            return
+        flat, name = value.view(-1), f"tensor-{value.numel()}"
+        calls = 0
+        if self.plain.stochastic:  # a tensor has no step: count, so that no noise is drawn twice
+            counter = ctx.memory.setdefault(f"once.calls/{name}", torch.zeros((), dtype=torch.int64))
+            calls = int(counter)
+            counter += 1
+        yield Piece(flat, flat[:0], name, calls)
+
+
+def check_inner(inner: Any) -> None:
+    """Raise `ConfigError` unless it sums without loss."""
+    if not isinstance(inner, Collective):
+        raise ConfigError(f"inner={inner!r}: a way to sum, such as Native() or Ring()")
+    if inner.lossy:
+        raise ConfigError(f"inner={inner!r} is lossy itself, and what it is given must be summed exactly: use it without a codec")
+
+
+def _exchange(ctx: Context, messages: list[Tensor], sizes: list[int]) -> Program:
+    """Send message j to rank j and receive `sizes[i]` bytes of each rank i; empty ones are not sent. The answer is in rank order."""
+    p, rank = ctx.num_workers, ctx.rank
+    arrived, sending = list(messages), []  # one's own needs no sending
+    for distance in range(1, p):  # all ranks at one distance: nobody is sent to by two
+        to, source = (rank + distance) % p, (rank - distance) % p
+        if messages[to].numel():
+            sending.append((yield Start(Send(to, messages[to]))))
+        arrived[source] = messages[rank].new_empty(sizes[source])
+        if sizes[source]:
+            arrived[source] = (yield Recv(source, like=arrived[source])).value
+    for ticket in sending:
+        yield Wait(ticket)
+    return arrived
+
+
+def _cut(values: Tensor, num_blocks: int) -> list[Tensor]:
+    bounds = block_bounds(values.numel(), num_blocks)
+    return [values[bounds[block] : bounds[block + 1]] for block in range(num_blocks)]
+
+
+def _join(tail: Tensor, wire: Tensor) -> Tensor:
+    """One message: the tail comes first, where it is aligned whatever the length of the rest."""
+    return torch.cat([tail.view(torch.uint8), wire]) if tail.numel() else wire
+
+
+def _split(message: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse, with a tail as long as the one given."""
+    cut = tail.numel() * tail.element_size()
+    return message[:cut].view(tail.dtype), message[cut:]
+
+
+def _sum_tails(tail: Tensor, messages: list[Tensor]) -> None:
+    """tail <- the sum of the messages' tails, in rank order."""
+    parts = [_split(message, tail)[0].clone() for message in messages]
+    tail.copy_(parts[0])
+    for part in parts[1:]:
+        tail.add_(part)
+
+
+def _decode_into(codec: Codec, wire: Tensor, block: Tensor) -> None:
+    block.copy_(codec.decode(wire, block))
