@@ -48,21 +48,11 @@ __all__ = [
 ]
 
 _METHODS = {
-    kebab(method.__name__): method
-    for method in (
-        SynchronousSGD,
-        LayerwiseSGD,
-        PipeSGD,
-        DelayedSGD,
-        AdaptiveDelaySGD,
-        DeAR,
-        PartialAllReduce,
-        LocalSGD,
-        DiLoCo,
-        StaleSGD,
-        NoCommunication,
-        SerialSGD,
-    )
+    **{kebab(method.__name__): method for method in (SynchronousSGD, LayerwiseSGD, PipeSGD, DelayedSGD, AdaptiveDelaySGD)},
+    "dear": DeAR,
+    **{kebab(method.__name__): method for method in (PartialAllReduce, LocalSGD)},
+    "diloco": DiLoCo,
+    **{kebab(method.__name__): method for method in (StaleSGD, NoCommunication, SerialSGD)},
 }
 
 

@@ -60,6 +60,10 @@ class AdaptiveDelaySGD(Algorithm):
     def max_staleness(self) -> int:
         return self.max_delay
 
+    @property
+    def num_lanes(self) -> int:
+        return max(1, self.max_delay)
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Every `adapt_every` steps some bytes more."""
 
@@ -75,15 +79,15 @@ class AdaptiveDelaySGD(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         delay: int = min(1, self.max_delay)
-        sums = [0.0, 0.0, 0.0, 0.0]  # since the last report: seconds and number of all-reduces, seconds and number of steps
+        sums = [0.0] * 6  # since the last report: seconds and number of all-reduces, of backwards, of updates
         report: Ticket | None = None
         in_flight: deque[Ticket] = deque()
         if ctx.resumed is not None:
             delay, *rest = ctx.resumed
             delay = min(delay, self.max_delay)
-            sums, reported = list(rest[:4]), rest[4]
-            report = rest[5] if reported else None
-            in_flight.extend(rest[5 + reported :])
+            sums, reported = list(rest[:6]), rest[6]
+            report = rest[7] if reported else None
+            in_flight.extend(rest[7 + reported :])
         taken: deque[float] = deque()  # seconds of each all-reduce, written on its lane
         for step in ctx.steps():
             begin = yield Now()
@@ -99,12 +103,13 @@ class AdaptiveDelaySGD(Algorithm):
                     sums[1] += 1
                 begin = yield Now()
                 yield Apply(total)
-                sums[2] += (yield Now()) - begin
+                sums[4] += (yield Now()) - begin
+                sums[5] += 1
             if (step + 1) % self.adapt_every == 0:
                 if report is not None:
                     delay = self._chosen((yield Wait(report)), delay)
                 report = yield Start(AllReduce(torch.tensor(sums, dtype=torch.float64, device=_where(ctx))))
-                sums = [0.0, 0.0, 0.0, 0.0]
+                sums = [0.0] * 6
             yield EndStep(step, state=(delay, *sums, int(report is not None), *([report] if report else []), *in_flight))
         while in_flight:
             yield Apply((yield Wait(in_flight.popleft())))
@@ -113,10 +118,11 @@ class AdaptiveDelaySGD(Algorithm):
 
     def _chosen(self, totals: Tensor, delay: int) -> int:
         """The delay for the sums of all ranks; as before where nothing was measured."""
-        communication_s, num_communications, compute_s, num_steps = totals.tolist()
-        if not num_communications or not num_steps:
+        seconds, numbers = totals.tolist()[::2], totals.tolist()[1::2]
+        if not all(numbers):
             return delay
-        return self.useful_delay(communication_s / num_communications, compute_s / num_steps)
+        communication_s, backward_s, update_s = (total / number for total, number in zip(seconds, numbers, strict=True))
+        return self.useful_delay(communication_s, backward_s + update_s)
 
 
 def _timed(work: Request | Program, taken: deque[float]) -> Program:

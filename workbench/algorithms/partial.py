@@ -15,7 +15,7 @@ from workbench.collectives import Collective, Native, Ring, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import ANY, FREE, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, Replicas, perform
+from workbench.program import Algorithm, Card, Context, perform
 
 READY, GO, DONE = 990, 991, 992  # tags; a collective's are far below
 
@@ -41,8 +41,8 @@ class PartialAllReduce(Algorithm):
     `SynchronousSGD`; then staleness is 0, else without a bound: late gradients are used, and left over only at the end.
 
     Every rank runs its rounds beside its worker, and rank 0 a coordinator that counts who is ready; control messages have one
-    byte. An `EndStep` is that of the last round applied, so a late rank's numbers have gaps. One gradient buffer a round
-    that is not yet applied.
+    byte. Every rank ends every step, by applying its round: parameters are equal there on all ranks. `dropped` marks the steps
+    whose minibatch this rank did not compute, or whose gradient was left over. One gradient buffer a round not yet applied.
 
     Paper: Li, Ben-Nun, Di Girolamo, Alistarh and Hoefler 2020, Algs. 1 and 2 (solo and majority).
     """
@@ -90,10 +90,6 @@ class PartialAllReduce(Algorithm):
         return 0 if self._is_synchronous else None
 
     @property
-    def replicas(self) -> Replicas:
-        return Replicas.EVERY_STEP if self._is_synchronous else Replicas.AT_END
-
-    @property
     def _is_synchronous(self) -> bool:
         return self.quorum in (Quorum.ALL, 1.0) and not isinstance(self.quorum, int)
 
@@ -115,15 +111,16 @@ class PartialAllReduce(Algorithm):
             beside.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
         step = ctx.first_step  # the round to come
         while step < ctx.num_steps:
-            box.waiting.append((yield Backward(step)))
-            yield Send(0, token, tag=READY, stamp=step)
             begun = step
+            box.waiting.append((yield Backward(begun)))
+            if not box.done:  # its round has not been held without it
+                yield Send(0, token, tag=READY, stamp=begun)
             while step == begun or box.done:
                 yield Recv(ctx.rank, like=token, tag=DONE)
+                unused = bool(box.waiting) and step + len(box.done) == ctx.num_steps  # no round is left to use it
                 yield from _apply(box.done.popleft())
+                yield EndStep(step, state=tuple(box.waiting), dropped=unused if step == begun else True)
                 step += 1
-            late = step == ctx.num_steps and bool(box.waiting)
-            yield EndStep(step - 1, state=tuple(box.waiting), dropped=late)
         yield Send(0, token, tag=READY, stamp=ctx.num_steps)
         for ticket in beside:
             yield Wait(ticket)
