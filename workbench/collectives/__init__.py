@@ -75,7 +75,7 @@ def get(name: str) -> Collective:
     >>> get("halving-doubling"), get("ring")
     (HalvingDoubling(), Ring())
     >>> get("once:top-k+feedback").codec
-    ErrorFeedback(codec=TopK())
+    ErrorFeedback(codec=TopK(fraction=None, k=None))
 
     Raises:
         ConfigError: there is none of that name.

@@ -97,11 +97,6 @@ class Collective(ABC):
         """
         raise ConfigError(f"{self} has no formula of its time: it cannot be a candidate of Auto")
 
-    @property
-    def lossy(self) -> bool:
-        """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
-        return getattr(self, "codec", None) is not None
-
     def check(self, num_workers: int) -> None:  # noqa: B027 - most run on any number
         """Raise `ConfigError` unless so many ranks can be summed over."""
 
