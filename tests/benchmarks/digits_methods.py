@@ -1,0 +1,217 @@
+"""Every method on the digits: the margin in loss to the synchronous one over paired seeds, and what ran on which runtime.
+
+    python -m tests.benchmarks.digits_methods margins   # simulated cluster, 10 seeds; writes records/digits-margins.json
+    python -m tests.benchmarks.digits_methods table     # and on real gloo and MPI ranks; writes records/digits-methods.json
+
+The margins are those of margins.json, which was committed before. A difference is of two runs of one seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+import workbench as wb
+from workbench import algorithms, codecs, collectives, costs
+from workbench.algorithms import StaleSGD
+from workbench.algorithms.staleness import Constant
+from workbench.program import Algorithm
+
+HERE = Path(__file__).parent
+RECORDS = HERE.parents[1] / "records"
+PLAN = json.loads((HERE / "margins.json").read_text())
+HOW, MARGINS = PLAN["how"], PLAN["margins"]
+SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE = MARGINS  # in the file's order
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in a setting: which margin it is held to, and by what its learning rate is divided (p for one gradient an update)."""
+
+    algorithm: Algorithm
+    margin: str
+    divide_lr: int = 1
+    workers: int = HOW["workers"]
+
+    @property
+    def name(self) -> str:
+        shown = {
+            key: value
+            for key, value in self.algorithm.settings().items()
+            if value != type(self.algorithm).__dataclass_fields__[key].default
+        }
+        return f"{type(self.algorithm).__name__}({', '.join(f'{key}={value}' for key, value in shown.items())})"
+
+
+def once(codec: Any, feedback: bool = False) -> collectives.Collective:
+    return collectives.Once(codec=codecs.ErrorFeedback(codec=codec) if feedback else codec)
+
+
+def entries() -> list[Entry]:
+    a, c, p = algorithms, collectives, HOW["workers"]
+    return [
+        Entry(a.SynchronousSGD(), SAME),
+        Entry(a.LayerwiseSGD(bucket_bytes=0), SAME),
+        Entry(a.LayerwiseSGD(bucket_bytes=16384, lanes=2, apply=a.ApplyOrder.ANY), SAME),
+        Entry(a.LayerwiseSGD(bucket_bytes=0, order=a.SendOrder.PRIORITY, collective=c.Ring()), SAME),
+        Entry(a.DeAR(bucket_bytes=16384), SAME),
+        Entry(a.SynchronousSGD(collective=c.Ring(chunks=4)), SAME),
+        Entry(a.SynchronousSGD(collective=c.Tree()), SAME),
+        Entry(a.SynchronousSGD(collective=c.HalvingDoubling()), SAME),
+        Entry(a.SynchronousSGD(collective=c.Hierarchical(group=2)), SAME),
+        Entry(a.SynchronousSGD(collective=c.Auto()), SAME),
+        Entry(a.PipeSGD(), STALE),
+        Entry(a.PipeSGD(width=3, warmup_steps=12, first=a.FirstSteps.DUPLICATE), STALE),
+        Entry(a.AdaptiveDelaySGD(max_delay=2), STALE),
+        Entry(a.PartialAllReduce(), DROPPED),
+        Entry(a.ParameterServerSGD(), SAME),
+        Entry(a.ParameterServerSGD(shards=2, dedicated=True), SAME, workers=p + 2),
+        Entry(a.BackupSGD(backups=1), DROPPED),
+        Entry(a.BackupSGD(backups=0, timeout_s=0.001), DROPPED),
+        Entry(a.BackupSGD(backups="online"), DROPPED),
+        Entry(a.AsyncSGD(), ASYNC, p),
+        Entry(a.AsyncSGD(shards=3), ASYNC, p),
+        Entry(a.AsyncSGD(clip_norm=1.0), ASYNC, p),
+        Entry(a.AsyncSGD(cutoff=4), ASYNC, p),
+        Entry(a.StaleSynchronousSGD(), ASYNC, p),
+        Entry(a.SoftsyncSGD(), DROPPED),
+        Entry(a.SoftsyncSGD(splits=2), ASYNC, 2),
+        Entry(a.DelayCompensatedSGD(), ASYNC, p),
+        Entry(a.LocalSGD(every=4), SELDOM),
+        Entry(a.LocalSGD(every=4, after=24), SELDOM),
+        Entry(a.DiLoCo(every=12), SELDOM),
+        Entry(a.DiLoCo(every=12, fragments=3, delay=2, mix=0.5), SELDOM),
+        Entry(a.DiLoCo(every=12, eager=True), SELDOM),
+        Entry(StaleSGD(staleness=Constant(4)), INJECTED),
+        Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16())), HALF),
+        Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16(rounding="nearest"))), HALF),
+        Entry(a.PipeSGD(collective=c.Ring(codec=codecs.Truncate16())), STALE),
+        Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Linear8())), BYTE),
+        Entry(a.PipeSGD(collective=c.Ring(codec=codecs.Linear8())), STALE),
+        Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Linear8(rounding="stochastic"))), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.Linear8())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.SharedInt8())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.QSGD())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.TopK(fraction=0.1), True)), FEW),
+        Entry(a.SynchronousSGD(collective=once(codecs.Sign(), True)), FEW),
+        Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4)), FEW),
+        Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4, alternate=True)), FEW),
+        Entry(a.NoCommunication(), NONE),
+        Entry(a.SerialSGD(), SAME, workers=1),
+    ]
+
+
+def simulate(entry: Entry, seed: int) -> dict[str, Any]:
+    problem = wb.problems.digits_mlp()
+    batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)  # the serial reference takes the whole batch
+    run = wb.simulate(
+        entry.algorithm,
+        problem,
+        workers=entry.workers,
+        network=costs.ethernet_1g,
+        compute=costs.Compute(forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, jitter=HOW["jitter"]),
+        epochs=HOW["epochs"],
+        batch_size=batch,
+        lr=0.1 / entry.divide_lr,
+        seed=seed,
+        evaluate_every=0,
+        trace_steps=0,
+    )
+    return outcome(run)
+
+
+def outcome(run: Any) -> dict[str, Any]:
+    """What the table says of a run."""
+    last = run.evaluations()[-1]
+    stale = [value for row in run.updates() for value in row["staleness"]]
+    stale += [row["staleness"] for rows in run.metrics.values() for row in rows if row.get("staleness") is not None]
+    num_steps = max(len([row for row in rows if "evaluation" not in row]) for rows in run.metrics.values())
+    sent = sum(max((row["bytes_sent"] for row in rows), default=0) for rows in run.metrics.values())
+    dropped = sum(bool(row.get("dropped")) for rows in run.metrics.values() for row in rows)
+    return {
+        "loss": last["test_loss"],
+        "accuracy": last["accuracy"],
+        "staleness_mean": statistics.fmean(stale) if stale else 0.0,
+        "staleness_max": max(stale, default=0),
+        "dropped": dropped,
+        "bytes_per_step": sent / num_steps / len(run.metrics),
+    }
+
+
+def verdict(differences: list[float], margin: float) -> tuple[float, float, str]:
+    """Mean, half width of its 95 % interval, and what that says of the margin."""
+    mean = statistics.fmean(differences)
+    half = float(student.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / sqrt(len(differences))
+    return mean, half, "met" if mean + half < margin else "not met" if mean - half > margin else "underpowered"
+
+
+def margins() -> None:
+    seeds = range(HOW["seeds"])
+    reference = [simulate(entries()[0], seed)["loss"] for seed in seeds]
+    rows = []
+    for entry in entries():
+        runs = [simulate(entry, seed) for seed in seeds]
+        differences = [run["loss"] - base for run, base in zip(runs, reference, strict=True)]
+        mean, half, said = verdict(differences, MARGINS[entry.margin])
+        means = {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
+        row = {"method": entry.name, "margin": MARGINS[entry.margin], "difference": mean, "half_width": half, "verdict": said}
+        rows.append({**row, **means, "losses": [run["loss"] for run in runs]})
+        print(
+            f"{entry.name[:78]:78} {means['loss']:.4f} {100 * means['accuracy']:.2f}% {mean:+.4f} ± {half:.4f} < {row['margin']}: {said}",
+            flush=True,
+        )
+    write("digits-margins.json", rows)
+
+
+def table() -> None:
+    """Three seeds on each runtime."""
+    from tests.distributed.pool import close_all
+    from tests.laws.train import make_job, run_job, run_on_ranks
+    from workbench.trace.run import Run
+
+    rows = []
+    for entry in entries():
+        found: dict[str, Any] = {"simulated": [simulate(entry, seed) for seed in range(3)]}
+        for runtime in ("torch", "mpi"):
+            found[runtime] = []
+            for seed in range(3):
+                batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)
+                how = wb.Settings(
+                    epochs=HOW["epochs"],
+                    batch_size=batch,
+                    lr=0.1 / entry.divide_lr,
+                    seed=seed,
+                    evaluate_every=0,
+                    trace_steps=0,
+                    timeout_s=60,
+                )
+                job = make_job(runtime, entry.workers, entry.algorithm, wb.problems.digits_mlp(), how)
+                run_on_ranks(run_job, job, entry.workers)
+                found[runtime].append(outcome(Run.load(job.folder)))
+        row = {
+            "method": entry.name,
+            **{name: {key: statistics.fmean(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()},
+        }
+        rows.append(row)
+        shown = "  ".join(f"{name} {row[name]['loss']:.3f} {100 * row[name]['accuracy']:.1f}%" for name in found)
+        last = row["mpi"]
+        print(f"{entry.name[:70]:70} {shown}  stale {last['staleness_mean']:.2f} bytes {last['bytes_per_step']:.0f}", flush=True)
+        write("digits-methods.json", rows)
+    close_all()
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    RECORDS.mkdir(exist_ok=True)
+    versions = {"workbench": wb.__version__, "torch": __import__("torch").__version__}
+    (RECORDS / name).write_text(json.dumps({"how": HOW, "versions": versions, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    {"margins": margins, "table": table}[sys.argv[1]]()
