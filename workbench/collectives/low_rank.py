@@ -34,8 +34,8 @@ class PowerSGD(Collective):
         even t:  P = sum_i M_i orth(Q),  sum_i M_i ~ P orth(Q)^T;      odd t:  Q = sum_i M_i^T orth(P),  sum_i M_i ~ orth(P) Q^T
 
     orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less comes out exact (with
-    `alternate`, from the second step of a constant one on). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
-    A NaN or an infinity reaches every rank in the rows or columns where it was, and is not kept.
+    `alternate` and a constant sum, each even and odd step together). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
+    A NaN or an infinity reaches every rank, and is not kept.
 
     Args:
         rank: r; a matrix's own smaller side where that is less.
@@ -119,8 +119,9 @@ class PowerSGD(Collective):
             message, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
             message = yield from perform(self.inner.all_reduce(ctx, message))
             factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
-        for slot, factor in zip(slots, factors, strict=True):
-            ctx.memory[_name(sides[-1], slot)] = factor
+        for slot, factor in zip(slots, factors, strict=True):  # one that is not finite would stay so
+            before = self._factor(ctx, slot, sides[-1], value.flat)
+            ctx.memory[_name(sides[-1], slot)] = torch.where(factor.isfinite().all(), factor, before)
         yield Local("decode", nbytes, partial(self._restore, ctx, value, slots, matrices, sides[-1], factors, bases))
 
     def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot]) -> list[Tensor]:
