@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient, Slot
+from workbench.gradients import Gradient, Layout, Slot
 
 
 @final
@@ -30,6 +32,7 @@ class Hooks:
 
     phase: Callable[[str], None] = lambda name: None  # "forward" or "backward" begins, "" ends
     bucket: Callable[[Gradient], None] | None = None  # a bucket is final
+    need: Callable[[int], None] | None = None  # forward is about to use a bucket's parameters
 
 
 @final
@@ -43,6 +46,7 @@ class Accumulation:
         self.control = control
         self.share = 0.0
         self.written: set[int] = set()
+        self.late: set[int] = set()  # buckets that arrived behind the forward pass, because no module asked for them
         self.next_bucket = 0
         self._last = False
         self._fired: set[int] = set()  # in this micro-batch
@@ -58,6 +62,11 @@ class Accumulation:
             raise ConfigError(
                 f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
                 "Pass use_reentrant=False to torch.utils.checkpoint"
+            )
+        if slot.bucket in self.late:
+            raise ConfigError(
+                f"{slot.name} is used by another module than the one that holds it: its update came behind the forward pass. "
+                "Call its own module, or use a method that updates before the forward pass (LayerwiseSGD)"
             )
         self._fired.add(slot.index)
         if slot.index in self.written:
@@ -75,6 +84,48 @@ class Accumulation:
 
     def is_final(self, bucket: int) -> bool:
         return self._missing[bucket] == 0
+
+
+@final
+class Needs:
+    """Tells, during a forward pass, which bucket's parameters it is about to use; each bucket once.
+
+    Args:
+        need: called with the bucket's number.
+    """
+
+    def __init__(self, need: Callable[[int], None], model: nn.Module, parameters: Sequence[Tensor], layout: Layout) -> None:
+        self._need = need
+        self._missing = {piece.index for piece in layout.buckets}
+        bucket_of = {id(param): slot.bucket for param, slot in zip(parameters, layout.slots, strict=True)}
+        self._holders = [
+            (module, sorted({bucket_of[id(param)] for param in module.parameters(recurse=False) if id(param) in bucket_of}, reverse=True))
+            for module in model.modules()
+        ]
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for module, buckets in self._holders:
+            if buckets:
+                self._handles.append(module.register_forward_pre_hook(partial(self._before, buckets)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, buckets: list[int], module: nn.Module, inputs: object) -> None:
+        for bucket in buckets:
+            if bucket in self._missing:
+                self._missing.remove(bucket)
+                self._need(bucket)
+
+    def rest(self, *, expected: bool = False) -> set[int]:
+        """Ask for the buckets that no module needed; returns which (none if that was expected)."""
+        left, self._missing = self._missing, set()
+        for bucket in sorted(left, reverse=True):
+            self._need(bucket)
+        return set() if expected else left
 
 
 @final

@@ -279,6 +279,10 @@ class BufferPool:
         self._out.add(id(flat))
         return flat
 
+    def owns(self, flat: Tensor) -> bool:
+        """Whether it is one of the pool's buffers."""
+        return any(flat is buffer for buffer in self._all)
+
     def give_back(self, flat: Tensor) -> None:
         """Return a buffer; giving one back twice, or one that was never taken, is a bug of ours."""
         assert id(flat) in self._out, "a gradient buffer was given back that is not out"

@@ -13,7 +13,7 @@ time is wall or virtual, whether a peer is a process or a simulated worker, or w
 | `Local` | what its action returned: encoding, decoding and summing, by name |
 | `Start` | a `Ticket` for a request or sub-program that now runs in the background |
 | `Wait`, `WaitAny` | the ticket's value; (position, value) of one that is complete |
-| `Apply` | None: the optimizer has taken its step with this gradient or bucket |
+| `Apply`, `Discard` | None: the optimizer has taken its step with this gradient or bucket; its buffer is free |
 | `ReadParameters`, `WriteParameters` | flat copy of the parameters; None |
 | `PackParameters`, `UnpackParameters` | the parameters laid out as a gradient, to be sent or averaged; None |
 | `Now` | seconds since the run began |
@@ -241,6 +241,14 @@ class Apply(Request):
     master: bool = False
     of: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Discard(Request):
+    """Give a gradient's buffer back unapplied: it was sent, and is another's to apply."""
+
+    gradient: Gradient = field(repr=False)
 
 
 @final

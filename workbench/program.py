@@ -124,8 +124,18 @@ class Algorithm(ABC):
 
     @property
     def has_servers(self) -> bool:
-        """Whether parameters live on servers: ranks end a run rather than being stopped in it, at steps of their own."""
+        """Whether the parameters that are updated live on servers: `Apply(master=True)`."""
         return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether ranks are at steps of their own: they end a run rather than being stopped in it, and rank 0 evaluates for all."""
+        return self.has_servers
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes on which it starts collectives of the library."""
+        return int(getattr(self, "lanes", 1))
 
     @property
     def needs_link(self) -> bool:
@@ -136,16 +146,16 @@ class Algorithm(ABC):
         """How many ranks, from rank 0 on, compute gradients."""
         return num_ranks
 
-    def check(self, num_ranks: int) -> None:  # noqa: B027 - most methods run on any number
+    def check(self, num_ranks: int) -> None:
         """Raise `ConfigError` unless the method can run on so many ranks."""
+        collective = getattr(self, "collective", None)
+        if collective is not None:
+            collective.check(num_ranks)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """Bytes that a rank sends in one step, all steps alike; None where that depends on the step or on chance."""
         collective = getattr(self, "collective", None)
-        if collective is None:
-            return None
-        sizes = [piece.stop - piece.start for piece in layout.buckets]
-        return float(sum(collective.bytes_sent(rank, num_ranks, size, layout.itemsize) for size in sizes))
+        return None if collective is None else float(collective.bytes_of(rank, num_ranks, layout))
 
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""

@@ -12,9 +12,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from workbench.backward import Accumulation, Hooks, LossScale, Micro
+from workbench.backward import Accumulation, Hooks, LossScale, Micro, Needs
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
+from workbench.master import Master
+from workbench.packing import Average, pack, unpack
 from workbench.settings import ScheduleFactory
 from workbench.updater import Updater, refuse_what_cannot_be_right
 
@@ -37,7 +39,7 @@ class Replica:
     Args:
         model: any `nn.Module`; its trainable parameters are laid out in buckets of `bucket_bytes`.
         optimizer: any `torch.optim` optimizer over (some of) them that needs no closure.
-        bucket_bytes: see `gradients.build_layout`.
+        bucket_bytes, num_buckets: see `gradients.build_layout`.
         schedule: made for the optimizer; advanced once for each update.
         clip_norm: global norm to clip the mean gradient to; needs whole gradients.
         precision: "fp32", "bf16" or "fp16" (automatic mixed precision).
@@ -57,10 +59,11 @@ class Replica:
         clip_norm: float | None = None,
         precision: str = "fp32",
         applies_buckets: bool = False,
+        num_buckets: int | None = None,
     ) -> None:
         named = trainable(model)
         self.model = model
-        self.layout = build_layout(named, bucket_bytes)
+        self.layout = build_layout(named, bucket_bytes, num_buckets)
         self.pool = BufferPool(self.layout)
         self.updater = Updater(optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm)
         self.precision = precision
@@ -68,6 +71,10 @@ class Replica:
         self.updates = [0] * len(self.layout.buckets)  # how often each bucket was updated
         self.control_out = 0  # rank 0's word to all ranks, sent with every gradient
         self.control_seen = 0
+        self.average: Average | None = None  # see `keep_average`
+        self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
+        self._master: Master | None = None
+        self.compiled = False  # the forward pass is a torch.compile'd one
         self._parameters = [param for _, param in named]
         self._views: dict[int, list[Tensor]] = {}
         self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
@@ -95,6 +102,10 @@ class Replica:
         With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
         Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
         """
+        needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
+        if needs is not None and (self.compiled or not micros):
+            needs.rest(expected=True)  # a compiled module runs no hooks of its parts
+            needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
         state = Accumulation(gradient, hooks.bucket, sum(micro.share for micro in micros), self.control_out)
         total, num_samples = None, 0
@@ -106,8 +117,11 @@ class Replica:
                 for param in self._parameters:
                     param.grad = None
                 hooks.phase("forward")
-                with self._autocast():
+                with self._autocast(), needs or nullcontext():
                     loss = micro.loss()
+                if needs is not None:
+                    state.late = needs.rest()
+                    gradient.version, needs = min(self.updates), None
                 hooks.phase("backward")
                 self._check_loss(loss)
                 scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
@@ -157,6 +171,8 @@ class Replica:
         return hook
 
     def _view(self, flat: Tensor, index: int) -> Tensor:
+        if not self.pool.owns(flat):
+            return self.layout.slots[index].view(flat)
         views = self._views.get(id(flat))
         if views is None:  # the pool keeps its buffers for good, so an id stays one buffer's
             views = self._views[id(flat)] = [slot.view(flat) for slot in self.layout.slots]
@@ -190,14 +206,17 @@ class Replica:
 
     # -- updates -----------------------------------------------------------------------------------------------
 
-    def apply(self, gradient: Gradient, lr_scale: float = 1.0) -> int:
-        """One optimizer step with a summed gradient or bucket, which is consumed. Returns its staleness in updates."""
+    def apply(self, gradient: Gradient, lr_scale: float = 1.0, *, local: bool = False) -> int:
+        """One optimizer step with a summed gradient or bucket, which is consumed. Returns its staleness in updates.
+
+        `local`: it is this rank's alone, so its word of control is not yet known to all.
+        """
         owner = gradient if gradient.bucket is None else gradient.owner
         assert owner is not None
         pieces = self.layout.buckets if gradient.bucket is None else (self.layout.buckets[gradient.bucket],)
         staleness = max(self.updates[piece.index] for piece in pieces) - gradient.version
         tails = [self._read_tail(gradient, owner, piece) for piece in pieces]
-        if pieces[0].index == 0:
+        if pieces[0].index == 0 and not local:
             self.control_seen = max(self.control_seen, int(tails[0][CONTROL]))
         _divide(gradient.flat, tails[0][WEIGHT])
         touched = []
@@ -235,8 +254,15 @@ class Replica:
         self._applied[key] = self._applied.get(key, 0) + len(pieces)
         if self._applied[key] == len(self.layout.buckets):
             del self._applied[key]
-            self.pool.give_back(owner.flat)
+            self.discard(owner)
             self.updater.advance_schedule()
+            if self.average is not None:
+                self.average.update()
+
+    def discard(self, gradient: Gradient) -> None:
+        """Take a gradient's buffer back; one that is not of the pool is its holder's to forget."""
+        if self.pool.owns(gradient.flat):
+            self.pool.give_back(gradient.flat)
 
     # -- parameters and state ----------------------------------------------------------------------------------
 
@@ -256,6 +282,37 @@ class Replica:
             param.copy_(value[offset : offset + param.numel()].view(param.shape))
             offset += param.numel()
 
+    def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
+        """Parameters laid out as a gradient: the replica's, or the server's copy."""
+        if master:
+            return self.master.pack(bucket)
+        return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates))
+
+    def unpack_parameters(self, packed: Gradient) -> None:
+        """Overwrite the replica's parameters by packed ones; a word of control in them is known to all."""
+        self.control_seen = max(self.control_seen, unpack(packed, self._parameters))
+
+    @property
+    def master(self) -> Master:
+        """The server's copy, made of the present parameters when it is first asked for."""
+        if self._master is None:
+            assert self.make_master is not None, "nobody said how a server's copy is made"
+            self._master = self.make_master()
+        return self._master
+
+    @property
+    def has_master(self) -> bool:
+        return self._master is not None
+
+    def keep_average(self, decay: float) -> None:
+        """From now on keep an exponential moving average of the parameters, one step an update."""
+        self.average = Average(self._parameters, decay)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The trainable ones, in the layout's order."""
+        return list(self._parameters)
+
     def shared_tensors(self) -> list[Tensor]:
         """Everything that must be equal on all ranks at the start: parameters (frozen ones too) and buffers."""
         return [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
@@ -271,6 +328,8 @@ class Replica:
             **self.updater.state(),
             "updates": list(self.updates),
             "loss_scale": (self.loss_scale.value, self.loss_scale.good) if self.loss_scale else None,
+            "average": self.average.state() if self.average else None,
+            "master": self._master.state() if self._master else None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -278,17 +337,32 @@ class Replica:
         self.model.load_state_dict(state["model"])
         self.updater.load(state)
         self.updates = list(state["updates"])
+        if self.average is not None and state["average"] is not None:
+            self.average.load(state["average"])
+        if state["master"] is not None:
+            self.master.load(state["master"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
 
-    def gradient_from(self, flat: Tensor, step: int, version: int) -> Gradient:
-        """A summed gradient that was in flight when a checkpoint was taken, in a buffer of this replica's."""
-        gradient = Gradient(self.pool.take(), self.layout, step, version)
+    def gradient_from(
+        self, flat: Tensor, step: int, version: int, bucket: int | None = None, owners: dict[int, Gradient] | None = None
+    ) -> Gradient:
+        """A gradient, or a bucket of one, that was in flight when a checkpoint was taken, in a buffer of this replica's.
+
+        `owners`: step -> the gradient whose buckets have been restored so far.
+        """
+        owner = owners.get(step) if bucket is not None and owners else None
+        if owner is None:
+            owner = Gradient(self.pool.take(), self.layout, step, version)
+            if owner.flat.is_cuda:
+                owner.ready = torch.cuda.Event()
+                owner.ready.record()
+        if bucket is not None and owners is not None:
+            owners[step] = owner
+        gradient = owner if bucket is None else owner.part(bucket)
         gradient.flat.copy_(flat)
-        gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
-        if gradient.flat.is_cuda:
-            gradient.ready = torch.cuda.Event()
-            gradient.ready.record()
+        if bucket in (None, 0):
+            gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
         return gradient
 
 

@@ -28,6 +28,7 @@ class Settings:
         lr: overrides the optimizer's learning rate in every parameter group.
         schedule: optimizer -> `torch.optim.lr_scheduler`; advanced once for each update.
         clip_norm: global norm to which the mean gradient is clipped before each update.
+        ema_decay: evaluate an exponential moving average of the parameters, of this decay an update (0.9999, say); None: they themselves.
         num_micro: micro-batches a step, whose gradients accumulate before anything is sent.
         precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling).
         compile: run the module through `torch.compile`.
@@ -45,6 +46,7 @@ class Settings:
     lr: float | None = None
     schedule: ScheduleFactory | None = field(default=None, repr=False)
     clip_norm: float | None = None
+    ema_decay: float | None = None
     num_micro: int = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
@@ -69,6 +71,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
                 raise ConfigError(f"{name}={value!r}: a function that makes it, such as functools.partial(torch.optim.SGD, lr=0.1)")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay={self.ema_decay!r}: from 0 (no averaging) to below 1, 0.9999 in the papers")
         if self.trace_steps is not None and self.trace_steps < 0:
             raise ConfigError(f"trace_steps={self.trace_steps}: how many steps to trace, 0 for none, None for all")
         if self.evaluate_every is not None and self.evaluate_every < 0:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import transport_here
+from workbench.runtimes.link import measure_link
 from workbench.settings import describe
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.run import Run
@@ -69,6 +70,11 @@ class Trainer:
         record: bool = False,
         timeout_s: float = 120.0,
     ) -> None:
+        if algorithm.asynchronous:
+            raise ConfigError(
+                f"{type(algorithm).__name__} keeps parameters elsewhere than in your model, or ranks at steps of their own: "
+                "a Trainer steps all ranks together. Use `workbench train`, Cluster.train or simulate for it"
+            )
         self._transport = transport_here(timeout_s)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
         self._recorder: Recorder = NullRecorder()
@@ -78,10 +84,13 @@ class Trainer:
         self._samples = 0
         self._finished = False
         try:
-            options = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
-            self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)  # type: ignore[arg-type]
+            options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
+            options["num_buckets"] = algorithm.num_buckets
+            self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
             self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, timeout_s=timeout_s)
             self._patience = self._interpreter.ledger.patience
+            algorithm.check(self.num_workers)
+            self._transport.open_lanes(algorithm.num_lanes)
             check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
@@ -89,7 +98,9 @@ class Trainer:
         except BaseException as error:
             self._fail(error)
             raise
-        self._ctx = Context(self.rank, self.num_workers)
+        self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
+        if algorithm.needs_link:
+            self._ctx.link = measure_link(self._transport, self._patience)
         self._program = algorithm.worker(self._ctx)
         self._interpreter.ledger.origin_s = time.perf_counter()
 

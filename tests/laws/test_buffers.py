@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.laws import tiny
-from tests.laws.train import COMPUTE, NETWORK, REAL, make_job, on_all_runtimes, run_job, run_on_ranks
+from tests.laws.train import COMPUTE, NETWORK, REAL, Wrapper, make_job, on_all_runtimes, run_job, run_on_ranks
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Native, Ring, flat_of
@@ -56,18 +56,8 @@ class Guarded(Collective):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed(Algorithm):
+class Sealed(Wrapper):
     """Another method with guarded sums; what it waited for must still hold the sum when it is applied."""
-
-    inner: Algorithm
-
-    @property
-    def bucket_bytes(self) -> float | None:
-        return self.inner.bucket_bytes
-
-    @property
-    def applies_buckets(self) -> bool:
-        return self.inner.applies_buckets
 
     def worker(self, ctx: Context) -> Program:
         program, answer = replace(self.inner, collective=Guarded(inner=self.inner.collective)).worker(ctx), None

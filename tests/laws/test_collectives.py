@@ -1,135 +1,45 @@
-"""Ring and Linear by themselves: exact sums of integers, whatever the length, the number of ranks and the order of events."""
+"""All collectives by themselves, without a codec: exact sums, whatever the length, the number of ranks and the order of events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
 from random import Random
 from typing import Any, final
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from workbench.collectives import Collective, Linear, Ring
-from workbench.ops import Message, Program, Recv, Request, Send, Start, Ticket, Value, Wait
-from workbench.program import Context
+from tests.laws import tiny
+from tests.laws.world import World, hasty, world
+from workbench import collectives
+from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
+from workbench.costs import Network
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient, Layout, block_bounds, build_layout, trainable
+from workbench.ops import AllGather, Local, Message, Program, Recv, ReduceScatter, Send, Start, Ticket, Value, Wait
+from workbench.program import Context, perform
 
-COLLECTIVES = pytest.mark.parametrize("collective", [Ring(), Linear()], ids=["ring", "linear"])
-
-
-class Deadlock(AssertionError):
-    pass
-
-
-@dataclass
-class Sending:
-    source: int
-    send: Send
-    ticket: Ticket | None  # None: its rank waits for it
-
-
-@dataclass
-class World:
-    """Runs one program a rank; who moves next is random, and so is when a posted message crosses.
-
-    Messages are rendezvous: a value is read when it crosses, which may be as late as the sender's `Wait`, so that a
-    buffer written in between is seen to be. Between two ranks, messages of one tag keep their order.
-    """
-
-    programs: list[Program]
-    random: Random
-    bytes_sent: list[int] = field(default_factory=list)
-    messages: list[int] = field(default_factory=list)
-
-    def run(self) -> list[Any]:
-        num = len(self.programs)
-        self.bytes_sent, self.messages = [0] * num, [0] * num
-        self.results: list[Any] = [None] * num
-        self.ready: dict[int, Any] = dict.fromkeys(range(num))  # rank -> the answer it is resumed with
-        self.sending: list[Sending] = []
-        self.receiving: dict[int, Recv] = {}
-        self.waiting: dict[int, Ticket] = {}
-        self.running = set(range(num))
-        while self.running:
-            moves = [*((self.step, (rank,)) for rank in sorted(self.ready)), *((self.cross, pair) for pair in self.pairs())]
-            if not moves:
-                raise Deadlock(f"waiting: {self.waiting}, receiving: {self.receiving}, sending: {self.sending}")
-            action, arguments = self.random.choice(moves)
-            action(*arguments)
-        assert not self.sending, "messages that nobody received"
-        return self.results
-
-    def pairs(self) -> Iterator[tuple[Sending, int]]:
-        for rank, recv in self.receiving.items():
-            suiting = (item for item in self.sending if (item.source, item.send.to, item.send.tag) == (recv.source, rank, recv.tag))
-            first = next(suiting, None)
-            if first is not None:
-                yield first, rank
-
-    def step(self, rank: int) -> None:
-        answer = self.ready.pop(rank)
-        try:
-            request = self.programs[rank].send(answer)
-        except StopIteration as stop:
-            self.results[rank] = stop.value
-            self.running.discard(rank)
-            return
-        self.take(rank, request)
-
-    def take(self, rank: int, request: Request) -> None:
-        match request:
-            case Send():
-                self.sending.append(Sending(rank, request, None))
-            case Start(work) if isinstance(work, Send):
-                ticket = Ticket(0, work)
-                self.sending.append(Sending(rank, work, ticket))
-                self.ready[rank] = ticket
-            case Recv():
-                self.receiving[rank] = request
-            case Wait(ticket):
-                if ticket.done:
-                    self.ready[rank] = ticket.value
-                else:
-                    self.waiting[rank] = ticket
-            case _:
-                raise AssertionError(f"a collective is made of sends and receives, not of {request}")
-
-    def cross(self, item: Sending, to: int) -> None:
-        self.sending.remove(item)
-        value = item.send.value
-        assert isinstance(value, Tensor)
-        recv = self.receiving.pop(to)
-        assert recv.like.numel() == value.numel() and recv.like.dtype == value.dtype
-        self.bytes_sent[item.source] += value.numel() * value.element_size()
-        self.messages[item.source] += 1
-        self.ready[to] = Message(item.source, value.clone())
-        if item.ticket is None:
-            self.ready[item.source] = None
-            return
-        item.ticket.done = True
-        if self.waiting.get(item.source) is item.ticket:
-            del self.waiting[item.source]
-            self.ready[item.source] = None
-
-
-def as_program(collective: Collective, ctx: Context, value: Tensor) -> Program:
-    """The collective's sub-program, after which the caller writes what it likes into the buffer; the result is a copy of the sum."""
-    work = collective.all_reduce(ctx, value)
-    assert not isinstance(work, Request)
-    assert (yield from work) is value, "the sum is written in place"
-    result = value.clone()
-    value.fill_(77)
-    return result
-
-
-def world(collective: Collective, tensors: list[Tensor], seed: int) -> World:
-    """Ranks that sum these tensors, one each."""
-    programs = [as_program(collective, Context(rank, len(tensors)), tensor) for rank, tensor in enumerate(tensors)]
-    return World(programs, Random(seed))
+LINK = Network(latency_s=1e-5, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-7)
+ALL: dict[str, Collective] = {
+    "ring": Ring(),
+    "ring-2": Ring(chunks=2),
+    "ring-5": Ring(chunks=5),
+    "linear": Linear(),
+    "tree": Tree(),
+    "halving-doubling": HalvingDoubling(),
+    "hierarchical-1": Hierarchical(group=1, outer=Tree()),
+    "hierarchical-2": Hierarchical(group=2),
+    "hierarchical-3": Hierarchical(group=3, inner=Tree(), outer=HalvingDoubling()),
+    "hierarchical-20": Hierarchical(group=20),
+    "three-levels": Hierarchical(group=2, outer=Hierarchical(group=2, outer=Linear())),
+    "auto": Auto(),
+}
+EACH = pytest.mark.parametrize("collective", ALL.values(), ids=ALL.keys())
+ranks, lengths, seeds = st.integers(1, 9), st.integers(0, 40), st.integers(0, 2**32 - 1)
+layouts = st.sampled_from([None, 200.0, 0])
 
 
 def values(num_ranks: int, numel: int, seed: int) -> np.ndarray:
@@ -137,34 +47,95 @@ def values(num_ranks: int, numel: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-1000, 1000, (num_ranks, numel))
 
 
-@COLLECTIVES
-@given(
-    num_ranks=st.integers(1, 9),
-    numel=st.integers(0, 40),
-    seed=st.integers(0, 2**32 - 1),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.int64]),
-)
+def gradients(inputs: np.ndarray, layout: Layout) -> list[Value]:
+    """A whole gradient a rank."""
+    return [Gradient(torch.tensor(row, dtype=layout.dtype), layout, step=3, version=3) for row in inputs]
+
+
+@EACH
+@settings(max_examples=40)
+@given(num_ranks=ranks, numel=lengths, seed=seeds, dtype=st.sampled_from([torch.float32, torch.float64, torch.int64]))
 def test_sums_integers_exactly(collective: Collective, num_ranks: int, numel: int, seed: int, dtype: torch.dtype) -> None:
     inputs = values(num_ranks, numel, seed)
-    tensors = [torch.tensor(row).to(dtype) for row in inputs]
-    for result in world(collective, tensors, seed).run():
+    ran = world(collective, [torch.tensor(row).to(dtype) for row in inputs], seed, link=LINK)
+    for result in ran.run():
         assert np.array_equal(result.numpy(), inputs.sum(0))
 
 
-@COLLECTIVES
-@given(num_ranks=st.integers(1, 9), numel=st.integers(0, 40), seed=st.integers(0, 2**32 - 1))
+@EACH
+@settings(max_examples=10)
+@given(num_ranks=ranks, seed=seeds, bucket_bytes=layouts, bucket=st.none() | st.just(0))
+def test_sums_gradients_of_one_bucket_and_of_several(
+    collective: Collective, num_ranks: int, seed: int, bucket_bytes: float | None, bucket: int | None
+) -> None:
+    """And sends the bytes of its closed form, bucket by bucket."""
+    layout = build_layout(trainable(tiny.mlp()), bucket_bytes)
+    inputs = values(num_ranks, layout.numel, seed)
+    whole = gradients(inputs, layout)
+    ran = world(collective, [item.part(bucket) for item in whole] if bucket is not None else whole, seed, link=LINK)
+    piece = layout.buckets[bucket] if bucket is not None else None
+    expected = inputs.sum(0)[piece.start : piece.stop] if piece else inputs.sum(0)
+    for result in ran.run():
+        assert np.array_equal(result.numpy(), expected)
+    if not isinstance(collective, Auto) and bucket is None:
+        assert ran.bytes_sent == [collective.bytes_of(rank, num_ranks, layout) for rank in range(num_ranks)]
+
+
+@EACH
+@settings(max_examples=40)
+@given(num_ranks=ranks, numel=lengths, seed=seeds)
 def test_sends_as_many_bytes_as_its_closed_form_says(collective: Collective, num_ranks: int, numel: int, seed: int) -> None:
-    tensors = [torch.zeros(numel) for _ in range(num_ranks)]
-    ran = world(collective, tensors, seed)
+    ran = world(collective, [torch.zeros(numel) for _ in range(num_ranks)], seed, link=LINK)
     ran.run()
+    if isinstance(collective, Auto):
+        collective = collective.chosen(4 * numel, num_ranks, LINK)
     assert ran.bytes_sent == [collective.bytes_sent(rank, num_ranks, numel, 4) for rank in range(num_ranks)]
 
 
-@given(num_ranks=st.integers(1, 9), numel=st.integers(0, 40))
+@EACH
+def test_a_timing_only_value_is_summed_in_the_same_messages(collective: Collective) -> None:
+    for numel in (1, 23):
+        real = world(collective, [torch.zeros(numel) for _ in range(6)], 0, link=LINK)
+        meta = world(collective, [torch.zeros(numel, device="meta") for _ in range(6)], 0, link=LINK)
+        real.run(), meta.run()
+        assert (meta.bytes_sent, meta.messages, meta.local_bytes) == (real.bytes_sent, real.messages, real.local_bytes)
+
+
+@EACH
+def test_more_ranks_than_tags(collective: Collective) -> None:
+    """A rank among 600, whose messages arrive at once."""
+    for rank in (0, 1, 2, 333, 599):
+        program = perform(collective.all_reduce(Context(rank, 600, link=LINK), torch.zeros(1200, device="meta")))
+        requests, answer = 0, None
+        with suppress(StopIteration):
+            while True:
+                request = program.send(answer)
+                requests += 1
+                match request:
+                    case Send(tag=tag) | Start(Send(tag=tag)) | Recv(tag=tag) | Start(Recv(tag=tag)):
+                        assert 0 <= tag < 1000
+                match request:
+                    case Start(Recv() as recv) | (Recv() as recv):
+                        message = Message(recv.source, recv.like.clone())
+                        answer = Ticket.completed(message) if isinstance(request, Start) else message
+                    case Start():
+                        answer = Ticket.completed(None)
+                    case Wait(ticket):
+                        answer = ticket.value
+                    case Local(action=action):
+                        answer = action()
+                    case _:
+                        answer = None
+        assert requests > 1
+
+
+# ---------------------------------------------------------------- Ring
+
+
+@given(num_ranks=ranks, numel=lengths)
 def test_ring_sends_no_more_than_is_optimal(num_ranks: int, numel: int) -> None:
     """2 (p-1)/p n bytes in 2 (p-1) messages, to within the one element by which blocks differ."""
-    tensors = [torch.zeros(numel) for _ in range(num_ranks)]
-    ran = world(Ring(), tensors, 0)
+    ran = world(Ring(), [torch.zeros(numel) for _ in range(num_ranks)], 0)
     ran.run()
     assert sum(ran.bytes_sent) == 2 * (num_ranks - 1) * numel * 4
     for sent, messages in zip(ran.bytes_sent, ran.messages, strict=True):
@@ -172,7 +143,80 @@ def test_ring_sends_no_more_than_is_optimal(num_ranks: int, numel: int) -> None:
         assert messages <= 2 * (num_ranks - 1)
 
 
-@given(num_ranks=st.integers(1, 5), numel=st.integers(1, 30), cut=st.integers(0, 30), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+@given(num_ranks=ranks, numel=lengths, seed=seeds, chunks=st.integers(1, 4))
+def test_a_ring_s_halves_make_its_whole(num_ranks: int, numel: int, seed: int, chunks: int) -> None:
+    """In between, rank r holds block r of the sum."""
+    inputs, bounds = values(num_ranks, numel, seed), block_bounds(numel, num_ranks)
+    ring = Ring(chunks=chunks)
+    assert ring.splits
+
+    def halves(ctx: Context, value: Value) -> Program:
+        assert (yield from perform(ring.reduce_scatter(ctx, value))) is value
+        assert isinstance(value, torch.Tensor)
+        own = slice(bounds[ctx.rank], bounds[ctx.rank + 1])
+        block = value[own].clone()
+        value.fill_(-5)  # the other blocks are nobody's
+        value[own] = block
+        assert (yield from perform(ring.all_gather(ctx, value))) is value
+        return value
+
+    programs = [hasty(halves(Context(rank, num_ranks), torch.tensor(row))) for rank, row in enumerate(inputs)]
+    for result in World(programs, Random(seed)).run():
+        assert np.array_equal(result.numpy(), inputs.sum(0))
+
+
+def test_who_has_no_halves_says_so() -> None:
+    ctx, value = Context(0, 2), torch.zeros(3)
+    native = Native()
+    assert native.splits
+    assert isinstance(native.reduce_scatter(ctx, value), ReduceScatter) and isinstance(native.all_gather(ctx, value), AllGather)
+    for collective in (Linear(), Tree(), HalvingDoubling(), Hierarchical(), Auto()):
+        assert not collective.splits
+        for half in (collective.reduce_scatter, collective.all_gather):
+            with pytest.raises(ConfigError, match=r"Ring\(\)"):
+                half(ctx, value)
+
+
+@final
+class Hasty(Collective):
+    """A collective that never waits for what it sends."""
+
+    def __init__(self, of: Collective) -> None:
+        object.__setattr__(self, "of", of)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        program, answer = self.of.all_reduce(ctx, value), None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            skipped = isinstance(request, Wait) and isinstance(request.ticket.request, Send)
+            answer = None if skipped else (yield request)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        raise NotImplementedError
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Any) -> float:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("collective", [Ring(), Ring(chunks=2), HalvingDoubling()], ids=["ring", "ring-2", "halving-doubling"])
+def test_a_collective_that_does_not_wait_for_its_sends_is_caught(collective: Collective) -> None:
+    """The caller's next write then goes out in place of the sum, in some order of events."""
+    inputs = values(3, 5, seed=0)
+    wrong = 0
+    for seed in range(50):
+        results = world(Hasty(collective), [torch.tensor(row) for row in inputs], seed).run()
+        wrong += any(not np.array_equal(result.numpy(), inputs.sum(0)) for result in results)
+    assert wrong > 0
+
+
+# ---------------------------------------------------------------- the others
+
+
+@given(num_ranks=st.integers(1, 5), numel=st.integers(1, 30), cut=st.integers(0, 30), seed=seeds)
 def test_linear_is_the_sum_in_rank_order_however_it_is_cut(num_ranks: int, numel: int, cut: int, seed: int) -> None:
     """To the last bit, on numbers whose sum depends on the order."""
     generator = np.random.default_rng(seed)
@@ -186,29 +230,64 @@ def test_linear_is_the_sum_in_rank_order_however_it_is_cut(num_ranks: int, numel
             assert np.array_equal(result.numpy(), expected[piece])
 
 
-@final
-class Hasty(Collective):
-    """A ring that never waits for what it sends."""
-
-    def all_reduce(self, ctx: Context, value: Value) -> Program:
-        program, answer = Ring().all_reduce(ctx, value), None
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            answer = None if isinstance(request, Wait) else (yield request)
-
-    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int) -> float:
-        raise NotImplementedError
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_halving_and_doubling_send_a_ring_s_bytes_in_a_tree_s_messages(num_ranks: int) -> None:
+    ran = world(HalvingDoubling(), [torch.zeros(40) for _ in range(num_ranks)], 0)
+    ran.run()
+    assert ran.bytes_sent == [2 * (num_ranks - 1) * 40 * 4 // num_ranks] * num_ranks
+    assert ran.messages == [2 * (num_ranks.bit_length() - 1)] * num_ranks
 
 
-def test_a_ring_that_does_not_wait_for_its_sends_is_caught() -> None:
-    """The caller's next write then goes out in place of the sum, in some order of events."""
-    inputs = values(3, 5, seed=0)
-    wrong = 0
-    for seed in range(50):
-        tensors = [torch.tensor(row) for row in inputs]
-        results = world(Hasty(), tensors, seed).run()
-        wrong += any(not np.array_equal(result.numpy(), inputs.sum(0)) for result in results)
-    assert wrong > 0
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Ring(chunks=0),
+        lambda: Ring(codec="truncate16"),  # type: ignore[arg-type]
+        lambda: Hierarchical(group=0),
+        lambda: Hierarchical(inner=Ring()),  # type: ignore[arg-type]
+        lambda: Hierarchical(outer=Native()),
+        lambda: Auto(candidates=()),
+        lambda: Auto(candidates=(Ring(), Native())),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"such as|1 or more|use |choose among|give one"):
+        wrong()
+
+
+def test_names() -> None:
+    made = {name: collectives.get(name) for name in ("native", "ring", "linear", "tree", "halving-doubling", "hierarchical", "auto")}
+    assert [type(item) for item in made.values()] == [Native, Ring, Linear, Tree, HalvingDoubling, Hierarchical, Auto]
+    assert repr(made["ring"]) == "Ring()" and repr(Ring(chunks=2)) == "Ring(chunks=2)"
+    with pytest.raises(ConfigError, match="did you mean halving-doubling"):
+        collectives.get("halving-doublin")
+
+
+# ---------------------------------------------------------------- Auto
+
+
+@given(num_ranks=ranks, num_bytes=st.floats(0, 1e9), latency_s=st.floats(0, 1e-2), rate=st.floats(1e3, 1e12), sum_s=st.floats(0, 1e-6))
+def test_auto_is_never_slower_than_a_candidate(num_ranks: int, num_bytes: float, latency_s: float, rate: float, sum_s: float) -> None:
+    link = Network(latency_s=latency_s, bandwidth_bytes_per_s=rate, sum_s_per_byte=sum_s)
+    auto = Auto(candidates=(Linear(), Tree(), HalvingDoubling(), Ring(), Ring(chunks=4), Hierarchical(group=3)))
+    times = [candidate.seconds(num_bytes, num_ranks, link) for candidate in auto.candidates]
+    assert min(times) >= 0
+    assert (
+        auto.seconds(num_bytes, num_ranks, link)
+        == auto.chosen(num_bytes, num_ranks, link).seconds(num_bytes, num_ranks, link)
+        == min(times)
+    )
+
+
+def test_auto_takes_few_messages_for_short_values_and_few_bytes_for_long_ones() -> None:
+    auto = Auto()
+    assert auto.needs_link and not Ring().needs_link and Hierarchical(outer=auto).needs_link
+    assert auto.chosen(8, 9, LINK) == HalvingDoubling() and auto.chosen(1e8, 9, LINK) == Ring()
+    assert auto.chosen(0, 9, LINK) == Tree(), "the first of those that take the same time"
+    assert Auto(candidates=(Ring(), Tree())).chosen(8, 9, LINK) == Tree()
+
+
+def test_auto_without_a_link_says_what_to_use() -> None:
+    with pytest.raises(ConfigError, match=r"name one, such as Ring\(\)"):
+        Auto().all_reduce(Context(0, 2), torch.zeros(3))
+    assert np.isnan(Auto().bytes_sent(0, 5, 100, 4)) and Auto(candidates=(Tree(),)).bytes_sent(1, 2, 100, 4) == 400

@@ -18,7 +18,7 @@ from tests.distributed.pool import shared_pool
 from workbench.costs import Compute, Network
 from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.launch import Job, run_rank
 from workbench.runtimes.simulated import Simulation
 from workbench.runtimes.worker import run_info
@@ -39,10 +39,9 @@ COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, jitter=0.5)
 _seen: dict[int, list[Tensor]] = {}  # rank -> what `Watched` saw there, in this process
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched(Algorithm):
-    """Another algorithm, whose parameters are read at each `EndStep` and behind its end. It cannot tell the difference."""
+class Wrapper(Algorithm):
+    """Another algorithm, run otherwise. Runtimes cannot tell the difference."""
 
     inner: Algorithm
 
@@ -51,12 +50,48 @@ class Watched(Algorithm):
         return self.inner.bucket_bytes
 
     @property
+    def num_buckets(self) -> int | None:
+        return self.inner.num_buckets
+
+    @property
     def applies_buckets(self) -> bool:
         return self.inner.applies_buckets
 
     @property
-    def max_staleness(self) -> int:
+    def max_staleness(self) -> int | None:
         return self.inner.max_staleness
+
+    @property
+    def replicas(self) -> Replicas:
+        return self.inner.replicas
+
+    @property
+    def has_servers(self) -> bool:
+        return self.inner.has_servers
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.inner.asynchronous
+
+    @property
+    def num_lanes(self) -> int:
+        return self.inner.num_lanes
+
+    @property
+    def needs_link(self) -> bool:
+        return self.inner.needs_link
+
+    def num_computing(self, num_ranks: int) -> int:
+        return self.inner.num_computing(num_ranks)
+
+    def check(self, num_ranks: int) -> None:
+        self.inner.check(num_ranks)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched(Wrapper):
+    """Another algorithm, whose parameters are read at each `EndStep` and behind its end."""
 
     def worker(self, ctx: Context) -> Program:
         seen = _seen[ctx.rank] = []

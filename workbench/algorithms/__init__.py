@@ -2,34 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from workbench import collectives
-from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD
-from workbench.algorithms.pipe import DelayedSGD, PipeSGD
+from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
+from workbench.algorithms.async_sgd import AsyncSGD
+from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
+from workbench.algorithms.dc_asgd import DelayCompensatedSGD
+from workbench.algorithms.dear import DeAR
+from workbench.algorithms.diloco import DiLoCo
+from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
+from workbench.algorithms.local_sgd import LocalSGD
+from workbench.algorithms.no_communication import NoCommunication
+from workbench.algorithms.partial import PartialAllReduce, Quorum
+from workbench.algorithms.pipe import DelayedSGD, FirstSteps, PipeSGD
+from workbench.algorithms.serial import SerialSGD
+from workbench.algorithms.softsync import SoftsyncSGD
+from workbench.algorithms.stale import StaleSGD
+from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
+from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
 from workbench.algorithms.synchronous import SynchronousSGD
-from workbench.naming import call_checked, kebab, unknown
+from workbench.naming import call_checked, unknown
 from workbench.program import Algorithm
 
-__all__ = ["ApplyOrder", "DelayedSGD", "LayerwiseSGD", "PipeSGD", "SynchronousSGD", "get", "names"]
+__all__ = [
+    "AdaptiveDelaySGD",
+    "ApplyOrder",
+    "AsyncSGD",
+    "BackupSGD",
+    "Constant",
+    "DeAR",
+    "DelayCompensatedSGD",
+    "DelayedSGD",
+    "DiLoCo",
+    "Empirical",
+    "FirstSteps",
+    "Geometric",
+    "LayerwiseSGD",
+    "LocalSGD",
+    "NoCommunication",
+    "ParameterServerSGD",
+    "PartialAllReduce",
+    "PipeSGD",
+    "Quorum",
+    "SendOrder",
+    "SerialSGD",
+    "SoftsyncSGD",
+    "StaleSGD",
+    "StaleSynchronousSGD",
+    "Staleness",
+    "SynchronousSGD",
+    "Uniform",
+    "get",
+    "names",
+    "parse_staleness",
+]
 
-_METHODS = {kebab(method.__name__): method for method in (SynchronousSGD, LayerwiseSGD, PipeSGD, DelayedSGD)}
+_METHODS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, seldom, for comparison
+    "synchronous-sgd": SynchronousSGD,
+    "layerwise-sgd": LayerwiseSGD,
+    "dear": DeAR,
+    "pipe-sgd": PipeSGD,
+    "delayed-sgd": DelayedSGD,
+    "adaptive-delay-sgd": AdaptiveDelaySGD,
+    "partial-all-reduce": PartialAllReduce,
+    "parameter-server-sgd": ParameterServerSGD,
+    "backup-sgd": BackupSGD,
+    "async-sgd": AsyncSGD,
+    "stale-synchronous-sgd": StaleSynchronousSGD,
+    "softsync-sgd": SoftsyncSGD,
+    "delay-compensated-sgd": DelayCompensatedSGD,
+    "local-sgd": LocalSGD,
+    "diloco": DiLoCo,
+    "stale-sgd": StaleSGD,
+    "no-communication": NoCommunication,
+    "serial-sgd": SerialSGD,
+}
 
 
 def names() -> tuple[str, ...]:
     """What `get` knows.
 
-    >>> names()
-    ('synchronous-sgd', 'layerwise-sgd', 'pipe-sgd', 'delayed-sgd')
+    >>> names()[:4]
+    ('synchronous-sgd', 'layerwise-sgd', 'dear', 'pipe-sgd')
     """
     return tuple(_METHODS)
 
 
 def get(name: str, **settings: Any) -> Algorithm:
-    """A method by name; a collective may be named too.
+    """A method by name; a collective or a distribution of staleness may be named too.
 
-    >>> get("pipe-sgd", width=3, collective="ring")
-    PipeSGD(width=3, collective=Ring())
+    >>> get("pipe-sgd", width=3, collective="ring").width
+    3
+    >>> get("stale-sgd", staleness="uniform:0:8").staleness
+    Uniform(low=0, high=8)
 
     Raises:
         ConfigError: no such method, no such setting, or a value it cannot have.
@@ -39,5 +106,7 @@ def get(name: str, **settings: Any) -> Algorithm:
         raise unknown("method", name, _METHODS)
     if isinstance(settings.get("collective"), str):
         settings["collective"] = collectives.get(settings["collective"])
+    if isinstance(settings.get("staleness"), str):
+        settings["staleness"] = parse_staleness(settings["staleness"])
     method: Algorithm = call_checked(plain, _METHODS[plain], settings)
     return method

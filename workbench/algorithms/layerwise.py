@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import final
+from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
-from workbench.gradients import whole
-from workbench.ops import Apply, Backward, EndStep, Program, Wait, WaitAny
-from workbench.program import Algorithm, Context
+from workbench.gradients import Gradient, whole
+from workbench.ops import FREE, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
+from workbench.program import Algorithm, Card, Context
 from workbench.units import MIB
 
 
@@ -23,6 +23,13 @@ class ApplyOrder(StrEnum):
     ANY = "any"  # B3: whichever bucket has arrived
 
 
+class SendOrder(StrEnum):
+    """Which bucket's messages go first."""
+
+    READY = "ready"  # in the order in which backward finishes them
+    PRIORITY = "priority"  # those of the front layers, which the next forward needs first, overtake
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerwiseSGD(Algorithm):
@@ -30,20 +37,34 @@ class LayerwiseSGD(Algorithm):
 
     The same update as `SynchronousSGD`, to the last bit where the sum is taken in rank order; only backward can hide
     communication. Staleness 0. `bucket_bytes=0` is the paper's one message a parameter; one bucket is SynchronousSGD.
+    With `lanes` the all-reduces of that many buckets run side by side, bucket b on lane b mod `lanes`. By `"priority"`
+    all do, and of those that could send, the bucket that forward needs first does.
 
-    Paper: daily2016leveraging, section 4.2; the three orders are its B1, B2, B3.
+    Paper: daily2016leveraging, section 4.2; the three orders of applying are its B1, B2, B3. Priority: Jayarajan et al. 2019.
     """
 
     bucket_bytes: float | None = 1 * MIB
     apply: ApplyOrder = ApplyOrder.ALL
+    lanes: int = 1
+    order: SendOrder = SendOrder.READY
     collective: Collective = Native()
+
+    card: ClassVar[Card] = Card(paper="daily2016leveraging, section 4.2", staleness="0", bytes_per_step="2 (p-1)/p n", memory="none")
 
     def __post_init__(self) -> None:
         if self.apply not in list(ApplyOrder):
             raise ConfigError(f"apply={self.apply!r}: choose one of {', '.join(ApplyOrder)}")
+        if self.order not in list(SendOrder):
+            raise ConfigError(f"order={self.order!r}: choose one of {', '.join(SendOrder)}")
         check_collective(self.collective)
         if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
             raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
+        if not isinstance(self.lanes, int) or self.lanes < 1:
+            raise ConfigError(f"lanes={self.lanes}: how many buckets travel side by side, 1 or more")
+        if self.order == SendOrder.PRIORITY and isinstance(self.collective, Native):
+            raise ConfigError("order='priority' decides whose message goes next, and the library's own all-reduce is one piece: use Ring()")
+        if self.order == SendOrder.PRIORITY and self.lanes != 1:
+            raise ConfigError(f"lanes={self.lanes} with order='priority': there every bucket has a lane of its own, so leave lanes at 1")
 
     @property
     def applies_buckets(self) -> bool:
@@ -51,7 +72,7 @@ class LayerwiseSGD(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
-            tickets = yield Backward(step, on_bucket=partial(self.collective.all_reduce, ctx))
+            tickets = yield Backward(step, on_bucket=partial(self._begin, ctx))
             match self.apply:
                 case ApplyOrder.ALL:
                     buckets = []
@@ -68,3 +89,10 @@ class LayerwiseSGD(Algorithm):
                         del waiting[position]
                         yield Apply(bucket)
             yield EndStep(step)
+
+    def _begin(self, ctx: Context, bucket: Gradient) -> Request | Program:
+        """What to begin on a bucket whose gradients are final."""
+        work, number = self.collective.all_reduce(ctx, bucket), bucket.bucket or 0
+        if self.order == SendOrder.PRIORITY:
+            return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)  # the last bucket holds the first layers
+        return work if self.lanes == 1 else Start(work, lane=number % self.lanes)

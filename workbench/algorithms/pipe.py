@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
-from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Wait
-from workbench.program import Algorithm, Context
+from workbench.gradients import Gradient
+from workbench.ops import Apply, Backward, Discard, EndStep, Program, Start, Ticket, Wait
+from workbench.program import Algorithm, Card, Context
+
+
+class FirstSteps(StrEnum):
+    """What is applied in the K - 1 steps in which the pipeline fills and no gradient has arrived."""
+
+    ZERO = "zero"  # nothing
+    DUPLICATE = "duplicate"  # the last gradient that was waited for, once more a step
 
 
 @final
@@ -17,38 +26,75 @@ from workbench.program import Algorithm, Context
 class PipeSGD(Algorithm):
     """w[t] = w[t-1] - lr * mean_i g_i(w[t-K])
 
-    The gradient of index s is taken at w[s], and nothing is applied while the pipeline fills, so K = 1 is
-    `SynchronousSGD` and the staleness is K - 1. K gradient buffers. After the last step the K - 1 gradients still
-    in flight are applied, so every gradient is used once.
+    The gradient of index s is taken at w[s], so K = 1 is `SynchronousSGD` and the staleness is K - 1. The first
+    `warmup_steps` steps have width 1. While the pipeline then fills, nothing is applied (`first="zero"`); or
+    (`"duplicate"`) the last gradient of the warm-up, which is at least the first step, is applied K - 1 times again, so
+    that every step takes an update. After the last step the K - 1 gradients still in flight are applied: every gradient
+    is used. K gradient buffers, and one more while duplicates are applied.
 
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d): `DelayedSGD`.
+    Duplicates are how BytePS primes its pipeline.
     """
 
     width: int = 2  # K, iterations in flight
+    warmup_steps: int = 0
+    first: FirstSteps = FirstSteps.ZERO
     collective: Collective = Native()
+
+    card: ClassVar[Card] = Card(
+        paper="li2018pipesgd, Alg. 1; daily2016leveraging, section 4.3",
+        staleness="K - 1",
+        bytes_per_step="2 (p-1)/p n",
+        memory="K - 1 gradients",
+    )
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not isinstance(self.width, int) or self.width < 1:
             raise ConfigError(f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)")
+        if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
+            raise ConfigError(f"warmup_steps={self.warmup_steps}: how many steps are synchronous at first, 0 or more")
+        if self.first not in list(FirstSteps):
+            raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
     @property
     def max_staleness(self) -> int:
         return self.width - 1
 
     def worker(self, ctx: Context) -> Program:
-        in_flight: deque[Ticket] = deque(ctx.resumed or ())
+        resumed = ctx.resumed or ()
+        in_flight: deque[Ticket] = deque(item for item in resumed if isinstance(item, Ticket))
+        spare: Gradient | None = next((item for item in resumed if isinstance(item, Gradient)), None)
+        duplicates = self.first == FirstSteps.DUPLICATE and self.width > 1
+        num_synchronous = max(self.warmup_steps, 1) if duplicates else self.warmup_steps
         for step in ctx.steps():
             gradient = yield Backward(step)
             in_flight.append((yield Start(self.collective.all_reduce(ctx, gradient))))
-            while len(in_flight) >= self.width:  # `while`, not `if`: resumed with a smaller width, more than one is due
-                yield Apply((yield Wait(in_flight.popleft())))
-            yield EndStep(step, state=tuple(in_flight))
+            filling = len(in_flight) < self.width and step >= num_synchronous
+            while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
+                total = yield Wait(in_flight.popleft())
+                if duplicates and step == num_synchronous - 1:
+                    spare = _copy(total)  # `Apply` consumes its gradient
+                yield Apply(total)
+            if spare is not None and filling:
+                yield Apply(_copy(spare))
+            if spare is not None and step >= num_synchronous and len(in_flight) >= self.width - 1:
+                yield Discard(spare)  # the pipeline is full
+                spare = None
+            yield EndStep(step, state=(*in_flight, *([] if spare is None else [spare])))
+        if spare is not None:
+            yield Discard(spare)
         while in_flight:
             yield Apply((yield Wait(in_flight.popleft())))
 
 
-def DelayedSGD(*, delay: int = 1, collective: Collective | None = None) -> PipeSGD:  # noqa: N802 - the paper's other name of a class
+def _copy(gradient: Gradient) -> Gradient:
+    return replace(gradient, flat=gradient.flat.clone())
+
+
+def DelayedSGD(  # noqa: N802 - the paper's other name of a class
+    *, delay: int = 1, warmup_steps: int = 0, first: FirstSteps = FirstSteps.ZERO, collective: Collective | None = None
+) -> PipeSGD:
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]): AGD with a fixed delay d, which is `PipeSGD(width=d + 1)`.
 
     Paper: daily2016leveraging, section 4.3.
@@ -58,4 +104,4 @@ def DelayedSGD(*, delay: int = 1, collective: Collective | None = None) -> PipeS
     """
     if not isinstance(delay, int) or delay < 0:
         raise ConfigError(f"delay={delay}: a number of steps, 0 (synchronous) or more")
-    return PipeSGD(width=delay + 1, collective=collective or Native())
+    return PipeSGD(width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native())

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from workbench.collectives.base import Collective, Native, flat_of, native_bytes
+from dataclasses import replace
+from typing import Any
+
+from workbench import codecs
+from workbench.codecs.base import Codec
+from workbench.collectives.auto import Auto
+from workbench.collectives.base import Collective, Link, Native, flat_of, native_bytes
+from workbench.collectives.halving_doubling import HalvingDoubling
+from workbench.collectives.hierarchical import Hierarchical
 from workbench.collectives.linear import Linear
 from workbench.collectives.low_rank import PowerSGD
 from workbench.collectives.once import Once
 from workbench.collectives.ring import Ring
+from workbench.collectives.tree import Tree
 from workbench.errors import ConfigError
 from workbench.naming import kebab, unknown
 
-__all__ = ["Collective", "Linear", "Native", "Once", "PowerSGD", "Ring", "check_collective", "flat_of", "get", "native_bytes"]
+__all__ = [
+    "Auto",
+    "Collective",
+    "HalvingDoubling",
+    "Hierarchical",
+    "Linear",
+    "Link",
+    "Native",
+    "Once",
+    "PowerSGD",
+    "Ring",
+    "Tree",
+    "check_collective",
+    "flat_of",
+    "get",
+    "native_bytes",
+    "with_codec",
+]
 
-_COLLECTIVES = {kebab(collective.__name__): collective for collective in (Native, Ring, Linear, PowerSGD)}
+_COLLECTIVES: dict[str, type[Collective]] = {
+    kebab(collective.__name__): collective
+    for collective in (Native, Ring, Linear, Tree, HalvingDoubling, Hierarchical, Auto, PowerSGD, Once)
+}
 
 
 def check_collective(collective: object) -> None:
@@ -23,15 +52,48 @@ def check_collective(collective: object) -> None:
         )
 
 
-def get(name: str) -> Collective:
-    """A collective by name.
+def with_codec(collective: Collective, codec: Codec) -> Collective:
+    """The same with a codec inside its hops; of `Auto`, every candidate.
 
-    >>> get("ring")
-    Ring()
+    Raises:
+        ConfigError: it has no hops.
+    """
+    given: Any = collective
+    if isinstance(given, Auto):
+        return Auto(candidates=tuple(with_codec(candidate, codec) for candidate in given.candidates))
+    if not hasattr(given, "codec"):
+        raise ConfigError(f"{collective} has no hops in which to encode: use a collective of messages, such as Ring(codec=...)")
+    with_it: Collective = replace(given, codec=codec)
+    return with_it
+
+
+def get(name: str) -> Collective:
+    """A collective by name; after a colon a codec: for its hops ("ring:truncate16"), or once around the sum ("once:linear8").
+
+    A codec once around the sum may feed its error back: "once:top-k+feedback".
+
+    >>> get("halving-doubling"), get("ring")
+    (HalvingDoubling(), Ring())
+    >>> get("once:top-k+feedback").codec
+    ErrorFeedback(codec=TopK(fraction=None, k=None))
 
     Raises:
         ConfigError: there is none of that name.
     """
+    name, colon, codec_name = name.partition(":")
     if name.lower() not in _COLLECTIVES:
         raise unknown("collective", name, _COLLECTIVES)
-    return _COLLECTIVES[name.lower()]()
+    kind = _COLLECTIVES[name.lower()]
+    if not colon:
+        if kind is Once:
+            raise ConfigError(f"collective='once' needs a codec: one of {', '.join(f'once:{codec}' for codec in codecs.names())}")
+        return kind()
+    codec_name, plus, feedback = codec_name.partition("+")
+    if plus and feedback != "feedback":
+        raise ConfigError(f"collective={name}:{codec_name}+{feedback}: only +feedback can follow a codec")
+    codec = codecs.get(codec_name)
+    if kind is Once:
+        return Once(codec=codecs.ErrorFeedback(codec=codec) if plus else codec)
+    if plus:
+        codecs.check_codec(codecs.ErrorFeedback(codec=codec))
+    return with_codec(kind(), codec)

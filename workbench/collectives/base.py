@@ -3,57 +3,132 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, fields
+from typing import Protocol, final
 
 from torch import Tensor
 
+from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import AllReduce, Program, Request, Value
+from workbench.ops import AllGather, AllReduce, Program, ReduceScatter, Request, Value
 from workbench.program import Context
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Link(Protocol):
+    """What a network costs in the alpha-beta-gamma model: `costs.Network`, or what was measured (`ctx.link`)."""
+
+    @property
+    def latency_s(self) -> float:
+        """alpha, of one message."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """1 / beta, of one interface in one direction."""
+
+    @property
+    def sum_s_per_byte(self) -> float:
+        """gamma, to add a received byte to an own one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Collective(ABC):
-    """A way to sum a value over all ranks."""
+    """A way to sum a value over all ranks. A gradient of several buckets is summed bucket by bucket."""
 
-    @abstractmethod
-    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
-        """Sum `value` over all ranks, in place; the answer is `value`. Start it in the same order on every rank."""
+    def __repr__(self) -> str:
+        """What differs from the defaults: legends and records show it."""
+        changed = [f"{item.name}={given!r}" for item in fields(self) if (given := getattr(self, item.name)) != item.default]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
-    @abstractmethod
-    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Bytes that `rank` puts on the wire for a value of `numel` elements, of which the last `tail` travel raw: the closed form."""
-
-    def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
-        """The same for a whole gradient: bucket by bucket."""
-        return sum(
-            self.bytes_sent(rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail)
-            for piece in layout.buckets
-        )
+    @property
+    def needs_link(self) -> bool:
+        """Whether `ctx.link` must say what the network costs."""
+        return False
 
     @property
     def lossy(self) -> bool:
         """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
         return getattr(self, "codec", None) is not None
 
+    @property
+    def splits(self) -> bool:
+        """Whether it has halves: `reduce_scatter` and `all_gather`."""
+        return False
+
+    @abstractmethod
+    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+        """Sum `value` over all ranks, in place; the answer is `value`. Start it in the same order on every rank."""
+
+    def reduce_scatter(self, ctx: Context, value: Value) -> Request | Program:
+        """The first half: rank r then has the sum of block r (`gradients.block_bounds`), and nothing in the others.
+
+        Raises:
+            ConfigError: it has no halves.
+        """
+        raise _no_halves(self)
+
+    def all_gather(self, ctx: Context, value: Value) -> Request | Program:
+        """The second half: rank r's block r is spread to all ranks, in place; the answer is `value`.
+
+        Raises:
+            ConfigError: it has no halves.
+        """
+        raise _no_halves(self)
+
+    @abstractmethod
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """Bytes that `rank` puts on the wire for one bucket of `numel` elements, of which the last `tail` travel raw: the closed form."""
+
+    def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
+        """The same for a whole gradient, bucket by bucket."""
+        return float(
+            sum(
+                self.bytes_sent(rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail)
+                for piece in layout.buckets
+            )
+        )
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """Seconds for `num_bytes` of float32 values by the alpha-beta-gamma model; encoding and decoding are not in it.
+
+        With p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`; n beta is
+        of what a codec leaves of n. A formula names n without one.
+
+        Paper: Thakur, Rabenseifner and Gropp 2005.
+        """
+        raise ConfigError(f"{self} has no formula of its time: it cannot be a candidate of Auto")
+
     def check(self, num_workers: int) -> None:  # noqa: B027 - most run on any number
         """Raise `ConfigError` unless so many ranks can be summed over."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Native(Collective):
     """The library's own all-reduce (gloo, NCCL, MPI).
 
     Its bytes are those of a bandwidth-optimal algorithm, 2 (p-1)/p n a rank; the library may send more.
     """
 
+    @property
+    def splits(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
         return AllReduce(value)
 
+    def reduce_scatter(self, ctx: Context, value: Value) -> Request | Program:
+        return ReduceScatter(value)
+
+    def all_gather(self, ctx: Context, value: Value) -> Request | Program:
+        return AllGather(value)
+
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         return native_bytes(num_workers, numel * itemsize)
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """As a ring's: 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma; the library may know a quicker way."""
+        share = (num_workers - 1) / num_workers * num_bytes
+        return 2 * (num_workers - 1) * link.latency_s + 2 * share / link.bandwidth_bytes_per_s + share * link.sum_s_per_byte
 
 
 def native_bytes(num_workers: int, message_bytes: float) -> float:
@@ -64,3 +139,7 @@ def native_bytes(num_workers: int, message_bytes: float) -> float:
 def flat_of(value: Value) -> Tensor:
     """The 1-D tensor of a gradient or tensor; shares memory."""
     return value.flat if isinstance(value, Gradient) else value.view(-1)
+
+
+def _no_halves(collective: Collective) -> ConfigError:
+    return ConfigError(f"{collective} sums in one piece: where the two halves are taken apart use Ring() or Native()")

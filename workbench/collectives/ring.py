@@ -2,47 +2,121 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
-from workbench.collectives.base import Collective, flat_of
+from workbench.codecs.base import Codec
+from workbench.collectives.base import Collective, Link
+from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
+from workbench.errors import ConfigError
 from workbench.gradients import block_bounds
-from workbench.ops import Program, Recv, Send, Start, Value, Wait
+from workbench.ops import Program, Ticket, Value
 from workbench.program import Context
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ring(Collective):
     """p - 1 hops that sum and p - 1 that spread; each rank sends 2 (p-1)/p n bytes.
 
-    Rank i sends block (i - s) mod p to i + 1 in hop s and adds the block (i - s - 1) mod p it receives; after p - 1
-    hops block (i + 1) mod p is complete at rank i and is passed round. Blocks differ by one element at most, and may be empty.
+    In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p, which it adds while h < p - 1: so
+    block i is complete at rank i after p - 1 hops and is passed round. Blocks differ by one element at most, and may be empty.
+
+    With a codec every summing hop decodes, sums and encodes again; a complete block is encoded once, by its owner, who keeps what
+    it decodes of that, and is forwarded as it is. A block travels in `chunks` pieces: encoding, decoding and summing of one run
+    while the next is on the wire.
 
     Paper: li2018pipesgd; the algorithm is Patarasuk and Yuan 2009.
     """
 
+    codec: Codec | None = None
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        check_codec(self.codec)
+        if not isinstance(self.chunks, int) or self.chunks < 1:
+            raise ConfigError(f"chunks={self.chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)")
+
+    @property
+    def splits(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
-        flat, rank, p = flat_of(value), ctx.rank, ctx.num_workers
-        bounds = block_bounds(flat.numel(), p)
-        right, left = (rank + 1) % p, (rank - 1) % p
-        for hop in range(2 * (p - 1)):
-            summing = hop < p - 1
-            outgoing = (rank - hop) % p if summing else (rank + 1 - (hop - (p - 1))) % p
-            incoming = (outgoing - 1) % p
-            sent = flat[bounds[outgoing] : bounds[outgoing + 1]]
-            block = flat[bounds[incoming] : bounds[incoming + 1]]
-            sending = (yield Start(Send(right, sent, tag=hop))) if sent.numel() else None
-            if block.numel():
-                message = yield Recv(left, like=block, tag=hop)
-                block.add_(message.value) if summing else block.copy_(message.value)
-            if sending:
-                yield Wait(sending)  # with two ranks the next hop overwrites the block, so it must have left
+        return self._over(ctx, value, 0, 2 * (ctx.num_workers - 1))
+
+    def reduce_scatter(self, ctx: Context, value: Value) -> Program:
+        return self._over(ctx, value, 0, ctx.num_workers - 1)
+
+    def all_gather(self, ctx: Context, value: Value) -> Program:
+        return self._over(ctx, value, ctx.num_workers - 1, 2 * (ctx.num_workers - 1))
+
+    def _over(self, ctx: Context, value: Value, first: int, last: int) -> Program:
+        for wire in wires(ctx, value, self.codec):
+            yield from self._pass(wire, first, last)
         return value
 
-    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int) -> float:
-        bounds = block_bounds(numel, num_workers)
-        sizes = [bounds[block + 1] - bounds[block] for block in range(num_workers)]
-        kept_summing = sizes[(rank + 1) % num_workers]  # the one block this rank never passes on while summing
-        kept_spreading = sizes[(rank + 2) % num_workers]
-        return (2 * numel - kept_summing - kept_spreading) * itemsize
+    def _pass(self, wire: Wire, first: int, last: int) -> Program:
+        """The hops from `first` to before `last` of one bucket."""
+        rank, p = wire.ctx.rank, wire.ctx.num_workers
+        right, left = (rank + 1) % p, (rank - 1) % p
+        bounds = block_bounds(wire.numel, p)
+        hops = [(hop, part) for hop in range(first, last) for part in self._chunks(bounds, rank - hop - 2)]
+        sending: deque[Ticket | None] = deque()
+        receiving: deque[Ticket | None] = deque()
+        ahead = 1 if self.chunks > 1 else 0  # the next chunk is on its way while this one is worked on
+        for part in self._chunks(bounds, rank - first - 1) if hops else ():
+            sending.append((yield from self._set_off(wire, right, first, part)))
+        for position, (hop, part) in enumerate(hops):
+            for later, its_part in hops[position + len(receiving) : position + ahead + 1]:
+                receiving.append((yield from wire.start_receive(left, its_part, later)))
+            message = yield from wire.received(receiving.popleft(), part)
+            if hop < p - 1:
+                yield from wire.add(*part, message)
+                if hop + 1 < last:
+                    sending.append((yield from self._set_off(wire, right, hop + 1, part)))
+            else:
+                if hop + 1 < last:
+                    sending.append((yield from wire.start_send(right, message, hop + 1)))
+                yield from wire.put(part, message)
+            yield from wire.finish(sending.popleft())  # with two ranks a later hop overwrites the block, so it must have left
+
+    def _set_off(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
+        """Send what this rank has of a chunk; it is the whole sum in the first hop that spreads."""
+        message = yield from wire.pack(*part, hop)
+        ticket = yield from wire.start_send(right, message, hop)
+        if hop == wire.ctx.num_workers - 1:
+            yield from wire.adopt(*part, message)
+        return ticket
+
+    def _chunks(self, bounds: list[int], block: int) -> list[tuple[int, int]]:
+        """Where each chunk of a block (modulo the number of ranks) begins and ends."""
+        block %= len(bounds) - 1
+        cuts = block_bounds(bounds[block + 1] - bounds[block], self.chunks)
+        return [(bounds[block] + start, bounds[block] + stop) for start, stop in pairwise(cuts)]
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        bounds, body = block_bounds(numel, num_workers), numel - tail
+        sizes = [
+            sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in self._chunks(bounds, block))
+            for block in range(num_workers)
+        ]
+        kept_summing = sizes[rank]  # the one block this rank never passes on while summing
+        kept_spreading = sizes[(rank + 1) % num_workers]
+        return 2 * sum(sizes) - kept_summing - kept_spreading
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
+
+        With c chunks a hop lasts as long as one chunk's way through it or the wire's or the sum's work on the whole block,
+        whichever is longest: max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p), and the last one's other chunks follow.
+        """
+        p, c = num_workers, self.chunks
+        if p == 1:
+            return 0.0
+        wire_s = wire_share(self.codec, num_bytes / p / c) * num_bytes / p / link.bandwidth_bytes_per_s
+        sum_s = num_bytes / p * link.sum_s_per_byte
+        summing_s = max(link.latency_s + (wire_s + sum_s) / c, wire_s, sum_s)
+        spreading_s = max(link.latency_s + wire_s / c, wire_s)
+        return (p - 1) * (summing_s + spreading_s) + (c - 1) / c * wire_s

@@ -17,18 +17,21 @@ class Network:
     Attributes:
         latency_s: alpha, of one message.
         bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
-        sum_s_per_byte: gamma, to add a received byte to an own one; charged in native all-reduces.
+        sum_s_per_byte: gamma, to add a received byte to an own one.
+        encode_s_per_byte, decode_s_per_byte: of a codec, for a byte of uncompressed values.
         name: how tables call it.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     sum_s_per_byte: float = 0.0
+    encode_s_per_byte: float = 0.0
+    decode_s_per_byte: float = 0.0
     name: str = "network"
 
     def __post_init__(self) -> None:
-        if self.latency_s < 0 or self.bandwidth_bytes_per_s <= 0 or self.sum_s_per_byte < 0:
-            raise ConfigError(f"{self}: latency_s and sum_s_per_byte must be 0 or more, bandwidth_bytes_per_s more than 0")
+        if min(self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte) < 0 or self.bandwidth_bytes_per_s <= 0:
+            raise ConfigError(f"{self}: latency_s and seconds per byte must be 0 or more, bandwidth_bytes_per_s more than 0")
 
     def __str__(self) -> str:
         rate = f"{self.bandwidth_bytes_per_s / GBIT_PER_S:g} Gbit/s"
@@ -39,6 +42,21 @@ class Network:
         p = num_workers
         wire = 2 * (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
         return 2 * (p - 1) * self.latency_s + wire + (p - 1) / p * num_bytes * self.sum_s_per_byte
+
+    def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
+        """Ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
+        p = num_workers
+        return (p - 1) * self.latency_s + (p - 1) / p * num_bytes * (1 / self.bandwidth_bytes_per_s + self.sum_s_per_byte)
+
+    def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
+        """Ring: (p-1) alpha + (p-1)/p n beta."""
+        p = num_workers
+        return (p - 1) * self.latency_s + (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
+
+    def local_s(self, kind: str, num_bytes: float) -> float:
+        """To encode, decode or sum so many bytes."""
+        per_byte = {"sum": self.sum_s_per_byte, "encode": self.encode_s_per_byte, "decode": self.decode_s_per_byte}
+        return per_byte.get(kind, 0.0) * num_bytes
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
         """Binomial tree: ceil(log2 p) (alpha + n beta)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, Ticket
@@ -12,7 +14,7 @@ from workbench.program import Algorithm, Context
 from workbench.replica import Replica
 
 
-def take_checkpoint(algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep) -> dict[str, Any]:
+def take_checkpoint(algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: dict[str, Tensor]) -> dict[str, Any]:
     """Everything needed to go on from this step, as tensors and plain values that `torch.load(weights_only=True)` reads.
 
     The tickets of the program's state must be complete. Tensors are the replica's own: save or copy them before it goes on.
@@ -24,6 +26,7 @@ def take_checkpoint(algorithm: Algorithm, replica: Replica, num_workers: int, en
         "layout": _layout_of(replica),
         "replica": replica.state(),
         "program": _pack(end.state),
+        "memory": dict(memory),
     }
 
 
@@ -41,6 +44,7 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
             raise ConfigError(f"the stopped run cannot be resumed with another {names[key]}{what}")
     replica.load(saved["replica"])
     ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], replica)
+    ctx.memory.update({name: value.clone() for name, value in saved["memory"].items()})
 
 
 def _layout_of(replica: Replica) -> list[str]:
@@ -52,7 +56,7 @@ def _pack(state: tuple[Any, ...]) -> list[Any]:
     for item in state:
         value = item.value if isinstance(item, Ticket) else item
         if isinstance(value, Gradient):
-            value = {"flat": value.flat.clone(), "step": value.step, "version": value.version}
+            value = {"flat": value.flat.clone(), "step": value.step, "version": value.version, "bucket": value.bucket}
         packed.append({"ticket": isinstance(item, Ticket), "value": value})
     return packed
 
@@ -60,11 +64,13 @@ def _pack(state: tuple[Any, ...]) -> list[Any]:
 def _unpack(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
     """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
 
+    owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state
+
     def restore() -> Iterator[Any]:
         for item in packed:
             value = item["value"]
             if isinstance(value, dict):
-                value = replica.gradient_from(value["flat"], value["step"], value["version"])
+                value = replica.gradient_from(value["flat"], value["step"], value["version"], value["bucket"], owners)
             yield Ticket.completed(value) if item["ticket"] else value
 
     return tuple(restore())

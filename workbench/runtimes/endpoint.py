@@ -1,8 +1,9 @@
-"""One thread's way to the communication library: answers communication requests, books their bytes and spans."""
+"""One program's way to the communication library: answers communication requests, books their bytes and spans."""
 
 from __future__ import annotations
 
 import time
+from threading import Lock
 from typing import Any, final
 
 import torch
@@ -10,7 +11,8 @@ import torch
 from workbench import ops
 from workbench.collectives import flat_of, native_bytes
 from workbench.gradients import Gradient
-from workbench.ops import Message, Request, Ticket
+from workbench.ops import ANY, Message, Request, Ticket
+from workbench.runtimes.post import STAMP_BYTES, BoxHandle, Post, with_stamp, without_stamp
 from workbench.runtimes.transport import SPINS, Patience, Transport
 from workbench.trace.recorder import Recorder
 
@@ -23,12 +25,19 @@ class Ledger:
         self.recorder = recorder
         self.origin_s = time.perf_counter()
         self.step = 0
+        self.bytes_sent = 0.0
         self._transport = transport
         self._timeout_s = timeout_s
+        self._lock = Lock()
 
     def now(self) -> float:
         """Seconds since the origin, on this rank's clock."""
         return time.perf_counter() - self.origin_s
+
+    def sent(self, num_bytes: float) -> None:
+        """Bytes were put on the wire, by any thread."""
+        with self._lock:
+            self.bytes_sent += num_bytes
 
     def patience(self, what: str, spins: int = SPINS) -> Patience:
         """How this rank waits for `what`."""
@@ -37,20 +46,24 @@ class Ledger:
 
 @final
 class Endpoint:
-    """Requests of one thread: the program's own, or a lane's.
+    """Requests of one program: the foreground's, or one that was started.
 
     Args:
+        post: the rank's, shared by all its programs.
         lane: where its spans are drawn.
         spins: see `Patience`.
+        tags: added to every tag: a sub-program has a range of its own.
+        strand: which program of this rank it is, in order of starting; the foreground is 0.
     """
 
-    def __init__(self, transport: Transport, ledger: Ledger, lane: str, spins: int = SPINS) -> None:
-        self.tags = 0  # added to every tag: a sub-program has a range of its own
-        self.bytes_sent = 0.0
-        self._transport = transport
-        self._ledger = ledger
+    def __init__(
+        self, transport: Transport, ledger: Ledger, post: Post, lane: str = "comm", *, spins: int = SPINS, tags: int = 0, strand: int = 0
+    ) -> None:
+        self.tags, self.strand = tags, strand
+        self._transport, self._ledger, self._post = transport, ledger, post
         self._lane = lane
         self._spins = spins
+        self._num_any = 0  # receives from any rank, for the record of whom they heard
 
     def enter_thread(self) -> None:
         """To be called first on a thread of its own."""
@@ -63,6 +76,14 @@ class Endpoint:
         match request:
             case ops.AllReduce(value):
                 transport.all_reduce(flat_of(value), self._patience(f"the all-reduce of step {ledger.step}"))
+            case ops.ReduceScatter(value):
+                transport.reduce_scatter(flat_of(value), self._patience(f"the reduce-scatter of step {ledger.step}"))
+            case ops.AllGather(value):
+                transport.all_gather(flat_of(value), self._patience(f"the all-gather of step {ledger.step}"))
+            case ops.Local(kind, num_bytes, action):
+                answer = action()
+                ledger.recorder.span(kind, self._lane, begin, ledger.now(), ledger.step, -1, num_bytes)
+                return answer
             case ops.Broadcast(value, root):
                 transport.broadcast(flat_of(value), root, self._patience(f"the broadcast from rank {root}"))
             case ops.Barrier():
@@ -86,10 +107,21 @@ class Endpoint:
         return None
 
     def _start_point(self, request: ops.Send | ops.Recv) -> Ticket:
+        tag = self.tags + request.tag
         if isinstance(request, ops.Send):
-            return Ticket(0, request, self._transport.start_send(request.to, flat_of(request.value), self.tags + request.tag))
-        flat = torch.empty_like(request.like)
-        ticket = Ticket(0, request, self._transport.start_recv(request.source, flat, self.tags + request.tag))
+            flat = flat_of(request.value)
+            message = flat if request.stamp is None else with_stamp(flat, request.stamp)
+            to_self = request.to == self._transport.rank
+            return Ticket(0, request, self._post.put(message, tag) if to_self else self._transport.start_send(request.to, message, tag))
+        like, flat = request.like, torch.empty_like(request.like)
+        if request.stamped:
+            flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
+        if request.source in (ANY, self._transport.rank):
+            others = request.source == ANY and self._transport.num_workers > 1
+            ticket = Ticket(self._num_any, request, BoxHandle(self._post, self._transport.rank, flat, tag, others=others))
+            self._num_any += request.source == ANY
+            return ticket
+        ticket = Ticket(0, request, self._transport.start_recv(request.source, flat, tag))
         ticket.value = flat
         return ticket
 
@@ -100,8 +132,11 @@ class Endpoint:
             handle = ticket.runtime
             end = handle.finished_s if handle.finished_s is not None else time.perf_counter()
             origin = self._ledger.origin_s
-            received = ticket.value
-            ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, getattr(handle, "source", -1))
+            received = handle.flat if isinstance(handle, BoxHandle) else ticket.value
+            source = getattr(handle, "source", -1)
+            if isinstance(ticket.request, ops.Recv) and ticket.request.source == ANY:
+                self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "source": source})
+            ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, source)
             ticket.done = True
         return ticket.value
 
@@ -111,21 +146,28 @@ class Endpoint:
             case ops.AllReduce(value):
                 self._sent("all_reduce", begin, end, value, native_bytes(self._transport.num_workers, size_of(value)))
                 return value
+            case ops.ReduceScatter(value) | ops.AllGather(value):
+                kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"
+                self._sent(kind, begin, end, value, native_bytes(self._transport.num_workers, size_of(value)) / 2)
+                return value
             case ops.Broadcast(value, root):
                 self._sent("broadcast", begin, end, value, size_of(value) if self._transport.rank == root else 0)
                 return value
             case ops.Send(to, value):
-                self._sent("send", begin, end, value, size_of(value), to)
+                num_bytes = 0 if to == self._transport.rank else size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
+                self._sent("send", begin, end, value, num_bytes, to)
                 return None
-            case ops.Recv():
-                self._ledger.recorder.span("recv", self._lane, begin, end, self._ledger.step, -1, size_of(received), source)
-                return Message(source, received)
+            case ops.Recv(_, like):
+                num_bytes = 0 if source == self._transport.rank else size_of(received)
+                self._ledger.recorder.span("recv", self._lane, begin, end, self._ledger.step, -1, num_bytes, source)
+                value, stamp = without_stamp(received, like.dtype) if request.stamped else (received, 0)
+                return Message(source, value, stamp)
             case _:
                 self._ledger.recorder.span("barrier", self._lane, begin, end, self._ledger.step)
                 return None
 
     def _sent(self, kind: str, begin: float, end: float, value: ops.Value, num_bytes: float, peer: int = -1) -> None:
-        self.bytes_sent += num_bytes
+        self._ledger.sent(num_bytes)
         step = value.step if isinstance(value, Gradient) else self._ledger.step
         self._ledger.recorder.span(kind, self._lane, begin, end, step, bucket_of(value), int(num_bytes), peer)
 

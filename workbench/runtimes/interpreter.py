@@ -1,14 +1,11 @@
 """Runs one rank's program on a real communication library: answers its requests, keeps time, counts bytes, writes the trace.
 
 Foreground requests run on the calling thread. In the background, sends, receives and native all-reduces are the library's
-own where it makes progress by itself (gloo, NCCL); everything else runs in order of starting on one lane thread.
+own where it makes progress by itself (gloo, NCCL); everything else runs on a lane's thread, or goes round with the free ones.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -17,14 +14,15 @@ import torch
 from workbench import ops
 from workbench.backward import Hooks, Micro
 from workbench.gradients import Gradient
-from workbench.ops import Program, Request, Ticket
-from workbench.program import perform
+from workbench.ops import FREE, Program, Request, Ticket
+from workbench.program import Context, perform
 from workbench.replica import Replica
 from workbench.runtimes.endpoint import Endpoint, Ledger, bucket_of
-from workbench.runtimes.transport import Handle, Patience, Transport
+from workbench.runtimes.post import Post, flush
+from workbench.runtimes.strands import LANE_SPINS, Lane, Round, Strand, StrandHandle
+from workbench.runtimes.transport import Transport
 from workbench.trace.recorder import Recorder
 
-LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
 TAG_SPAN = 1024  # tags a sub-program may use; each started one has its own range
 NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767 only
 
@@ -53,15 +51,20 @@ class Interpreter:
         self.ledger = Ledger(transport, recorder, timeout_s)
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
+        self.context: Context | None = None  # of the program, once it runs
+        self.ending = False  # the run ends early, because it was asked to
         self._minibatch = minibatch
-        self._here = Endpoint(transport, self.ledger, "comm")
-        self._num_started = 0
-        self._lane: _Lane | None = None
+        self._post = Post(transport)
+        self._here = Endpoint(transport, self.ledger, self._post)
+        self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
+        self._num_started = self._num_strands = 0
+        self._num_waits = 0
+        self._lanes: dict[int, Lane | Round] = {}
 
     @property
     def bytes_sent(self) -> float:
         """Bytes this rank has put on the wire."""
-        return self._here.bytes_sent + (self._lane.endpoint.bytes_sent if self._lane else 0.0)
+        return self.ledger.bytes_sent
 
     def advance(self, program: Program) -> ops.EndStep | None:
         """Run to the next `EndStep`, which is returned, or to the program's end (None)."""
@@ -79,25 +82,45 @@ class Interpreter:
         match request:
             case ops.Backward():
                 return self._backward(request)
-            case ops.Start(work):
-                return self.start(work)
+            case ops.Start():
+                return self.start(request)
             case ops.Wait(ticket):
                 return self._wait(ticket)
             case ops.WaitAny(tickets, timeout_s):
                 return self._wait_any(tickets, timeout_s)
-            case ops.Apply(gradient, lr_scale):
-                return self._apply(gradient, lr_scale)
-            case ops.ReadParameters():
-                return self.replica.read_parameters()
-            case ops.WriteParameters(value):
-                return self.replica.write_parameters(value)
-            case ops.Now():
-                return self.ledger.now()
-            case _:
+            case ops.Send() | ops.Recv() | ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
                 begin = self.ledger.now()
                 value = self._here.perform(request)
                 self._waited(begin)
                 return value
+            case ops.Local():
+                return self._here.perform(request)
+            case _:
+                return self._own(request, 0)
+
+    def _own(self, request: Request, strand: int) -> Any:
+        """Requests that concern this rank's replica and clock alone; a server's come from a thread of their own."""
+        match request:
+            case ops.Apply(gradient) if request.master:
+                return self._apply_master(request, gradient)
+            case ops.Apply(gradient, lr_scale, local):
+                return self._apply(gradient, lr_scale, local)
+            case ops.Discard(gradient):
+                return self.replica.discard(gradient)
+            case ops.ReadParameters():
+                return self.replica.read_parameters()
+            case ops.WriteParameters(value):
+                return self.replica.write_parameters(value)
+            case ops.PackParameters(bucket, master):
+                return self.replica.pack_parameters(bucket, master=master)
+            case ops.UnpackParameters(value):
+                return self.replica.unpack_parameters(value)
+            case ops.Now():
+                now = self.ledger.now()
+                self.recorder.event({"strand": strand, "now": now})
+                return now
+            case _:
+                raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
 
     def _waited(self, begin: float) -> None:
         self.recorder.span("wait", "compute", begin, self.ledger.now(), self.ledger.step)
@@ -118,30 +141,75 @@ class Interpreter:
 
         def launch(bucket: Gradient) -> None:
             assert request.on_bucket is not None
-            tickets.append(self.start(request.on_bucket(bucket)))
+            work = request.on_bucket(bucket)
+            tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
 
-        hooks = Hooks(turn, launch if request.on_bucket else None)
+        def need(bucket: int) -> None:
+            assert request.before_forward is not None
+            turn("")
+            self._inline(request.before_forward(bucket))
+            turn("forward")
+
+        hooks = Hooks(turn, launch if request.on_bucket else None, need if request.before_forward else None)
         gradient, self.loss = self.replica.backward(request.step, self._minibatch(request.step), hooks)
         return tuple(tickets) if request.on_bucket else gradient
 
-    def _apply(self, gradient: Gradient, lr_scale: float) -> None:
+    def _inline(self, program: Program) -> None:
+        """Run a sub-program to its end, inside another request."""
+        answer: Any = None
+        while True:
+            try:
+                answer = self._answer(program.send(answer))
+            except StopIteration:
+                return
+
+    def _apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
         begin = self.ledger.now()
-        staleness = self.replica.apply(gradient, lr_scale)
+        staleness = self.replica.apply(gradient, lr_scale, local=local)
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.ledger.now(), gradient.step, bucket_of(gradient))
 
+    def _apply_master(self, request: ops.Apply, gradient: Gradient) -> None:
+        begin = self.ledger.now()
+        master = self.replica.master
+        master.apply(gradient, request.lr_scale)
+        if master.control_seen and self.context is not None:
+            self.context.stopping = True
+        end = self.ledger.now()
+        self.recorder.span("apply", "server", begin, end, max(self.ledger.step, 0), bucket_of(gradient))
+        update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
+        self.recorder.event(update_event(request, bucket_of(gradient), update, end))
+
     # -- background --------------------------------------------------------------------------------------------
 
-    def start(self, work: Request | Program) -> Ticket:
+    def start(self, request: ops.Start) -> Ticket:
         """Begin a request or sub-program in the background."""
-        self._num_started += 1
-        ticket = self._here.start(work) if isinstance(work, Request) else None
-        if ticket is None:
-            ticket = Ticket(self._num_started, work)
-            if self._lane is None:
-                self._lane = _Lane(Endpoint(self.transport.for_lane(), self.ledger, "comm", spins=LANE_SPINS))
-            self._lane.submit(ticket, perform(work) if isinstance(work, Request) else work)
-        return ticket
+        work, lane = request.work, request.lane
+        if not request.shares_tags:
+            self._num_started += 1
+        if isinstance(work, Request):
+            ticket = self._endpoint_of(lane).start(work)
+            if ticket is not None:
+                return ticket
+        strand_number = -1
+        if not isinstance(work, Request):  # only these may be answered by chance, and are counted alike on every library
+            self._num_strands += 1
+            strand_number = self._num_strands
+        tags = 0 if request.shares_tags else (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
+        transport = self.transport.for_lane(max(lane, 0))
+        endpoint = Endpoint(transport, self.ledger, self._post, spins=LANE_SPINS, tags=tags, strand=strand_number)
+        strand = Strand(perform(work) if isinstance(work, Request) else work, endpoint, self.ledger, self._own, request.priority)
+        if lane not in self._lanes:
+            self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger)
+        self._lanes[lane].submit(strand)
+        return Ticket(self._num_started, work, strand.handle)
+
+    def _endpoint_of(self, lane: int) -> Endpoint:
+        if lane <= 0:
+            return self._here
+        if lane not in self._beside:
+            self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.ledger, self._post)
+        return self._beside[lane]
 
     def _wait(self, ticket: Ticket) -> Any:
         if not ticket.done:
@@ -154,7 +222,7 @@ class Interpreter:
 
     def _complete(self, ticket: Ticket) -> None:
         handle = ticket.runtime
-        if isinstance(handle, _LaneHandle):
+        if isinstance(handle, StrandHandle):
             handle.wait(self.ledger.patience(f"background work {ticket.key} (step {self.ledger.step})"))
             ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
         else:
@@ -165,14 +233,17 @@ class Interpreter:
             raise ValueError("WaitAny of no tickets would wait for ever")
         begin = self.ledger.now()
         patience = self.ledger.patience(f"any of {len(tickets)} background works")
-        while True:
-            for position, ticket in enumerate(tickets):
-                if ticket.done or ticket.runtime.poll():
-                    self._waited(begin)
-                    return position, self._wait(ticket)
-            if timeout_s is not None and self.ledger.now() - begin > timeout_s:
-                return None
-            patience.pause()
+        found = -1
+        while found < 0:
+            found = next((position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1)
+            if found < 0 and timeout_s is not None and self.ledger.now() - begin > timeout_s:
+                break
+            if found < 0:
+                patience.pause()
+        self._waited(begin)
+        self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
+        self._num_waits += 1
+        return None if found < 0 else (found, self._wait(tickets[found]))
 
     def complete_all(self, state: tuple[Any, ...]) -> None:
         """Wait for every ticket in a program's state, so that it can be kept."""
@@ -180,74 +251,24 @@ class Interpreter:
             if isinstance(item, Ticket):
                 self._wait(item)
 
-    def close(self) -> None:
-        """End the lane thread; work still in it is abandoned."""
-        if self._lane is not None:
-            self._lane.close()
-
-
-@final
-class _LaneHandle(Handle):
-    """A sub-program on the lane thread."""
-
-    def __init__(self) -> None:
-        self.started_s = time.perf_counter()
-        self.event = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def poll(self) -> bool:
-        return self.event.is_set()
-
-    def wait(self, patience: Patience) -> None:
-        while not self.event.wait(0.1):
-            patience.check()
-
-
-@final
-class _Lane:
-    """One thread that runs started sub-programs in order of starting, which is the same on every rank."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self._queue: queue.SimpleQueue[tuple[Ticket, Program] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="workbench-lane", daemon=True)
-        self._thread.start()
-
-    def submit(self, ticket: Ticket, program: Program) -> None:
-        ticket.runtime = _LaneHandle()
-        self._queue.put((ticket, program))
-
-    def _run(self) -> None:
-        self.endpoint.enter_thread()
-        while (item := self._queue.get()) is not None:
-            ticket, program = item
-            handle = ticket.runtime
-            self.endpoint.tags = (1 + ticket.key % NUM_TAG_RANGES) * TAG_SPAN
-            try:
-                handle.value = self._perform(program)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
-                handle.error = error
-            handle.finished_s = time.perf_counter()
-            handle.event.set()
-
-    def _perform(self, program: Program) -> Any:
-        """Run a sub-program; of its requests, those that it starts itself must be the library's own."""
-        answer: Any = None
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            match request:
-                case ops.Start(work) if isinstance(work, Request):
-                    answer = self.endpoint.start(work)
-                    assert answer is not None, f"a lane cannot start {type(work).__name__} in the background"
-                case ops.Wait(ticket):
-                    answer = self.endpoint.finish(ticket)
-                case _:
-                    answer = self.endpoint.perform(request)
+    def flush(self) -> None:
+        """Get rid of what is still posted at the end of a run; every rank must come here."""
+        flush(self._post, self.transport, self.ledger.patience)
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(timeout=1.0)
+        """End the lanes' threads; work still in them is abandoned."""
+        for lane in self._lanes.values():
+            lane.close()
+
+
+def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
+    """The record of one update of a server: the number it is, how stale each gradient in it was, whose they were, who was dropped."""
+    of = request.of or ((-1, request.gradient.version),)
+    return {
+        "update": update,
+        "bucket": bucket,
+        "seconds": seconds,
+        "sources": [source for source, _ in of],
+        "staleness": [update - 1 - version for _, version in of],
+        "dropped": [list(item) for item in request.dropped],
+    }

@@ -20,6 +20,7 @@ from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
 from workbench.runtimes.checkpoint import resume
 from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.link import measure_link
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
 from workbench.runtimes.worker import Worker, model_info, run_info, share_cores
@@ -151,15 +152,19 @@ def _ranks_on_this_host(transport: Transport, timeout_s: float) -> int:
 
 def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[str, Any]:
     rank, num_workers, settings = transport.rank, transport.num_workers, job.settings
+    job.algorithm.check(num_workers)
     worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, timeout_s=settings.timeout_s)
     try:
         check_agreement(_description(job, worker), transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
-        ctx = Context(rank, num_workers, num_steps=worker.num_steps)
+        transport.open_lanes(job.algorithm.num_lanes)
+        ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
+        if job.algorithm.needs_link:
+            ctx.link = measure_link(transport, interpreter.ledger.patience)
         if job.resume is not None:
             _resume(job.algorithm, replica, ctx, Path(job.resume) / f"checkpoint-{rank:05d}.pt")
         if rank == 0:

@@ -15,12 +15,14 @@ from mpi4py import MPI
 from torch import Tensor
 
 from workbench.errors import LaunchError, PeerFailed, Stalled
+from workbench.gradients import block_bounds
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_TAG = 7
 TYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
+    torch.int16: MPI.INT16_T,
     torch.int32: MPI.INT32_T,
     torch.int64: MPI.INT64_T,
     torch.uint8: MPI.UINT8_T,
@@ -41,7 +43,7 @@ class MpiTransport(Transport):
             _refuse_to_be_alone()
         MpiHandle(parent.Ibarrier()).wait(Patience("all ranks to join the run", lambda: None, timeout_s))  # Dup itself would wait for ever
         self._comm = parent.Dup()
-        self._lane_comm = parent.Dup()
+        self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
         self.device = device or pick_device(self.rank)
@@ -56,30 +58,55 @@ class MpiTransport(Transport):
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
         self._announced: list[Any] = []
+        self._collectives = self._comm
+
+    def open_lanes(self, num_lanes: int) -> None:
+        while len(self._lanes) < num_lanes:
+            self._lanes.append(self._comm.Dup())
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
         self._gather_round(patience)
         host = self._to_host(flat)
-        self._comm.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
+        self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
         self._from_host(flat, host)
 
     def start_all_reduce(self, flat: Tensor) -> Handle | None:
         if self._threads:
             return None  # MPI moves bytes only inside MPI calls, so a lane thread makes them
         host = self._to_host(flat)
-        return MpiHandle(self._lane_comm.Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
+        return MpiHandle(self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
+
+    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+        self._gather_round(patience)
+        host = self._to_host(flat)
+        counts, start = self._blocks(flat)
+        mine = torch.empty(counts[self.rank], dtype=flat.dtype)
+        self._collectives.Reduce_scatter(buffer_of(host), buffer_of(mine), counts, MPI.SUM)
+        flat[start[self.rank] : start[self.rank] + counts[self.rank]].copy_(mine)
+
+    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+        self._gather_round(patience)
+        host = self._to_host(flat)
+        counts, start = self._blocks(flat)
+        memory, _, kind = buffer_of(host)
+        self._collectives.Allgatherv(MPI.IN_PLACE, [memory, counts, start, kind])
+        self._from_host(flat, host)
+
+    def _blocks(self, flat: Tensor) -> tuple[list[int], list[int]]:
+        bounds = block_bounds(flat.numel(), self.num_workers)
+        return [bounds[block + 1] - bounds[block] for block in range(self.num_workers)], bounds[:-1]
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
         self._gather_round(patience)
         host = self._to_host(flat)
-        self._comm.Bcast(buffer_of(host), root)
+        self._collectives.Bcast(buffer_of(host), root)
         self._from_host(flat, host)
 
     def barrier(self, patience: Patience) -> None:
         self._gather_round(patience)
 
     def _gather_round(self, patience: Patience) -> None:
-        MpiHandle(self._comm.Ibarrier()).wait(patience)
+        MpiHandle(self._collectives.Ibarrier()).wait(patience)
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = self._to_host(flat)
@@ -108,15 +135,15 @@ class MpiTransport(Transport):
             self._failure.append(payload.decode(errors="replace"))
         return self._failure[0] if self._failure else None
 
-    def for_lane(self) -> MpiTransport:
-        lane = object.__new__(MpiTransport)
-        lane.__dict__.update(self.__dict__)
-        lane._comm = self._lane_comm
-        return lane
+    def for_lane(self, lane: int) -> MpiTransport:
+        other = object.__new__(MpiTransport)
+        other.__dict__.update(self.__dict__)
+        other._collectives = self._lanes[lane]
+        return other
 
     def close(self) -> None:
         if not self._failure and not self._announced:  # freeing is collective: only when all ranks come here
-            for communicator in (self._comm, self._lane_comm, self._control):
+            for communicator in (self._comm, *self._lanes, self._control):
                 communicator.Free()
 
     def _to_host(self, flat: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.agreement import share_tensors
 from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.interpreter import Interpreter
@@ -41,6 +42,8 @@ class Session:
         self._transport, self._replica = interpreter.transport, worker.replica
         self._paused_s = 0.0
         self._pending: tuple[Any, ...] | None = None
+        self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
+        self._last_end = EndStep(-1)
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
 
     def run(self, ctx: Context, at: list[int]) -> dict[str, Any]:
@@ -51,15 +54,20 @@ class Session:
         origin = interpreter.ledger.origin_s = time.perf_counter()
         shift = self._origin_of_rank0() - origin  # rank 0's origin on rank 0's clock, minus ours on ours
         self._recorder.clock(0.0, offset_s - shift)
+        interpreter.context = ctx
+        if self._algorithm.asynchronous and self._stop_after is not None and ctx.num_steps is not None:
+            ctx.num_steps = min(ctx.num_steps, self._stop_after + 1)
         program = self._algorithm.worker(ctx)
         stopped, last = False, ctx.first_step - 1
         at[0] = ctx.first_step  # the step under way, for the words of a failure
         while not stopped and (end := interpreter.advance(program)) is not None:
-            last = end.step
-            stopped = self._end_step(end)
+            last, self._last_end = end.step, end
+            stopped = self._end_step(end, ctx)
             at[0] = last + 1
         program.close()
-        if not stopped:
+        if self._algorithm.asynchronous:
+            stopped = self._finish_alone(last, ctx)
+        elif not stopped:
             self._finish(last)
         self._flush_pending()
         offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
@@ -74,16 +82,21 @@ class Session:
         )
         return float(words[0])
 
-    def _end_step(self, end: EndStep) -> bool:
+    def _end_step(self, end: EndStep, ctx: Context) -> bool:
         """Book the step; True if all ranks stop here."""
         interpreter, worker = self._interpreter, self._worker
         row = (end.step, interpreter.ledger.now() - self._paused_s, interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
         interpreter.staleness = None
-        if self._lagging:
+        if end.dropped:
+            self._recorder.metrics(worker.metrics(*row, dropped=True))
+        elif self._lagging:
             self._flush_pending()
             self._pending = row
         else:
             self._recorder.metrics(worker.metrics(*row))
+        if self._algorithm.asynchronous:
+            self._end_step_alone(end, ctx)
+            return False
         if worker.evaluates_after(end.step):
             self._evaluate(end.step)
         self._recorder.end_step()
@@ -93,6 +106,45 @@ class Session:
         if stop:
             self._checkpoint(end)
         return stop
+
+    def _end_step_alone(self, end: EndStep, ctx: Context) -> None:
+        """Where ranks are at steps of their own: nobody waits for an evaluation, and a stop is the run's early end.
+
+        Rank 0 keeps what is to be evaluated until the end, so that the others do not run ahead of it meanwhile.
+        """
+        if self._transport.rank == 0 and self._worker.evaluates_after(end.step):
+            self._snapshots.append((self._row_of_evaluation(end.step), self._worker.snapshot()))
+        self._recorder.end_step()
+        if not self._replica.control_out and _asked_to_stop(self._folder):
+            self._replica.control_out = STOP
+        if self._replica.control_seen >= STOP and not ctx.stopping:
+            ctx.stopping = True
+        if ctx.stopping and ctx.num_steps is not None and not self._interpreter.ending:
+            self._interpreter.ending = True
+            ctx.num_steps = min(ctx.num_steps, end.step + 2)
+            self._recorder.event({"strand": 0, "stop": end.step})
+
+    def _finish_alone(self, last: int, ctx: Context) -> bool:
+        """After the last step of all ranks, which now hold the same parameters; True if the run was stopped before its end."""
+        interpreter, transport = self._interpreter, self._transport
+        seconds = interpreter.ledger.now() - self._paused_s
+        interpreter.flush()
+        if transport.rank == 0 and self._worker.can_evaluate:
+            for row, snapshot in self._snapshots:
+                self._recorder.metrics({**row, "evaluation": self._worker.evaluate_snapshot(snapshot)})
+            row = {**self._row_of_evaluation(last), "seconds": round(seconds, 6)}
+            self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
+        self._paused_s = interpreter.ledger.now() - seconds
+        self._recorder.end_step()
+        stopped = ctx.stopping or self._stop_after is not None
+        if stopped:
+            self._checkpoint(self._last_end)
+        return stopped
+
+    def _row_of_evaluation(self, step: int) -> dict[str, Any]:
+        interpreter, samples = self._interpreter, self._worker.sampler.samples_before(step + 1)
+        seconds = round(interpreter.ledger.now() - self._paused_s, 6)
+        return {"step": step, "seconds": seconds, "samples": samples, "bytes_sent": int(interpreter.bytes_sent)}
 
     def _flush_pending(self) -> None:
         if self._pending is not None:
@@ -109,24 +161,36 @@ class Session:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.ledger.now()
         share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics are the model's
-        sums = worker.evaluate(transport.rank, transport.num_workers)
+        sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         end = interpreter.ledger.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", "compute", begin, end, step)
         row = {"step": step, "seconds": round(end - self._paused_s, 6), "samples": worker.sampler.samples_before(step + 1)}
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
+    def _evaluated(self) -> Tensor:
+        """The parameters to look at; where replicas differ between steps, their mean."""
+        parameters = self._worker.evaluated_parameters()
+        if self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1:
+            self._transport.all_reduce(parameters, self._interpreter.ledger.patience("all ranks to evaluate"))
+            parameters /= self._transport.num_workers
+        return parameters
+
     def _checkpoint(self, end: EndStep) -> None:
         """Everything needed to go on from this step, gradients in flight included."""
         self._interpreter.complete_all(end.state)
         path = self._folder / f"checkpoint-{self._transport.rank:05d}.pt"
-        torch.save(take_checkpoint(self._algorithm, self._replica, self._transport.num_workers, end), path.with_suffix(".tmp"))
+        memory = self._interpreter.context.memory if self._interpreter.context else {}
+        saved = take_checkpoint(self._algorithm, self._replica, self._transport.num_workers, end, memory)
+        torch.save(saved, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 
     def _keep(self, last: int, seconds: float, stopped: bool) -> None:
         if self._transport.rank != 0:
             return
         torch.save(self._replica.model.state_dict(), self._folder / "model.pt")
+        if self._worker.settings.ema_decay is not None:
+            torch.save(self._worker.evaluated_parameters(), self._folder / "average.pt")
         status = "stopped" if stopped else "finished"
         update_run(self._folder, status=status, result={"steps": last + 1, "seconds": seconds, "last_step": last})
 

@@ -8,39 +8,47 @@ from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-import torch
-
 from workbench import ops
-from workbench.collectives import flat_of, native_bytes
-from workbench.errors import ConfigError
-from workbench.gradients import Gradient
-from workbench.ops import Message, Program, Request, Ticket
+from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
 from workbench.runtimes.checkpoint import take_checkpoint
-from workbench.runtimes.endpoint import bucket_of, size_of
+from workbench.runtimes.endpoint import bucket_of
+from workbench.runtimes.interpreter import update_event
+from workbench.runtimes.script import Script
+from workbench.runtimes.sim_comm import communicate
 from workbench.runtimes.sim_worker import SimWorker
 
 if TYPE_CHECKING:
     from workbench.runtimes.simulated import Simulation
 
-FOREGROUND, LANE = "foreground", "lane"
+Then = Callable[[Any], None]
 
 
 @final
 class SimThread:
-    """A program of one worker: its own, or a sub-program on its lane."""
+    """A program of one worker: its own, or one that it started.
 
-    def __init__(
-        self, simulation: Simulation, worker: SimWorker, program: Program, channel: str, key: int, then: Callable[[Any], None]
-    ) -> None:
+    Args:
+        key: whose messages it sends and receives: 0 for the worker's own program and for servers beside it.
+        strand: which program of this worker it is, in order of starting; the worker's own is 0.
+        then: called with what the program returns.
+        priority: of its messages among those that wait for an interface.
+    """
+
+    def __init__(self, simulation: Simulation, worker: SimWorker, program: Program, then: Then, *, key: int = 0, strand: int = 0) -> None:
         self.simulation, self.worker = simulation, worker
         self.pending: Request | None = None
-        self._program, self._channel, self._key, self._then = program, channel, key, then
-        self._lane: deque[SimThread] = deque()
-        self._num_started = 0
+        self.key, self.strand, self.priority = key, strand, 0
+        self.channel = "foreground"  # of its collectives
+        self.free = False  # runs beside everything, and may still wait when a run is stopped
+        self.script: Script | None = simulation.script_of(worker.rank, strand)
+        self._program, self._then = program, then
+        self._lanes: dict[int, deque[SimThread]] = {}
+        self._num_started = self._num_strands = 0
         self._waiting_since = 0.0
 
     def begin(self) -> None:
+        """Set off."""
         self._resume(None)
 
     def _resume(self, answer: Any) -> None:
@@ -65,23 +73,28 @@ class SimThread:
         """Answers that take no time: (True, answer)."""
         worker, clock = self.worker, self.simulation.clock
         match request:
-            case ops.Start(work):
-                return True, self._start(work)
+            case ops.Start():
+                return True, self._start(request)
             case ops.Wait(ticket) if ticket.done:
                 return True, ticket.value
-            case ops.WaitAny(tickets) if (found := _first_done(tickets)) is not None:
-                return True, found
+            case ops.WaitAny(tickets):
+                return self._look(tickets)
+            case ops.Discard(gradient):
+                return True, worker.replica.discard(gradient)
             case ops.ReadParameters():
                 return True, worker.replica.read_parameters()
             case ops.WriteParameters(value):
                 return True, worker.replica.write_parameters(value)
+            case ops.PackParameters(bucket, master):
+                return True, worker.replica.pack_parameters(bucket, master=master)
+            case ops.UnpackParameters(value):
+                return True, worker.replica.unpack_parameters(value)
             case ops.Now():
-                return True, clock.now_s
-            case ops.EndStep(step, state):
-                worker.end_step(step, clock.now_s)
-                stop = step == self.simulation.stop_after
+                return True, self.script.now() if self.script else clock.now_s
+            case ops.EndStep():
+                stop = self.simulation.end_step(worker, request)
                 if stop:
-                    self._checkpoint(step, state)
+                    self._checkpoint(request)
                 return not stop, None
             case _:
                 return False, None
@@ -90,35 +103,62 @@ class SimThread:
         match request:
             case ops.Backward():
                 self._backward(request)
-            case ops.Apply(gradient, lr_scale):
-                self._apply(gradient, lr_scale)
+            case ops.Apply():
+                self._apply(request)
+            case ops.Local(kind, num_bytes, action):
+                self._local(kind, num_bytes, action)
             case ops.Wait(ticket):
                 self._on_done((ticket,), lambda: self._waited(ticket.value))
             case ops.WaitAny(tickets, timeout_s):
                 self._wait_any(tickets, timeout_s)
             case _:
                 begin = self.simulation.clock.now_s
-                self._communicate(request, lambda value: self._waited(value, begin))
+                communicate(self, request, lambda value: self._waited(value, begin), self.channel)
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
         now = self.simulation.clock.now_s
-        if self._channel == FOREGROUND:
+        if self.strand == 0:
             self.worker.recorder.span("wait", "compute", self._waiting_since if begin is None else begin, now, self.worker.step)
         self._resume(answer)
+
+    def source_of_any(self) -> int:
+        """From whom a receive from any rank is to come: whom the record names, or indeed any."""
+        return self.script.source() if self.script else ops.ANY
 
     # -- compute -----------------------------------------------------------------------------------------------
 
     def _backward(self, request: ops.Backward) -> None:
+        """Forward, in pieces where buckets must arrive first, then backward."""
         worker, clock, compute = self.worker, self.simulation.clock, self.simulation.compute
         worker.step = request.step
         share = worker.fraction_of_batch(request.step)
         slow = compute.slowness(self.simulation.settings.seed, worker.rank, request.step) * share
+        layout = worker.replica.layout
+        needed = [piece.index for piece in reversed(layout.buckets)] if request.before_forward else []
+
+        def forward(position: int) -> None:
+            """The piece of the pass that uses bucket `needed[position]`, once it is there."""
+            seconds = compute.forward_s * slow
+            if needed:
+                seconds *= sum(slot.numel for slot in layout.buckets[needed[position]].slots) / layout.parameter_numel
+            begin, end = clock.now_s, clock.now_s + seconds
+            worker.recorder.span("forward", "compute", begin, end, request.step)
+            last = position + 1 >= len(needed)
+            clock.at(end, partial(self._back, request, slow) if last else partial(need, position + 1))
+
+        def need(position: int) -> None:
+            assert request.before_forward is not None
+            inline = SimThread(self.simulation, worker, request.before_forward(needed[position]), lambda value: forward(position))
+            inline.begin()
+
+        need(0) if needed else forward(0)
+
+    def _back(self, request: ops.Backward, slow: float) -> None:
+        worker, clock = self.worker, self.simulation.clock
         begin = clock.now_s
-        forward_end = begin + compute.forward_s * slow
-        end = forward_end + compute.backward_s * slow
+        end = begin + self.simulation.compute.backward_s * slow
         gradient = worker.backward(request.step)
-        worker.recorder.span("forward", "compute", begin, forward_end, request.step)
-        worker.recorder.span("backward", "compute", forward_end, end, request.step)
+        worker.recorder.span("backward", "compute", begin, end, request.step)
         if request.on_bucket is None:
             clock.at(end, lambda: self._resume(gradient))
             return
@@ -127,26 +167,40 @@ class SimThread:
         finished = 0
 
         def launch(bucket: int) -> None:
-            tickets.append(self._start(on_bucket(gradient.part(bucket))))
+            work = on_bucket(gradient.part(bucket))
+            tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work)))
 
         for piece in layout.buckets:
             finished += sum(slot.numel for slot in piece.slots)
-            ready = forward_end + (end - forward_end) * finished / layout.parameter_numel
+            ready = begin + (end - begin) * finished / layout.parameter_numel
             clock.at(min(ready, end), partial(launch, piece.index))
         clock.at(end, lambda: self._resume(tuple(tickets)))
 
-    def _apply(self, gradient: Gradient, lr_scale: float) -> None:
-        worker, clock = self.worker, self.simulation.clock
-        part = gradient.flat.numel() / gradient.layout.numel
-        seconds = self.simulation.compute.update_s * part
-        worker.apply(gradient, lr_scale)
-        worker.recorder.span("apply", "compute", clock.now_s, clock.now_s + seconds, gradient.step, bucket_of(gradient))
-        clock.at(clock.now_s + seconds, lambda: self._resume(None))
+    def _apply(self, request: ops.Apply) -> None:
+        worker, clock, gradient = self.worker, self.simulation.clock, request.gradient
+        seconds = self.simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
+        end = clock.now_s + seconds
+        if request.master:
+            update = worker.apply_master(gradient, request.lr_scale)
+            worker.recorder.event(update_event(request, bucket_of(gradient), update, end))
+            self.simulation.look_for_stop(worker)
+        else:
+            worker.apply(gradient, request.lr_scale, request.local)
+        lane = "server" if request.master else "compute"
+        worker.recorder.span("apply", lane, clock.now_s, end, max(gradient.step, 0), bucket_of(gradient))
+        clock.at(end, lambda: self._resume(None))
 
-    # -- communication -----------------------------------------------------------------------------------------
+    def _local(self, kind: str, num_bytes: int, action: Callable[[], Any]) -> None:
+        answer, clock = action(), self.simulation.clock
+        end = clock.now_s + self.simulation.network.local_s(kind, num_bytes)
+        self.worker.recorder.span(kind, "comm", clock.now_s, end, self.worker.step, -1, num_bytes)
+        clock.at(end, lambda: self._resume(answer))
 
-    def _start(self, work: Request | Program) -> Ticket:
-        self._num_started += 1
+    # -- background --------------------------------------------------------------------------------------------
+
+    def _start(self, request: ops.Start) -> Ticket:
+        work, lane = request.work, request.lane
+        self._num_started += not request.shares_tags
         ticket = Ticket(self._num_started, work)
         ticket.runtime = []  # what to do when it is done
 
@@ -156,89 +210,37 @@ class SimThread:
                 action()
 
         if isinstance(work, ops.AllReduce | ops.Send | ops.Recv):
-            self._communicate(work, finish, LANE if isinstance(work, ops.AllReduce) else self._channel)
+            communicate(self, work, finish, f"lane {lane}")
+            return ticket
+        assert self.strand == 0, f"a sub-program cannot start {type(work).__name__} in the background"
+        strand, program = -1, perform(work) if isinstance(work, Request) else work
+        if not isinstance(work, Request):
+            self._num_strands += 1
+            strand = self._num_strands
+        key = 0 if request.shares_tags else self._num_started
+        thread = SimThread(self.simulation, self.worker, program, finish, key=key, strand=strand)
+        thread.priority, thread.free, thread.channel = request.priority, lane == FREE, f"lane {lane}"
+        self.simulation.threads.append(thread)
+        if lane == FREE:
+            self.simulation.clock.at(self.simulation.clock.now_s, thread.begin)
         else:
-            program = perform(work) if isinstance(work, Request) else work
-            self._queue(SimThread(self.simulation, self.worker, program, LANE, self._num_started, finish), finish)
+            self._queue(thread, lane, finish)
         return ticket
 
-    def _queue(self, thread: SimThread, finish: Callable[[Any], None]) -> None:
-        """One lane a worker: sub-programs run one after the other, in order of starting."""
+    def _queue(self, thread: SimThread, lane: int, finish: Then) -> None:
+        """Sub-programs of one lane run one after the other, in order of starting."""
+        line = self._lanes.setdefault(lane, deque())
 
         def then(value: Any) -> None:
-            self._lane.popleft()
+            line.popleft()
             finish(value)
-            if self._lane:
-                self._lane[0].begin()
+            if line:
+                line[0].begin()
 
         thread._then = then
-        self.simulation.threads.append(thread)
-        self._lane.append(thread)
-        if len(self._lane) == 1:
+        line.append(thread)
+        if len(line) == 1:
             self.simulation.clock.at(self.simulation.clock.now_s, thread.begin)
-
-    def _communicate(self, request: Request, then: Callable[[Any], None], channel: str | None = None) -> None:
-        simulation, worker = self.simulation, self.worker
-        network, p = simulation.network, simulation.num_workers
-        channel = channel or self._channel
-        match request:
-            case ops.AllReduce(value):
-                seconds = network.all_reduce_s(size_of(value), p)
-                sent = native_bytes(p, size_of(value))
-                self._join(f"{channel} all-reduce", "all_reduce", value, seconds, sent, _sum, then)
-            case ops.Broadcast(value, root):
-                seconds = network.broadcast_s(size_of(value), p)
-                sent = size_of(value) if worker.rank == root else 0
-                self._join(f"{channel} broadcast", "broadcast", value, seconds, sent, lambda values: _copy_from(values, root), then)
-            case ops.Barrier():
-                self._join(f"{channel} barrier", "barrier", None, network.barrier_s(p), 0, lambda values: None, then)
-            case ops.Send(to, value, tag):
-                snapshot = flat_of(value).clone()  # what a wire would have copied
-
-                def sent_at(begin: float) -> None:
-                    self._span("send", begin, value, size_of(value), to)
-                    then(None)
-
-                simulation.fabric.send((channel, self._key, tag), to, size_of(value), (worker.rank, snapshot, sent_at))
-            case ops.Recv(source, like, tag):
-                box: list[Message] = []
-
-                def receive(sender: int, flat: torch.Tensor) -> None:
-                    if flat.numel() != like.numel():
-                        raise ConfigError(
-                            f"rank {worker.rank} expected {like.numel()} elements from rank {sender}, which sent {flat.numel()}"
-                        )
-                    box.append(Message(sender, flat))
-
-                def received_at(begin: float) -> None:
-                    worker.recorder.span("recv", "comm", begin, simulation.clock.now_s, worker.step, -1, size_of(like), box[0].source)
-                    then(box[0])
-
-                simulation.fabric.receive((channel, self._key, tag), source, (worker.rank, receive, received_at))
-            case _:
-                raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
-
-    def _join(
-        self, channel: str, kind: str, value: Any, seconds: float, num_bytes: float, combine: Any, then: Callable[[Any], None]
-    ) -> None:
-        seal = _checksum(value) if self.simulation.check_in_flight else None
-
-        def finish(begin: float) -> None:
-            self._span(kind, begin, value, num_bytes)
-            then(value)
-
-        def combine_checked(values: list[Any]) -> None:
-            for held, sealed in values:
-                if sealed is not None and _checksum(held) != sealed:
-                    raise AssertionError(f"a gradient in flight was overwritten (rank {self.worker.rank}, step {self.worker.step})")
-            combine([held for held, _ in values])
-
-        self.simulation.fabric.join(channel, (self.worker.rank, (value, seal), finish), seconds, combine_checked)
-
-    def _span(self, kind: str, begin: float, value: Any, num_bytes: float, peer: int = -1) -> None:
-        self.worker.bytes_sent += num_bytes
-        step = value.step if isinstance(value, Gradient) else self.worker.step
-        self.worker.recorder.span(kind, "comm", begin, self.simulation.clock.now_s, step, bucket_of(value), int(num_bytes), peer)
 
     # -- tickets -----------------------------------------------------------------------------------------------
 
@@ -247,9 +249,23 @@ class SimThread:
         for ticket in tickets:
             ticket.runtime.append(action)
 
-    def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> None:
+    def _look(self, tickets: tuple[Ticket, ...]) -> tuple[bool, Any]:
+        """`WaitAny`, where its answer is known already: (True, answer)."""
         if not tickets:
             raise ValueError("WaitAny of no tickets would wait for ever")
+        if self.script:
+            position = self.script.next_position()
+            if position < 0:
+                return True, None
+            return (True, (position, tickets[position].value)) if tickets[position].done else (False, None)
+        found = _first_done(tickets)
+        return found is not None, found
+
+    def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> None:
+        if self.script:
+            position = self.script.position
+            self._on_done((tickets[position],), lambda: self._waited((position, tickets[position].value)))
+            return
         answered = False
 
         def answer() -> None:
@@ -262,15 +278,13 @@ class SimThread:
         if timeout_s is not None:
             self.simulation.clock.at(self.simulation.clock.now_s + timeout_s, answer)
 
-    def _checkpoint(self, step: int, state: tuple[Any, ...]) -> None:
+    def _checkpoint(self, end: ops.EndStep) -> None:
         """Keep this rank's state; gradients in flight are completed first, in virtual time that no longer counts."""
-        tickets = [item for item in state if isinstance(item, Ticket) and not item.done]
+        tickets = [item for item in end.state if isinstance(item, Ticket) and not item.done]
 
         def keep() -> None:
             if all(ticket.done for ticket in tickets):
-                simulation, end = self.simulation, ops.EndStep(step, state)
-                saved = take_checkpoint(simulation.algorithm, self.worker.trained, simulation.num_workers, end)
-                simulation.checkpoints[self.worker.rank] = deepcopy(saved)
+                self.simulation.keep(self.worker, end)
 
         for ticket in tickets:
             ticket.runtime.append(keep)
@@ -281,20 +295,7 @@ def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
     return next(((position, ticket.value) for position, ticket in enumerate(tickets) if ticket.done), None)
 
 
-def _sum(values: list[Any]) -> None:
-    """In rank order, into every rank's own memory."""
-    flats = [flat_of(value) for value in values]
-    for other in flats[1:]:
-        flats[0].add_(other)
-    for other in flats[1:]:
-        other.copy_(flats[0])
-
-
-def _copy_from(values: list[Any], root: int) -> None:
-    for position, value in enumerate(values):
-        if position != root:
-            flat_of(value).copy_(flat_of(values[root]))
-
-
-def _checksum(value: Any) -> int:
-    return 0 if value is None or flat_of(value).is_meta else hash(flat_of(value).numpy().tobytes())
+def checkpoint_of(simulation: Simulation, worker: SimWorker, end: ops.EndStep) -> dict[str, Any]:
+    """What the worker must be given to go on from there; a copy."""
+    memory = simulation.contexts[worker.rank].memory
+    return deepcopy(take_checkpoint(simulation.algorithm, worker.trained, simulation.num_workers, end, memory))

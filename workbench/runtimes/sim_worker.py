@@ -9,7 +9,8 @@ from torch import Tensor
 
 from workbench.backward import Hooks
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient, build_layout, trainable
+from workbench.gradients import Gradient, Layout, build_layout, trainable
+from workbench.ops import EndStep
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
 from workbench.replica import Replica
@@ -29,6 +30,7 @@ class SimWorker:
         self.recorder = MemoryRecorder(rank, settings.trace_steps)
         self.step = 0
         self.last_step = -1
+        self.last_end = EndStep(-1)
         self.bytes_sent = 0.0
         self._staleness: int | None = None
         self._loss: Tensor | None = None
@@ -57,51 +59,76 @@ class SimWorker:
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
         return gradient
 
-    def apply(self, gradient: Gradient, lr_scale: float) -> None:
-        staleness = self.replica.apply(gradient, lr_scale)
+    def apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
+        staleness = self.replica.apply(gradient, lr_scale, local=local)
         self._staleness = staleness if self._staleness is None else max(staleness, self._staleness)
 
-    def end_step(self, step: int, now_s: float) -> None:
-        """Book the step; rank 0 evaluates for all, in no virtual time."""
-        self.last_step = step
+    def apply_master(self, gradient: Gradient, lr_scale: float) -> int:
+        """An update of the server's copy; returns its number."""
+        self.replica.master.apply(gradient, lr_scale)
+        updates = self.replica.master.updates
+        return max(updates) if gradient.bucket is None else updates[gradient.bucket]
+
+    def end_step(self, end: EndStep, now_s: float) -> bool:
+        """Book the step; whether an evaluation is due."""
+        step = self.last_step = end.step
+        self.last_end = end
         if self._worker is None:
             row: dict[str, Any] = {"step": step, "seconds": now_s, "bytes_sent": int(self.bytes_sent), "staleness": self._staleness}
             taken = {"samples": self._sampler.samples_before(step + 1), "num_samples": self._sampler.share_size(step, self.rank)}
-            self.recorder.metrics({**row, **taken, "loss": None, "lr": None})
+            row = {**row, **taken, "loss": None, "lr": None, **({"dropped": True} if end.dropped else {})}
         else:
-            self.recorder.metrics(self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss))
-            if self.rank == 0 and self._worker.evaluates_after(step):
-                self.evaluate(step, now_s)
+            row = self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss, dropped=end.dropped)
+        self.recorder.metrics(row)
         self._staleness = None
+        return self._worker is not None and self._worker.evaluates_after(step)
 
-    def evaluate(self, step: int, now_s: float) -> None:
-        """The whole test set on this worker's parameters."""
+    def evaluated_parameters(self) -> Tensor | None:
+        """What an evaluation looks at; None without parameters."""
+        return self._worker.evaluated_parameters() if self._worker is not None else None
+
+    def evaluate(self, step: int, now_s: float, parameters: Tensor) -> None:
+        """The whole test set at these parameters, in no virtual time."""
         if self._worker is not None and self._worker.can_evaluate:
             samples = self._worker.sampler.samples_before(step + 1)
             row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": int(self.bytes_sent)}
-            self.recorder.metrics({**row, "evaluation": self._worker.evaluate(0, 1)})
+            self.recorder.metrics({**row, "evaluation": self._worker.evaluate_at(parameters, 0, 1)})
+
+
+class _Counted:
+    """Counts updates of buckets, as what has parameters would."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.updates = [0] * len(layout.buckets)
+        self.control_seen = 0
+
+    def apply(self, gradient: Gradient, lr_scale: float, *, local: bool = False) -> int:
+        buckets = range(len(self.updates)) if gradient.bucket is None else (gradient.bucket,)
+        staleness = max(self.updates[bucket] for bucket in buckets) - gradient.version
+        for bucket in buckets:
+            self.updates[bucket] += 1
+        return staleness
 
 
 @final
-class Shapes:
+class Shapes(_Counted):
     """In place of a replica where only time matters: gradients on the meta device, which have a size and no content."""
 
-    def __init__(self, problem: Problem, bucket_bytes: float | None) -> None:
+    def __init__(self, problem: Problem, bucket_bytes: float | None, num_buckets: int | None) -> None:
         with torch.device("meta"):
             model = problem.model()
-        self.layout = build_layout(trainable(model), bucket_bytes)
-        self._updates = [0] * len(self.layout.buckets)
+        super().__init__(build_layout(trainable(model), bucket_bytes, num_buckets))
+        self.master = _Counted(self.layout)
+        self.control_out = 0
+        self.has_master = True
 
     def backward(self, step: int) -> Gradient:
         flat = torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")
-        return Gradient(flat, self.layout, step, min(self._updates))
+        return Gradient(flat, self.layout, step, min(self.updates))
 
-    def apply(self, gradient: Gradient, lr_scale: float) -> int:
-        buckets = range(len(self._updates)) if gradient.bucket is None else (gradient.bucket,)
-        staleness = max(self._updates[bucket] for bucket in buckets) - gradient.version
-        for bucket in buckets:
-            self._updates[bucket] += 1
-        return staleness
+    def discard(self, gradient: Gradient) -> None:
+        """Nothing is kept."""
 
     def read_parameters(self) -> Tensor:
         return torch.empty(self.layout.parameter_numel, dtype=self.layout.dtype, device="meta")
@@ -109,12 +136,23 @@ class Shapes:
     def write_parameters(self, value: Tensor) -> None:
         """Nothing is kept."""
 
+    def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
+        piece = None if bucket is None else self.layout.buckets[bucket]
+        numel = self.layout.numel if piece is None else piece.stop - piece.start
+        flat = torch.empty(numel, dtype=self.layout.dtype, device="meta")
+        return Gradient(flat, self.layout, -1, max((self.master if master else self).updates), bucket)
+
+    def unpack_parameters(self, packed: Gradient) -> None:
+        """Nothing is kept."""
+
 
 def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:
     """All workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
-        sampler = Sampler(problem.num_samples(), settings.batch_size or problem.batch_size, num_workers, settings.seed)
-        shapes = [Shapes(problem, algorithm.bucket_bytes) for _ in range(num_workers)]
+        sampler = Sampler(
+            problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.num_computing(num_workers), settings.seed
+        )
+        shapes = [Shapes(problem, algorithm.bucket_bytes, algorithm.num_buckets) for _ in range(num_workers)]
         return [SimWorker(rank, settings, None, shapes[rank], sampler) for rank in range(num_workers)]
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")

@@ -9,17 +9,20 @@ from __future__ import annotations
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from workbench import costs
 from workbench.costs import Compute, Network, measure_compute
 from workbench.errors import ConfigError, Stalled
 from workbench.naming import call_checked
+from workbench.ops import EndStep
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
-from workbench.runtimes.sim_thread import FOREGROUND, SimThread
-from workbench.runtimes.sim_worker import build_workers
+from workbench.runtimes.script import Script
+from workbench.runtimes.sim_thread import SimThread, checkpoint_of
+from workbench.runtimes.sim_worker import SimWorker, build_workers
 from workbench.runtimes.virtual import Clock, Fabric
 from workbench.runtimes.worker import check_what, model_info, run_info
 from workbench.settings import Settings
@@ -53,6 +56,7 @@ class Simulation:
         if not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
+        algorithm.check(workers)
         self.num_workers = workers
         self.clock = Clock()
         self.fabric = Fabric(self.clock, network, workers)
@@ -62,6 +66,11 @@ class Simulation:
         self.checkpoints: list[dict[str, Any]] = []
         self.stop_after: int | None = None
         self.threads: list[SimThread] = []
+        self.contexts: list[Context] = []
+        self.stopped = False
+        self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
+        self._scripts: dict[tuple[int, int], Script] = {}
+        self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
         """From the first step (or a checkpoint) to the last.
@@ -74,30 +83,86 @@ class Simulation:
         self.checkpoints = [{} for _ in self.workers]
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
             for worker in self.workers:
-                ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps)
-                if resume is not None:
-                    go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
-                thread = SimThread(self, worker, self.algorithm.worker(ctx), FOREGROUND, 0, lambda value: None)
+                self.contexts.append(self._context_of(worker, resume))
+                thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), lambda value: None)
                 self.threads.append(thread)
                 self.clock.at(0.0, thread.begin)
             self.clock.run()
-            waiting = [thread for thread in self.threads if thread.pending is not None]
+            waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
             if waiting:
                 named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:16])
                 raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
-            if stop_after is None:
-                self._evaluate_at_end()
+            if self.algorithm.asynchronous and (stop_after is not None or self.stopped):
+                for worker in self.workers:
+                    self.keep(worker, worker.last_end)
+            if stop_after is None or self.algorithm.asynchronous:
+                first = self.workers[0]
+                self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
 
-    def _evaluate_at_end(self) -> None:
-        first = self.workers[0]
-        first.evaluate(first.num_steps - 1, self.clock.now_s)
+    def _context_of(self, worker: SimWorker, resume: list[dict[str, Any]] | None) -> Context:
+        settings, layout = self.settings, worker.replica.layout
+        ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
+        if resume is not None:
+            go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
+        if self.algorithm.asynchronous and self.stop_after is not None:
+            ctx.num_steps = min(worker.num_steps, self.stop_after + 1)
+        return ctx
+
+    def script_of(self, rank: int, strand: int) -> Script | None:
+        """The recorded answers of a program; None where nothing is replayed."""
+        if self.scripts is None or strand < 0:
+            return None
+        if (rank, strand) not in self._scripts:
+            self._scripts[rank, strand] = Script(self.scripts.get(rank, []), rank, strand)
+        return self._scripts[rank, strand]
+
+    def end_step(self, worker: SimWorker, end: EndStep) -> bool:
+        """Book a worker's step; True if it stops here."""
+        if worker.end_step(end, self.clock.now_s):
+            self._evaluate_in_turn(worker, end.step)
+        if self.algorithm.asynchronous:
+            self.look_for_stop(worker, end.step)
+            return False
+        stop = end.step == self.stop_after
+        self.stopped = self.stopped or stop
+        return stop
+
+    def look_for_stop(self, worker: SimWorker, step: int | None = None) -> None:
+        """Where ranks are at steps of their own, a stop is an early end: a server's word, or the record's that is replayed."""
+        ctx, script = self.contexts[worker.rank], self.script_of(worker.rank, 0)
+        asked = worker.replica.control_seen or (worker.replica.has_master and worker.replica.master.control_seen)
+        ctx.stopping = ctx.stopping or bool(asked) or (script is not None and step in script.stops)
+        if step is not None and ctx.stopping and not self.stopped and ctx.num_steps is not None:
+            ctx.num_steps = min(ctx.num_steps, step + 2)
+
+    def keep(self, worker: SimWorker, end: EndStep) -> None:
+        """Keep what the worker needs to go on from there."""
+        self.checkpoints[worker.rank] = checkpoint_of(self, worker, end)
+
+    def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
+        """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step."""
+        if self.algorithm.asynchronous or self.algorithm.replicas != Replicas.AT_END:
+            if worker.rank == 0:
+                self._evaluate(step, [worker])
+            return
+        mine = worker.evaluated_parameters()
+        assert mine is not None
+        self._due.setdefault(step, []).append(mine)
+        if len(self._due[step]) == self.num_workers:
+            self.workers[0].evaluate(step, self.clock.now_s, torch.stack(self._due.pop(step)).mean(0))
+
+    def _evaluate(self, step: int, workers: list[SimWorker]) -> None:
+        """The first worker of these looks at the test data, at its own parameters."""
+        parameters = workers[0].evaluated_parameters()
+        if parameters is not None:
+            workers[0].evaluate(step, self.clock.now_s, parameters)
 
     def _info(self) -> dict[str, Any]:
         info = run_info(self.algorithm, self.problem, self.settings, "simulated", self.num_workers)
         done = self.workers[0].last_step + 1
         costs = [f"simulated: {self.network}", f"simulated: {self.compute}"]
-        status = "stopped" if self.stop_after is not None else "finished"
+        status = "stopped" if self.stop_after is not None or any(ctx.stopping for ctx in self.contexts) else "finished"
         result = {"steps": done, "seconds": self.clock.now_s, "last_step": done - 1}
         return {
             **info,

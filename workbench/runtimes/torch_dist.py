@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.errors import LaunchError, Stalled
+from workbench.gradients import block_bounds
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_KEY = "workbench/failure"
@@ -62,7 +63,8 @@ class TorchTransport(Transport):
         limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
         self._group = dist.new_group(backend=backend, timeout=limit)
         self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo")
-        self._lane_group = dist.new_group(backend=backend, timeout=limit)
+        self._limit = limit
+        self._lanes = [dist.new_group(backend=backend, timeout=limit)]  # lane -> its collectives' group
         self.library = f"torch.distributed {backend}"
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         if self.device.type == "cpu" and torch.cuda.is_available():
@@ -70,11 +72,40 @@ class TorchTransport(Transport):
             self.notes.append(f"{here}: NCCL wants a GPU for each rank, so the ranks compute on the CPU and speak gloo")
         self._waiters = _Waiters()
 
+    def open_lanes(self, num_lanes: int) -> None:
+        while len(self._lanes) < num_lanes:
+            self._lanes.append(dist.new_group(backend=dist.get_backend(), timeout=self._limit))
+
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
         self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat).wait(patience)
 
     def start_all_reduce(self, flat: Tensor) -> Handle | None:
         return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
+
+    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+        bounds, table = self._table(flat)
+        for block, row in enumerate(table):
+            row[: bounds[block + 1] - bounds[block]].copy_(flat[bounds[block] : bounds[block + 1]])
+        out = torch.empty_like(table[0])
+        self._plain(dist.reduce_scatter_tensor(out, table.view(-1), group=self._group, async_op=True), out).wait(patience)
+        flat[bounds[self.rank] : bounds[self.rank + 1]].copy_(out[: bounds[self.rank + 1] - bounds[self.rank]])
+
+    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+        bounds, table = self._table(flat)
+        mine = flat.new_zeros(table.shape[1])
+        mine[: bounds[self.rank + 1] - bounds[self.rank]].copy_(flat[bounds[self.rank] : bounds[self.rank + 1]])
+        self._plain(dist.all_gather_into_tensor(table.view(-1), mine, group=self._group, async_op=True), table).wait(patience)
+        for block, row in enumerate(table):
+            flat[bounds[block] : bounds[block + 1]].copy_(row[: bounds[block + 1] - bounds[block]])
+
+    def _table(self, flat: Tensor) -> tuple[list[int], Tensor]:
+        """Where blocks begin, and a (ranks, longest block) table: the library wants blocks of one length."""
+        bounds = block_bounds(flat.numel(), self.num_workers)
+        return bounds, flat.new_zeros(self.num_workers, bounds[1])
+
+    def _plain(self, work: Any, flat: Tensor) -> Handle:
+        """gloo reports the end of these only to a thread that waits for it."""
+        return StreamHandle(work) if flat.is_cuda else self._waiters.watch(work, flat, self.rank)
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
         self._collective(dist.broadcast(flat, root, group=self._group, async_op=True), flat).wait(patience)
@@ -114,7 +145,7 @@ class TorchTransport(Transport):
     def close(self) -> None:
         self._waiters.close()
         if self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
-            for group in {self._group, self._host_group, self._lane_group}:
+            for group in {self._group, self._host_group, *self._lanes}:
                 dist.destroy_process_group(group)
 
     def _all_came_to_the_end(self) -> bool:
@@ -129,13 +160,11 @@ class TorchTransport(Transport):
         except (RuntimeError, Stalled):  # a peer failed (PeerFailed is a RuntimeError), or took the store with it
             return False
 
-    def for_lane(self) -> TorchTransport:
-        lane = object.__new__(TorchTransport)
-        lane.__dict__.update(self.__dict__)
-        lane._group = self._lane_group
-        if self.device.type == "cpu":
-            lane._host_group = self._lane_group
-        return lane
+    def for_lane(self, lane: int) -> TorchTransport:
+        other = object.__new__(TorchTransport)
+        other.__dict__.update(self.__dict__)
+        other._group = self._lanes[lane]
+        return other
 
 
 @final

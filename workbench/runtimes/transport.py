@@ -96,6 +96,14 @@ class Transport(ABC):
         """The same in the background, or None where the library makes no progress by itself (a lane thread then blocks)."""
 
     @abstractmethod
+    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+        """Sum over ranks, each rank its own block of `gradients.block_bounds`."""
+
+    @abstractmethod
+    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+        """Each rank's own block to all."""
+
+    @abstractmethod
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
         """Copy the root's tensor to all."""
 
@@ -128,8 +136,11 @@ class Transport(ABC):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def for_lane(self) -> Transport:
-        """The transport that a lane's own thread uses; its operations do not mix with those of the calling thread."""
+    def open_lanes(self, num_lanes: int) -> None:  # noqa: B027 - most libraries need nothing
+        """Prepare for so many lanes of collectives besides the foreground's; every rank must call it."""
+
+    def for_lane(self, lane: int) -> Transport:
+        """The transport that a lane's own thread uses; its collectives do not mix with those of the calling thread."""
         return self
 
     def close(self) -> None:  # noqa: B027 - most libraries need nothing
@@ -167,6 +178,12 @@ class SoloTransport(Transport):
         if flat.is_cuda:
             torch.cuda.current_stream(flat.device).synchronize()
         return _Done()
+
+    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+        """There is nobody else."""
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
         """There is nobody else."""

@@ -37,6 +37,7 @@ class Clock:
 
 
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
+_Offer = tuple[int, float, Arrival, int]  # bytes, when it was offered, from whom, priority
 
 
 @final
@@ -59,7 +60,9 @@ class Fabric:
         self._counts: dict[tuple[str, int], int] = defaultdict(int)  # collectives each rank has joined on each channel
         self._out_free_s = [0.0] * num_workers
         self._in_free_s = [0.0] * num_workers
-        self._sends: dict[tuple[Any, ...], deque[tuple[int, float, Arrival]]] = defaultdict(deque)
+        self._urgent: list[tuple[int, int, Any]] = []  # transfers with a priority that wait for an interface
+        self._num_urgent = 0
+        self._sends: dict[tuple[Any, ...], deque[_Offer]] = defaultdict(deque)
         self._receives: dict[tuple[Any, ...], deque[tuple[int, float, Arrival]]] = defaultdict(deque)
 
     def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
@@ -86,9 +89,12 @@ class Fabric:
 
         self._clock.at(end, finish)
 
-    def send(self, key: tuple[Any, ...], to: int, num_bytes: float, arrival: Arrival) -> None:
-        """Offer a message to rank `to`; `key` names channel and tag. Rendezvous: it leaves when it is asked for."""
-        self._sends[(*key, to)].append((int(num_bytes), self._clock.now_s, arrival))
+    def send(self, key: tuple[Any, ...], to: int, num_bytes: float, arrival: Arrival, priority: int = 0) -> None:
+        """Offer a message to rank `to`; `key` names channel and tag. Rendezvous: it leaves when it is asked for.
+
+        Messages take their interfaces in the order in which they met; those with a priority in order of it, when they are free.
+        """
+        self._sends[(*key, to)].append((int(num_bytes), self._clock.now_s, arrival, priority))
         self._match(key, to)
 
     def receive(self, key: tuple[Any, ...], source: int, arrival: Arrival) -> None:
@@ -106,15 +112,40 @@ class Fabric:
                 continue
             offers.remove(offer)
             requests.remove(request)
-            self._transfer(offer, request, to)
+            if offer[3] == 0 or offer[2][0] == to:
+                self._transfer(offer, request, to)
+            else:
+                self._num_urgent += 1
+                heapq.heappush(self._urgent, (offer[3], self._num_urgent, (offer, request, to)))
+                self._dispatch()
 
-    def _transfer(self, offer: tuple[int, float, Arrival], request: tuple[int, float, Arrival], to: int) -> None:
-        num_bytes, offered_s, (sender, value, sent) = offer
+    def _dispatch(self) -> None:
+        """Let the urgent messages go whose interfaces are free, the most urgent first; look again when the next one is."""
+        waiting, now, again = [], self._clock.now_s, float("inf")
+        while self._urgent:
+            item = heapq.heappop(self._urgent)
+            offer, request, to = item[2]
+            free_s = max(self._out_free_s[offer[2][0]], self._in_free_s[to])
+            if free_s <= now:
+                self._transfer(offer, request, to)
+                again = min(again, self._in_free_s[to])
+            else:
+                waiting.append(item)
+                again = min(again, free_s)
+        self._urgent = waiting
+        heapq.heapify(self._urgent)
+        if waiting:
+            self._clock.at(max(again, now), self._dispatch)
+
+    def _transfer(self, offer: _Offer, request: tuple[int, float, Arrival], to: int) -> None:
+        num_bytes, offered_s, (sender, value, sent), _ = offer
         _, asked_s, (_, receive_into, received) = request
-        start = max(self._clock.now_s, self._out_free_s[sender], self._in_free_s[to])
-        on_wire = num_bytes / self._network.bandwidth_bytes_per_s
-        self._out_free_s[sender] = self._in_free_s[to] = start + on_wire
-        end = start + self._network.latency_s + on_wire
+        end = self._clock.now_s
+        if sender != to:  # what a rank sends itself touches no interface
+            start = max(end, self._out_free_s[sender], self._in_free_s[to])
+            on_wire = num_bytes / self._network.bandwidth_bytes_per_s
+            self._out_free_s[sender] = self._in_free_s[to] = start + on_wire
+            end = start + self._network.latency_s + on_wire
 
         def finish() -> None:
             receive_into(sender, value)

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import Layout, build_layout, trainable
+from workbench.master import Master
 from workbench.problems.base import Problem, Sampler, accuracy, fetch
 from workbench.program import Algorithm
 from workbench.replica import Replica
@@ -39,10 +40,11 @@ class Worker:
         self.rank, self.device = rank, device
         self.batch_size = settings.batch_size or problem.batch_size
         self._data, self._test = data or (problem.train_data(), problem.test_data())
-        self.sampler = Sampler(len(self._data), self.batch_size, num_workers, settings.seed)  # type: ignore[arg-type]
+        self.sampler = Sampler(len(self._data), self.batch_size, algorithm.num_computing(num_workers), settings.seed)  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = _build_replica(algorithm, problem, settings, device)
         _check_accuracy(problem, self._test)
+        self.replica.compiled = settings.compile
         self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
 
     def minibatch(self, step: int) -> list[Micro]:
@@ -69,6 +71,43 @@ class Worker:
     def can_evaluate(self) -> bool:
         return self._test is not None
 
+    def evaluated_parameters(self) -> Tensor:
+        """What an evaluation looks at, flat: the server's copy where this rank holds a whole one, and averages where they are kept."""
+        replica = self.replica
+        if replica.has_master and all(replica.master.updates):
+            average = replica.master.average
+            values = average.values if average else [param.detach() for param in replica.master.parameters]
+        else:
+            values = replica.average.values if replica.average else [param.detach() for param in replica.parameters]
+        return torch.cat([value.reshape(-1).to(replica.layout.dtype) for value in values])
+
+    def snapshot(self) -> tuple[Tensor, list[Tensor]]:
+        """What an evaluation looks at, kept for one that comes later: parameters, and buffers such as BatchNorm's."""
+        return self.evaluated_parameters(), [buffer.clone() for buffer in self.replica.float_buffers()]
+
+    @torch.no_grad()
+    def evaluate_snapshot(self, snapshot: tuple[Tensor, list[Tensor]]) -> dict[str, Any]:
+        """The whole test set at a snapshot."""
+        buffers = self.replica.float_buffers()
+        kept = [buffer.clone() for buffer in buffers]
+        for buffer, value in zip(buffers, snapshot[1], strict=True):
+            buffer.copy_(value)
+        try:
+            return self.evaluate_at(snapshot[0], 0, 1)
+        finally:
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+    @torch.no_grad()
+    def evaluate_at(self, parameters: Tensor, share: int, num_shares: int) -> dict[str, Any]:
+        """`evaluate` with other parameters than the replica's, which it keeps."""
+        kept = self.replica.read_parameters()
+        self.replica.write_parameters(parameters)
+        try:
+            return self.evaluate(share, num_shares)
+        finally:
+            self.replica.write_parameters(kept)
+
     @torch.no_grad()
     def evaluate(self, share: int, num_shares: int) -> dict[str, Any]:
         """Sums over one share of the test data, so that shares of several ranks add up to the whole."""
@@ -89,7 +128,9 @@ class Worker:
         model.train()
         return sums
 
-    def metrics(self, step: int, seconds: float, bytes_sent: float, staleness: int | None, loss: Tensor | None) -> dict[str, Any]:
+    def metrics(
+        self, step: int, seconds: float, bytes_sent: float, staleness: int | None, loss: Tensor | None, *, dropped: bool = False
+    ) -> dict[str, Any]:
         """A step's row for the record.
 
         Raises:
@@ -109,7 +150,8 @@ class Worker:
             "staleness": staleness,
             "loss": value,
             "num_samples": self.sampler.share_size(step, self.rank),
-            "lr": self.replica.lr,
+            "lr": self.replica.master.lr if self.replica.has_master else self.replica.lr,
+            **({"dropped": True} if dropped else {}),
         }
 
 
@@ -136,23 +178,47 @@ def _build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, d
     model = model.to(device)
     named = trainable(model)
     build_layout(named)  # refuses what cannot be trained before the optimizer does in words of its own
-    optimizer = (settings.optimizer or problem.optimizer)([param for _, param in named])
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
-        )
-    if settings.lr is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr
-    return Replica(
+    _check_servers(algorithm, settings)
+
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = (settings.optimizer or problem.optimizer)(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
+            )
+        if settings.lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr
+        return optimizer
+
+    replica = Replica(
         model,
-        optimizer,
+        make_optimizer([param for _, param in named]),
         bucket_bytes=algorithm.bucket_bytes,
+        num_buckets=algorithm.num_buckets,
         schedule=settings.schedule,
         clip_norm=settings.clip_norm,
         precision=settings.precision,
         applies_buckets=algorithm.applies_buckets,
     )
+    more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
+    replica.make_master = lambda: Master(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
+    if settings.ema_decay is not None and not algorithm.has_servers:
+        replica.keep_average(settings.ema_decay)
+    return replica
+
+
+def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
+    """What settings a method with servers cannot honour."""
+    if algorithm.has_servers and settings.clip_norm is not None:
+        raise ConfigError(
+            "clip_norm clips the mean gradient, which no rank of this method sees: give the method a clip_norm where it has one"
+        )
+    if algorithm.has_servers and settings.precision == "fp16":
+        raise ConfigError("fp16 loss scaling must see the summed gradient before it is applied, which servers do: use precision='bf16'")
+    split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
+    if algorithm.has_servers and settings.ema_decay is not None and split:
+        raise ConfigError("ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -65,6 +65,11 @@ def read_trace(path: Path) -> Trace:
     )
 
 
+def read_events(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """rank -> its events, of the ranks that recorded any."""
+    return {rank: read_lines(path, lambda row: isinstance(row, dict))[0] for rank, path in _paths(folder, "events-%.jsonl").items()}
+
+
 def read_metrics(folder: Path) -> tuple[dict[int, list[dict[str, Any]]], tuple[str, ...]]:
     """rank -> rows of metrics, and the lines that could not be read."""
     metrics: dict[int, list[dict[str, Any]]] = {}

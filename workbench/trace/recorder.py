@@ -25,13 +25,18 @@ def metrics_name(rank: int) -> str:
     return f"metrics-{rank:05d}.jsonl"
 
 
+def events_name(rank: int) -> str:
+    """File of one rank's events: updates of servers, answers that depended on chance. Not there if nothing was recorded."""
+    return f"events-{rank:05d}.jsonl"
+
+
 def trace_name(rank: int) -> str:
     """File of one rank's spans."""
     return f"trace-{rank:05d}.jsonl"
 
 
 class Recorder(ABC):
-    """One rank's. `span` may be called from any thread, the rest from the thread that runs the program."""
+    """One rank's. `span` and `event` may be called from any thread, the rest from the thread that runs the program."""
 
     @abstractmethod
     def span(
@@ -50,6 +55,10 @@ class Recorder(ABC):
     @abstractmethod
     def metrics(self, row: dict[str, Any]) -> None:
         """One row: a step's numbers, or an evaluation's."""
+
+    @abstractmethod
+    def event(self, row: dict[str, Any]) -> None:
+        """An update of a server, or an answer that another run might not get: what a replay needs."""
 
     @abstractmethod
     def clock(self, at_s: float, offset_s: float) -> None:
@@ -80,6 +89,7 @@ class MemoryRecorder(Recorder):
         self.rows: list[dict[str, Any]] = []
         self.spans: list[SpanRow] = []
         self.clocks: list[tuple[float, float]] = []
+        self.events: list[dict[str, Any]] = []
 
     def span(
         self,
@@ -97,6 +107,9 @@ class MemoryRecorder(Recorder):
 
     def metrics(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+
+    def event(self, row: dict[str, Any]) -> None:
+        self.events.append(row)
 
     def clock(self, at_s: float, offset_s: float) -> None:
         self.clocks.append((at_s, offset_s))
@@ -126,6 +139,9 @@ class NullRecorder(Recorder):
         """Nothing."""
 
     def metrics(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def event(self, row: dict[str, Any]) -> None:
         """Nothing."""
 
     def clock(self, at_s: float, offset_s: float) -> None:
@@ -158,6 +174,8 @@ class FileRecorder(Recorder):
         self._traced = inf if trace_steps is None else trace_steps
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
         self._rows: deque[str] = deque()  # of metrics
+        self._events: deque[str] = deque()
+        self._events_path, self._events_file = Path(folder) / events_name(rank), -1
         self._notes = deque([json.dumps({**header, "rank": rank}, default=_plain) + "\n"])  # header and clocks
         self._lanes: dict[str, str] = {}
         self._writing = Lock()
@@ -190,6 +208,9 @@ class FileRecorder(Recorder):
     def metrics(self, row: dict[str, Any]) -> None:
         self._rows.append(json.dumps(row, default=_plain) + "\n")
 
+    def event(self, row: dict[str, Any]) -> None:
+        self._events.append(json.dumps(row, default=_plain) + "\n")
+
     def clock(self, at_s: float, offset_s: float) -> None:
         self._notes.append(json.dumps({"clock": {"at_s": at_s, "offset_s": offset_s}}) + "\n")
 
@@ -204,6 +225,8 @@ class FileRecorder(Recorder):
                 self._closed = True
                 os.close(self._metrics_file)
                 os.close(self._trace_file)
+                if self._events_file >= 0:
+                    os.close(self._events_file)
 
     def _write(self) -> None:
         if self._closed:  # a background thread that outlived the run
@@ -212,6 +235,10 @@ class FileRecorder(Recorder):
         lines.extend(self._text(self._spans.popleft()) for _ in range(len(self._spans)))
         _append(self._trace_file, lines)
         _append(self._metrics_file, [self._rows.popleft() for _ in range(len(self._rows))])
+        if self._events:
+            if self._events_file < 0:
+                self._events_file = _create(self._events_path)
+            _append(self._events_file, [self._events.popleft() for _ in range(len(self._events))])
         self._written_s = time.monotonic()
 
     def _text(self, span: SpanRow) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
-from workbench.trace.read import Trace, align, read_failures, read_metrics, read_trace, trace_paths
+from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
 from workbench.trace.store import FORMAT, read_info, write_info
@@ -39,6 +39,7 @@ class Run:
         folder: where it was read from; None for a run that was never stored.
         traces: rank -> its trace, for a run that was never stored; the others are read when first asked for.
         damaged_metrics: lines that could not be read, as "file, line n".
+        recorded_events: rank -> its events, for a run that was never stored.
     """
 
     info: dict[str, Any]
@@ -46,6 +47,7 @@ class Run:
     folder: Path | None = None
     traces: dict[int, Trace] | None = None
     damaged_metrics: tuple[str, ...] = ()
+    recorded_events: dict[int, list[dict[str, Any]]] | None = None
 
     @classmethod
     def load(cls, folder: Path | str) -> Run:
@@ -64,7 +66,8 @@ class Run:
         """A run from its ranks' recorders."""
         traces = {item.rank: Trace({"rank": item.rank}, tuple(item.spans), tuple(item.clocks)) for item in recorders}
         metrics = {item.rank: list(item.rows) for item in recorders}
-        return cls(info={"format": FORMAT, **info}, metrics=metrics, traces=traces)
+        events = {item.rank: list(item.events) for item in recorders if item.events}
+        return cls(info={"format": FORMAT, **info}, metrics=metrics, traces=traces, recorded_events=events)
 
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
@@ -97,6 +100,18 @@ class Run:
     def spans(self) -> Spans:
         """All ranks' spans on rank 0's clock."""
         return Spans.concatenate(align(rank, trace) for rank, trace in self._traces.items())
+
+    @cached_property
+    def events(self) -> dict[int, list[dict[str, Any]]]:
+        """rank -> its events: the updates of servers, and the answers that another run might not get (see `runtimes.replay`)."""
+        if self.folder is None:
+            return self.recorded_events or {}
+        return read_events(self.folder)
+
+    def updates(self) -> list[dict[str, Any]]:
+        """Each update of a server: rank, bucket, update (its number), seconds, staleness (of each gradient in it), sources, dropped."""
+        found = [{"rank": rank, **row} for rank, rows in self.events.items() for row in rows if "update" in row]
+        return sorted(found, key=lambda row: (row["seconds"], row["rank"]))
 
     @property
     def headers(self) -> dict[int, dict[str, Any]]:
@@ -132,6 +147,8 @@ class Run:
                 recorder.span(*rows[position])
             for row in self.metrics.get(rank, ()):
                 recorder.metrics(row)
+            for row in self.events.get(rank, ()):
+                recorder.event(row)
             recorder.close()
         kept: dict[str, Any] = {name: opened[name] for name in ("id", "created") if name in opened}
         write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})

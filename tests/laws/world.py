@@ -1,0 +1,156 @@
+"""A world in which sub-programs run by themselves: no clock and no library, but every order of events that could happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from torch import Tensor
+
+from workbench.collectives import Collective, flat_of
+from workbench.ops import Local, Message, Program, Recv, Request, Send, Start, Ticket, Value, Wait
+from workbench.program import Context, perform
+
+
+class Deadlock(AssertionError):
+    pass
+
+
+@dataclass(eq=False)
+class Posted:
+    """A send or a receive that has not crossed yet."""
+
+    rank: int
+    request: Any
+    ticket: Ticket | None  # None: its rank waits for it
+
+    @property
+    def channel(self) -> tuple[int, int, int]:
+        match self.request:
+            case Send(to, _, tag):
+                return self.rank, to, tag
+            case _:
+                return self.request.source, self.rank, self.request.tag
+
+
+@dataclass
+class World:
+    """Runs one program a rank; who moves next is random, and so is when a posted message crosses.
+
+    Messages are rendezvous: a value is read when it crosses, which may be as late as the sender's `Wait`, so that a
+    buffer written in between is seen to be. Between two ranks, messages of one tag keep their order.
+    """
+
+    programs: list[Program]
+    random: Random
+    bytes_sent: list[int] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    local_bytes: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> list[Any]:
+        num = len(self.programs)
+        self.bytes_sent, self.messages = [0] * num, [0] * num
+        self.results: list[Any] = [None] * num
+        self.ready: dict[int, Any] = dict.fromkeys(range(num))  # rank -> the answer it is resumed with
+        self.sending: list[Posted] = []
+        self.receiving: list[Posted] = []
+        self.waiting: dict[int, Ticket] = {}
+        self.running = set(range(num))
+        while self.running:
+            moves: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(self.step, (rank,)) for rank in sorted(self.ready)]
+            moves += [(self.cross, pair) for pair in self.pairs()]
+            if not moves:
+                raise Deadlock(f"waiting: {self.waiting}, receiving: {self.receiving}, sending: {self.sending}")
+            action, arguments = self.random.choice(moves)
+            action(*arguments)
+        assert not self.sending and not self.receiving, "messages that nobody received, or that nobody sent"
+        return self.results
+
+    def pairs(self) -> Iterator[tuple[Posted, Posted]]:
+        """The oldest send and the oldest receive of each channel that has both."""
+        offers: dict[Any, Posted] = {}
+        for item in self.sending:
+            offers.setdefault(item.channel, item)
+        for item in self.receiving:
+            if (offer := offers.pop(item.channel, None)) is not None:
+                yield offer, item
+
+    def step(self, rank: int) -> None:
+        answer = self.ready.pop(rank)
+        try:
+            request = self.programs[rank].send(answer)
+        except StopIteration as stop:
+            self.results[rank] = stop.value
+            self.running.discard(rank)
+            return
+        self.take(rank, request)
+
+    def take(self, rank: int, request: Request) -> None:
+        match request:
+            case Send() | Recv():
+                self.post(rank, request, None)
+            case Start(work) if isinstance(work, Send | Recv):
+                ticket = Ticket(0, work)
+                self.post(rank, work, ticket)
+                self.ready[rank] = ticket
+            case Wait(ticket):
+                if ticket.done:
+                    self.ready[rank] = ticket.value
+                else:
+                    self.waiting[rank] = ticket
+            case Local(kind, num_bytes, action):
+                self.local_bytes[kind] = self.local_bytes.get(kind, 0) + num_bytes
+                self.ready[rank] = action()
+            case _:
+                raise AssertionError(f"a collective is made of sends, receives and local work, not of {request}")
+
+    def post(self, rank: int, request: Send | Recv, ticket: Ticket | None) -> None:
+        assert 0 <= request.tag < 1000, request
+        if isinstance(request, Send):
+            assert request.to in range(len(self.programs)) and request.to != rank, request
+            self.sending.append(Posted(rank, request, ticket))
+        else:
+            self.receiving.append(Posted(rank, request, ticket))
+
+    def cross(self, sent: Posted, received: Posted) -> None:
+        self.sending.remove(sent)
+        self.receiving.remove(received)
+        value, like = sent.request.value, received.request.like
+        assert isinstance(value, Tensor)
+        assert like.numel() == value.numel() and like.dtype == value.dtype and value.numel(), "both sides know what a message is"
+        self.bytes_sent[sent.rank] += value.numel() * value.element_size()
+        self.messages[sent.rank] += 1
+        self.complete(received, Message(sent.rank, value.clone()))
+        self.complete(sent, None)
+
+    def complete(self, item: Posted, value: Any) -> None:
+        if item.ticket is None:
+            self.ready[item.rank] = value
+            return
+        item.ticket.done, item.ticket.value = True, value
+        if self.waiting.get(item.rank) is item.ticket:
+            del self.waiting[item.rank]
+            self.ready[item.rank] = value
+
+
+def hasty(program: Program) -> Program:
+    """Run a sub-program, after which the caller writes what it likes into the buffer; the result is a copy of the answer."""
+    flat = flat_of((yield from program))
+    result = flat.clone()
+    flat.fill_(77)
+    return result
+
+
+def world(collective: Collective, values: list[Value], seed: int, **told: Any) -> World:
+    """Ranks that sum these values, one each; `told` is of the context."""
+    programs = [hasty(summed(collective, Context(rank, len(values), **told), value)) for rank, value in enumerate(values)]
+    return World(programs, Random(seed))
+
+
+def summed(collective: Collective, ctx: Context, value: Value) -> Program:
+    """The collective's sub-program."""
+    answer = yield from perform(collective.all_reduce(ctx, value))
+    assert answer is value, "the sum is written in place"
+    return answer

@@ -1,0 +1,161 @@
+"""DiLoCo and its streaming and eager forms, against the formulas written out over whole vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.driver import Driver
+from workbench.algorithms import DiLoCo, LocalSGD, SynchronousSGD
+from workbench.errors import ConfigError
+
+LR = 0.3
+
+
+def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
+    """1, 2, 3 on ranks 0, 1, 2: 2 on average."""
+    return torch.full_like(parameters, rank + 1.0)
+
+
+def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
+    """Of each coordinate with a curvature of its own."""
+    return torch.linspace(0.5, 1.5, len(parameters), dtype=torch.float64) * (parameters - rank)
+
+
+def seen(driver: Driver, rank: int = 0) -> list[float]:
+    return [float(one[0]) for one in driver.ranks[rank].seen]
+
+
+def test_one_outer_step_in_the_head() -> None:
+    """Two steps of 1, 2, 3: D = 4; m = 4; a = -0.5 (4 + 0.5 * 4) = -3. Then m = 0.5 * 4 + 4 = 6; a = -3 - 0.5 (4 + 3) = -6.5."""
+    algorithm = DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5)
+    driver = Driver(algorithm, 3, constant, lr=1.0, start=0.0).run(4)
+    assert seen(driver, 0) == [-1, -3, -4, -6.5]
+    assert seen(driver, 2) == [-3, -3, -6, -6.5]
+
+
+def test_heavy_ball_in_the_head() -> None:
+    """Without Nesterov: a = -0.5 * 4 = -2, then -2 - 0.5 * 6 = -5."""
+    driver = Driver(DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5, nesterov=False), 3, constant, lr=1.0, start=0.0).run(4)
+    assert seen(driver) == [-1, -2, -3, -5]
+
+
+def test_an_outer_step_may_come_late_and_be_mixed() -> None:
+    """Turn after step 1, D = 4, used after step 2, where rank 0 is at -3 and rank 2 at -9: half of that and half of a = -4."""
+    driver = Driver(DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, delay=1, mix=0.5), 3, constant, lr=1.0, start=0.0).run(3)
+    assert seen(driver, 0) == [-1, -2, -3.5]
+    assert seen(driver, 2) == [-3, -6, -6.5]
+    assert [float(rank.parameters[0]) for rank in driver.ranks] == [-5, -5, -5], "the mean of -3.5, -5, -6.5"
+
+
+def test_fragments_take_turns() -> None:
+    """Four steps, two fragments: the front one, which is bucket 1, is due after steps 2, 6; the back one after 4, 8."""
+    driver = Driver(DiLoCo(every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0), 3, constant, sizes=(2, 2), lr=1.0, start=0.0).run(6)
+    front = [float(one[0]) for one in driver.ranks[0].seen]
+    back = [float(one[-1]) for one in driver.ranks[0].seen]
+    assert front == [-1, -4, -5, -6, -7, -12]
+    assert back == [-1, -2, -3, -8, -9, -10]
+
+
+def test_an_eager_step_has_the_own_part_new_and_the_others_late() -> None:
+    """p = 2, D = 1, 2 each turn; a rank's first D is D_i / 2, later ones D_i / 2 + (1.5 - D_i / 2) = 1.5."""
+    driver = Driver(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, eager=True), 2, constant, lr=1.0, start=0.0).run(3)
+    assert seen(driver, 0) == [-0.5, -2, -3.5]
+    assert seen(driver, 1) == [-1, -2.5, -4]
+    assert [float(rank.parameters[0]) for rank in driver.ranks] == [-3.75, -3.75]
+
+
+def test_without_outer_optimizer_it_is_synchronous_or_local() -> None:
+    plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
+    for ours, theirs in ((DiLoCo(every=1, **plain), SynchronousSGD()), (DiLoCo(every=3, **plain), LocalSGD(every=3))):
+        found, expected = Driver(ours, 3, pull, lr=LR).run(10), Driver(theirs, 3, pull, lr=LR).run(10)
+        for one, other in zip(found.ranks[1].seen, expected.ranks[1].seen, strict=True):
+            assert torch.allclose(one, other, rtol=1e-13, atol=1e-15)
+
+
+def oracle(algorithm: DiLoCo, num_ranks: int, num_steps: int) -> list[Tensor]:
+    """(ranks, n) after each step: whole vectors and a mask for each fragment; nothing of buckets, tails or tickets."""
+    sizes = (2, 3, 1)
+    starts = [0, 2, 5]
+    number = algorithm.fragments
+    assert number in (1, 3)
+    masks = (
+        [torch.ones(6, dtype=torch.bool)]
+        if number == 1
+        else [torch.arange(6).ge(starts[k]) & torch.arange(6).lt(starts[k] + sizes[k]) for k in (2, 1, 0)]
+    )
+    local = torch.ones(num_ranks, 6, dtype=torch.float64)
+    anchor, velocity = local.clone(), torch.zeros_like(local)
+    own_before, mean_before = torch.zeros_like(local), torch.zeros(6, dtype=torch.float64)
+    coming: list[tuple[int, int, Tensor]] = []
+    seen = []
+
+    def outer(mask: Tensor, direction: Tensor) -> None:
+        velocity[:, mask] = algorithm.outer_momentum * velocity[:, mask] + direction[:, mask]
+        step = direction + algorithm.outer_momentum * velocity if algorithm.nesterov else velocity
+        anchor[:, mask] -= algorithm.outer_lr * step[:, mask]
+        local[:, mask] = algorithm.mix * local[:, mask] + (1 - algorithm.mix) * anchor[:, mask]
+
+    for count in range(1, num_steps + 1):
+        for rank in range(num_ranks):
+            local[rank] -= LR * pull(rank, count - 1, local[rank])
+        for due, fragment, mean in [item for item in coming if item[0] == count]:
+            coming.remove((due, fragment, mean))
+            outer(masks[fragment], mean.expand(num_ranks, -1))
+        for fragment, mask in enumerate(masks):
+            if count % algorithm.every == fragment * algorithm.every // number:
+                own = anchor - local
+                if algorithm.eager:
+                    outer(mask, own / num_ranks + mean_before - own_before / num_ranks)
+                    own_before[:, mask], mean_before[mask] = own[:, mask], own.mean(0)[mask]
+                elif algorithm.delay == 0:
+                    outer(mask, own.mean(0).expand(num_ranks, -1))
+                else:
+                    coming.append((count + algorithm.delay, fragment, own.mean(0)))
+        seen.append(local.clone())
+    return seen
+
+
+FORMS = [
+    DiLoCo(every=3),
+    DiLoCo(every=4, fragments=3),
+    DiLoCo(every=4, fragments=3, delay=2, mix=0.5),
+    DiLoCo(every=2, fragments=3, delay=2, nesterov=False),
+    DiLoCo(every=3, delay=1, mix=0.25),
+    DiLoCo(every=3, eager=True),
+    DiLoCo(every=3, fragments=3, eager=True, outer_momentum=0.5),
+]
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_every_form_is_its_formula(algorithm: DiLoCo) -> None:
+    driver = Driver(algorithm, 3, pull, lr=LR).run(17)
+    for step, expected in enumerate(oracle(algorithm, 3, 17)):
+        for rank, here in enumerate(driver.ranks):
+            assert torch.allclose(here.seen[step], expected[rank], rtol=1e-12, atol=1e-14), f"rank {rank}, step {step}"
+    assert all(torch.equal(driver.ranks[0].parameters, here.parameters) for here in driver.ranks), "equal at the end"
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_resumed_at_any_step(algorithm: DiLoCo) -> None:
+    unbroken = Driver(algorithm, 3, pull, lr=LR).run(11)
+    for stop in range(11):
+        first = Driver(algorithm, 3, pull, lr=LR).run(11, stop_after=stop)
+        for _ in range(2):  # the same state may be read twice
+            second = Driver(algorithm, 3, pull, lr=LR)
+            for here, before in zip(second.ranks, first.ranks, strict=True):
+                here.parameters.copy_(before.parameters)
+            second.run(11, first_step=stop + 1, resumed=first.states)
+            assert torch.equal(second.ranks[1].parameters, unbroken.ranks[1].parameters), stop
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every": 0}, {"fragments": 0}, {"delay": 31}, {"mix": 1.5}, {"outer_lr": 0.0}, {"outer_momentum": 1.0}, {"eager": True, "delay": 1}],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=list(wrong)[-1]):
+        DiLoCo(**wrong)

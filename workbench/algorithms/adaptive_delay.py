@@ -1,0 +1,138 @@
+"""AGD whose delay follows what is measured: as late as the network needs, and no later."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from workbench.collectives import Collective, Native, check_collective
+from workbench.errors import ConfigError
+from workbench.gradients import Layout
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, Ticket, Wait
+from workbench.program import Algorithm, Card, Context, perform
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveDelaySGD(Algorithm):
+    """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]),   d = ceil(t_c / t_compute), at most `max_delay`
+
+    A gradient is started behind the backward of its step and applied d steps later, so its all-reduce of t_c seconds has
+    d steps of t_compute = t_f + t_b + t_u seconds to hide in: it is hidden if d t_compute >= t_c, and a larger d makes
+    gradients later and steps no shorter. d = 0 where t_c is at most `negligible` of t_compute: that little is not worth a
+    stale gradient. As in the paper d all-reduces run side by side, one a lane; where they share one link's bandwidth t_c
+    grows with d, and `max_delay` is the bound. t_c is taken on the lane from its begin to its end, a wait for late peers
+    included; t_compute in the foreground without waits. Begins with d = 1. Every `adapt_every` steps the ranks' sums of
+    both are all-reduced, and used one period later, so that nobody waits for them and all change d at the same step: while
+    d rises nothing is applied, when it falls several gradients are. With a constant d it is `PipeSGD(width=d + 1)`.
+    Staleness at most `max_delay`; d + 1 gradient buffers.
+
+    Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no rule.
+    """
+
+    max_delay: int = 8
+    adapt_every: int = 10
+    negligible: float = 0.05
+    collective: Collective = Native()
+
+    card: ClassVar[Card] = Card(
+        paper="daily2016leveraging, section 1 (rule derived here)",
+        staleness="d = ceil(t_c / t_compute), at most max_delay",
+        bytes_per_step="2 (p-1)/p n",
+        memory="d gradients",
+    )
+
+    def __post_init__(self) -> None:
+        check_collective(self.collective)
+        if not isinstance(self.max_delay, int) or self.max_delay < 0:
+            raise ConfigError(f"max_delay={self.max_delay}: a number of steps, 0 (synchronous) or more")
+        if not isinstance(self.adapt_every, int) or self.adapt_every < 1:
+            raise ConfigError(f"adapt_every={self.adapt_every}: a number of steps, 1 or more")
+        if not 0 <= self.negligible < 1:
+            raise ConfigError(f"negligible={self.negligible}: a share of a step's compute time, from 0 to below 1")
+
+    @property
+    def max_staleness(self) -> int:
+        return self.max_delay
+
+    @property
+    def num_lanes(self) -> int:
+        return max(1, self.max_delay)
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
+        """Every `adapt_every` steps some bytes more."""
+
+    def useful_delay(self, communication_s: float, compute_s: float) -> int:
+        """The smallest delay that hides an all-reduce.
+
+        >>> [AdaptiveDelaySGD(max_delay=4).useful_delay(t_c, 1.0) for t_c in (0.01, 0.5, 1.0, 1.5, 9.0)]
+        [0, 1, 1, 2, 4]
+        """
+        if communication_s <= self.negligible * compute_s:
+            return 0
+        return min(self.max_delay, math.ceil(communication_s / compute_s)) if compute_s > 0 else self.max_delay
+
+    def worker(self, ctx: Context) -> Program:
+        delay: int = min(1, self.max_delay)
+        sums = [0.0] * 6  # since the last report: seconds and number of all-reduces, of backwards, of updates
+        report: Ticket | None = None
+        in_flight: deque[Ticket] = deque()
+        if ctx.resumed is not None:
+            delay, *rest = ctx.resumed
+            delay = min(delay, self.max_delay)
+            sums, reported = list(rest[:6]), rest[6]
+            report = rest[7] if reported else None
+            in_flight.extend(rest[7 + reported :])
+        taken: deque[float] = deque()  # seconds of each all-reduce, written on its lane
+        for step in ctx.steps():
+            begin = yield Now()
+            gradient = yield Backward(step)
+            sums[2] += (yield Now()) - begin
+            sums[3] += 1
+            work = self.collective.all_reduce(ctx, gradient)
+            in_flight.append((yield Start(_timed(work, taken), lane=step % max(1, delay))))
+            while len(in_flight) > delay:
+                total = yield Wait(in_flight.popleft())
+                if taken:  # not of a gradient that came with a checkpoint
+                    sums[0] += taken.popleft()
+                    sums[1] += 1
+                begin = yield Now()
+                yield Apply(total)
+                sums[4] += (yield Now()) - begin
+                sums[5] += 1
+            if (step + 1) % self.adapt_every == 0:
+                if report is not None:
+                    delay = self._chosen((yield Wait(report)), delay)
+                report = yield Start(AllReduce(torch.tensor(sums, dtype=torch.float64, device=_where(ctx))))
+                sums = [0.0] * 6
+            yield EndStep(step, state=(delay, *sums, int(report is not None), *([report] if report else []), *in_flight))
+        while in_flight:
+            yield Apply((yield Wait(in_flight.popleft())))
+        if report is not None:
+            yield Wait(report)
+
+    def _chosen(self, totals: Tensor, delay: int) -> int:
+        """The delay for the sums of all ranks; as before where nothing was measured."""
+        seconds, numbers = totals.tolist()[::2], totals.tolist()[1::2]
+        if not all(numbers):
+            return delay
+        communication_s, backward_s, update_s = (total / number for total, number in zip(seconds, numbers, strict=True))
+        return self.useful_delay(communication_s, backward_s + update_s)
+
+
+def _timed(work: Request | Program, taken: deque[float]) -> Program:
+    """Do the work on its lane and write down how long it took."""
+    begin = yield Now()
+    value = yield from perform(work)
+    taken.append((yield Now()) - begin)
+    return value
+
+
+def _where(ctx: Context) -> torch.device:
+    """Where the library can sum a few numbers."""
+    return ctx.layout.device if ctx.layout is not None and ctx.layout.device.type == "cuda" else torch.device("cpu")

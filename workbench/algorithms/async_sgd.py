@@ -1,0 +1,75 @@
+"""Asynchronous SGD with parameter servers: nobody waits for anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from workbench.algorithms.servers import DROPPED, FINAL, LAST, Desk, ServerMethod, check_positive, fresh, push_pull, split
+from workbench.ops import Apply, EndStep, Program
+from workbench.program import Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncSGD(ServerMethod):
+    """Server of shard j, on any gradient:   w[j] <- w[j] - lr * g_k[j](w_read),   then sends w[j] to that worker k
+
+    A worker's parameters may match no version: other pushes come between its reads of two shards. Staleness is what
+    happens to happen, p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of
+    the run once, so p workers make p updates a step.
+
+    Args:
+        clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push under backward).
+        cutoff: a gradient staler than this is dropped; None drops none.
+
+    Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), A.3 (clipping); the cut-off answers its reviewers.
+    """
+
+    card: ClassVar[Card] = Card(
+        paper="chen2016revisiting, Alg. 1-2",
+        staleness="p - 1 on average, unbounded",
+        bytes_per_step="n + 8M; its server p (n + 8)",
+        memory="n on servers; replies in flight",
+        roles="p workers, M servers",
+    )
+
+    clip_norm: float | None = None
+    cutoff: int | None = None
+
+    def __post_init__(self) -> None:
+        ServerMethod.__post_init__(self)
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm, (int, float), 1e-12, "a norm above 0, or None")
+        if self.cutoff is not None:
+            check_positive("cutoff", self.cutoff, int, 0, "the largest staleness that is applied, 0 or more, or None")
+
+    def serve(self, ctx: Context, shard: int) -> Program:
+        desk, version = Desk(self, ctx, shard), 0
+        last: list[int] = []
+        dropped: list[tuple[int, int]] = []
+        while len(last) < desk.num_workers:
+            message = yield desk.hear()
+            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            push = (message.source, gradient.version)
+            late = self.cutoff is not None and version - gradient.version > self.cutoff
+            if late:
+                dropped.append(push)
+            else:
+                yield Apply(gradient, master=True, of=(push,), dropped=tuple(dropped))
+                version += 1
+                dropped = []
+            if flags & LAST:
+                last.append(message.source)
+            else:
+                yield from desk.reply(message.source, version, DROPPED * late)
+        for source in last:  # all have ended: what they get now is the same for all
+            yield from desk.reply(source, version, FINAL)
+        yield from desk.close()
+
+    def work(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        versions = fresh(ctx.layout, 0)
+        for step in ctx.steps():
+            replies = yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step), self.clip_norm)
+            yield EndStep(step, dropped=any(flags & DROPPED for flags in replies.values()))

@@ -1,0 +1,151 @@
+"""Synchronous SGD with backup workers: each update takes the first N of N + b gradients; the rest come too late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, final
+
+from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
+from workbench.algorithms.servers import DROPPED, FINAL, Desk, ServerMethod, add, body_of, check_positive, ended, fresh, push_pull
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient, Layout
+from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
+from workbench.program import Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupSGD(ServerMethod):
+    """w[t+1] = w[t] - lr * (1/N) sum_{first N} g_k(w[t]),   N = p - b workers
+
+    A worker sends (g, t). The server drops what was taken at an older version than its present one and answers at once
+    with the present parameters, so a straggler catches up, skipping the steps it missed; nobody is cancelled. Staleness
+    0; the mean is over the samples of the N. Each server takes its own first N (a worker may be late for one shard
+    only). b = 0 is PS-Sync, the synchronous method with the sum taken on servers: `ParameterServerSGD`.
+
+    Args:
+        backups: b; or "online": each server chooses N anew for every update to make the most of its time, by
+            min over N of  t(N) (1 + S/N),  with t(N) the mean time of the N-th gradient, measured, and S the noise scale
+            of the gradients in units of one worker's batch (McCandlish et al. 2018), measured too: I(N) = I (1 + S/N) is
+            the number of updates needed with N gradients in each.
+        timeout_s: do not wait longer than this after the first gradient of an update, whatever N is: instead of backups,
+            or beside them.
+        noise_scale: S, where it is known and not to be measured.
+
+    Paper: chen2016revisiting, Alg. 3-4 and section 3.1; time-outs are suggested there. Choosing b online: after Xu et al. 2020.
+    """
+
+    card: ClassVar[Card] = Card(
+        paper="chen2016revisiting, Alg. 3-4",
+        staleness="0; late gradients dropped",
+        bytes_per_step="n + 8M; its server p (n + 8)",
+        memory="n on servers; replies in flight",
+        roles="N + b workers, M servers",
+    )
+
+    backups: int | Literal["online"] = 1
+    timeout_s: float | None = None
+    noise_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        ServerMethod.__post_init__(self)
+        if self.backups != "online":
+            check_positive("backups", self.backups, int, 0, 'b, the number of gradients an update does without, 0 or more, or "online"')
+        if self.timeout_s is not None:
+            check_positive("timeout_s", self.timeout_s, (int, float), 0, "seconds after the first gradient, or None")
+        if self.noise_scale is not None:
+            check_positive("noise_scale", self.noise_scale, (int, float), 0, "S, in gradients of one worker, or None to measure it")
+
+    @property
+    def max_staleness(self) -> int:
+        return 0
+
+    def check(self, num_ranks: int) -> None:
+        ServerMethod.check(self, num_ranks)
+        workers = self.num_computing(num_ranks)
+        if self.backups != "online" and self.backups >= workers:
+            raise ConfigError(f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}")
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
+        if self.backups != 0 or self.timeout_s is not None:
+            return None  # a straggler takes fewer steps
+        return ServerMethod.bytes_per_step(self, rank, num_ranks, layout)
+
+    def serve(self, ctx: Context, shard: int) -> Program:
+        desk, version, end = Desk(self, ctx, shard), ctx.first_step, ctx.num_steps or 0
+        times, noise = ArrivalTimes(desk.num_workers), NoiseScale(self.noise_scale)
+        quorum = desk.num_workers - (0 if self.backups == "online" else self.backups)
+        answered = dict.fromkeys(range(desk.num_workers), (yield Now()))
+        of: list[tuple[int, int]] = []
+        dropped: list[tuple[int, int]] = []
+        total: Gradient | None = None
+        first_s = 0.0
+        hearing: Ticket | None = None
+        left = desk.num_workers if version < end else 0  # workers that have not been sent the last version
+        while left:
+            hearing = hearing or (yield Start(desk.hear()))
+            found = yield WaitAny((hearing,), timeout_s=(yield from self._patience(of, first_s)))
+            if found is not None:
+                message: Message = found[1]
+                hearing, gradient, now = None, desk.gradient(message), (yield Now())
+                times.add(message.source, now - answered[message.source])
+                if gradient.version < version:
+                    dropped.append((message.source, gradient.version))
+                    left -= version >= end
+                    yield from desk.reply(message.source, version, DROPPED | FINAL * (version >= end))
+                    answered[message.source] = now
+                    continue
+                if self.backups == "online" and self.noise_scale is None:
+                    yield Local("sum", gradient.message_bytes, partial(noise.add, body_of(gradient)))
+                if total is None:
+                    total, first_s = gradient, now
+                else:
+                    yield add(total, gradient)
+                of.append((message.source, version))
+                if len(of) < quorum:
+                    continue
+            assert total is not None, "a time-out before the first gradient"
+            if self.backups == "online":
+                noise.close(body_of(total), len(of))
+            yield Apply(total, master=True, of=tuple(of), dropped=tuple(dropped))
+            version += 1
+            end = min(end, version + 1) if ctx.stopping else end
+            now = yield Now()
+            for source, _ in of:
+                yield from desk.reply(source, version, FINAL * (version >= end))
+                answered[source] = now
+            left -= len(of) if version >= end else 0
+            of, dropped, total = [], [], None
+            if self.backups == "online":
+                known = times.means()
+                quorum = desk.num_workers if known is None else best_quorum(known, noise.value())
+        if hearing is not None:
+            yield Wait(hearing)
+        yield from desk.close()
+
+    def _patience(self, of: list[tuple[int, int]], first_s: float) -> Program:
+        """Seconds left for the present update; None without a limit, or before its first gradient."""
+        if self.timeout_s is None or not of:
+            return None
+        return max(0.0, first_s + self.timeout_s - (yield Now()))
+
+    def work(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        versions = fresh(ctx.layout, ctx.first_step) if ctx.first_step < (ctx.num_steps or 0) else {}
+        while versions:
+            step = min(versions.values())
+            replies = yield from push_pull(self, ctx, step, versions)
+            ended(versions, replies)
+            yield EndStep(step, dropped=any(flags & DROPPED for flags in replies.values()))
+
+
+def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class
+    """PS-Sync: servers gather p gradients, update, and return the parameters, which is `BackupSGD(backups=0)`.
+
+    Paper: li2018pipesgd, section 2.
+
+    >>> ParameterServerSGD(shards=2).backups
+    0
+    """
+    return BackupSGD(backups=0, shards=shards, dedicated=dedicated)

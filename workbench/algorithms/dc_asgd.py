@@ -1,0 +1,74 @@
+"""Delay-compensated asynchronous SGD: a late gradient is corrected for how far the parameters have moved since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from workbench.algorithms.servers import FINAL, LAST, Desk, ServerMethod, body_of, check_positive, fresh, push_pull, split
+from workbench.gradients import WEIGHT, Gradient
+from workbench.ops import Apply, EndStep, Local, PackParameters, Program
+from workbench.program import Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayCompensatedSGD(ServerMethod):
+    """w <- w - lr * (g + strength * g * g * (w - w_read)),   elementwise, on any gradient
+
+    The second term is a first-order step of the gradient from the parameters it was taken at to the present ones, with
+    g * g for the diagonal of the Hessian. The server keeps what it last sent each worker: p copies of its shard.
+    `strength=0` is `AsyncSGD`; one worker is serial SGD.
+
+    Paper: Zheng et al. 2017 (DC-ASGD), eq. 10 with a constant lambda.
+    """
+
+    card: ClassVar[Card] = Card(
+        paper="Zheng et al. 2017",
+        staleness="p - 1 on average, unbounded, compensated",
+        bytes_per_step="n + 8M; its server p (n + 8)",
+        memory="(p + 1) n on servers",
+        roles="p workers, M servers",
+    )
+
+    strength: float = 0.04  # lambda
+
+    def __post_init__(self) -> None:
+        ServerMethod.__post_init__(self)
+        check_positive("strength", self.strength, (int, float), 0, "lambda, 0 (no compensation) or more")
+
+    def serve(self, ctx: Context, shard: int) -> Program:
+        desk, version = Desk(self, ctx, shard), 0
+        last: list[int] = []
+        first: Gradient = yield PackParameters(shard, master=True)
+        read: dict[int, Gradient] = dict.fromkeys(range(desk.num_workers), first)
+        while len(last) < desk.num_workers:
+            message = yield desk.hear()
+            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            present = yield PackParameters(shard, master=True)
+            moved = partial(self._compensate, gradient, body_of(present), body_of(read[message.source]))
+            yield Local("sum", gradient.message_bytes, moved)
+            yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+            version += 1
+            if flags & LAST:
+                last.append(message.source)
+            else:
+                read[message.source] = yield from desk.reply(message.source, version)
+        for source in last:
+            yield from desk.reply(source, version, FINAL)
+        yield from desk.close()
+
+    def _compensate(self, gradient: Gradient, present: Tensor, read: Tensor) -> None:
+        """On the mean over the worker's samples, of which the share is a part."""
+        body, weight = body_of(gradient), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may be without samples
+        body.add_(body * body * (present - read) * (self.strength / weight))  # share s g: s g + s strength g g d
+
+    def work(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        versions = fresh(ctx.layout, 0)
+        for step in ctx.steps():
+            yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step))
+            yield EndStep(step)

@@ -1,0 +1,94 @@
+"""DeAR: an all-reduce cut in two, one half under backward and the other under the next forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, final
+
+from workbench.collectives import Collective, Ring, check_collective
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient, Layout
+from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Wait
+from workbench.program import Algorithm, Card, Context, perform
+from workbench.units import MIB
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeAR(Algorithm):
+    """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 comes to bucket l
+
+    Backward t reduce-scatters each bucket as soon as it is final; step t+1 all-gathers the buckets in the order in which
+    forward needs them, and forward waits before a layer until its bucket is there and applied. So every gradient is taken
+    at parameters that have all updates: the same as `SynchronousSGD`, with both halves of communication under compute.
+    Staleness 0. After the last step what is scattered is gathered and applied. Two gradient buffers.
+
+    At the end of a step the update of its own gradient is still due: parameters read there are one update behind, equal
+    on all ranks. Evaluations see those. A checkpoint holds each rank's own block of the sums.
+
+    Paper: Zhang, Shi, Chu, Wang, Li and Li 2023, Alg. 1.
+    """
+
+    bucket_bytes: float | None = 1 * MIB
+    collective: Collective = Ring()
+
+    card: ClassVar[Card] = Card(paper="Zhang et al. 2023", staleness="0", bytes_per_step="2 (p-1)/p n", memory="1 gradient")
+
+    def __post_init__(self) -> None:
+        check_collective(self.collective)
+        if not getattr(self.collective, "splits", False):
+            raise ConfigError(f"DeAR takes the two halves of an all-reduce apart, and {self.collective} has none: use Ring()")
+        if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
+            raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
+
+    @property
+    def applies_buckets(self) -> bool:
+        return True
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
+        """The first step sends half of what the others do."""
+
+    def worker(self, ctx: Context) -> Program:
+        due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()] = ctx.resumed or ()
+        for step in ctx.steps():
+            arriving = yield from self._gather(ctx, due)
+            begun: list[Gradient] = []
+            tickets = yield Backward(step, on_bucket=partial(self._scatter, ctx, begun), before_forward=partial(_update, arriving))
+            yield from _update_all(arriving)
+            gradient = begun[0].owner
+            assert gradient is not None
+            due = (gradient, *tickets)
+            yield EndStep(step, state=due)
+        yield from _update_all((yield from self._gather(ctx, due)))
+
+    def _scatter(self, ctx: Context, begun: list[Gradient], bucket: Gradient) -> Program:
+        """Sum this rank's block of a bucket. Answers nothing: the gradient itself is kept, so that a checkpoint holds it whole."""
+        begun.append(bucket)
+        return _silent(perform(self.collective.reduce_scatter(ctx, bucket)))
+
+    def _gather(self, ctx: Context, due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()]) -> Program:
+        """Start to spread the sums, first what forward needs first; answers the buckets' tickets, by number."""
+        arriving: dict[int, Ticket] = {}
+        if due:
+            gradient, *scattered = due
+            for bucket in reversed(range(len(scattered))):  # the last bucket holds the first layers
+                yield Wait(scattered[bucket])  # of the last one begun: the forward that is to come cannot begin before it
+                arriving[bucket] = yield Start(self.collective.all_gather(ctx, gradient.part(bucket)))
+        return arriving
+
+
+def _silent(work: Program) -> Program:
+    yield from work
+
+
+def _update(arriving: dict[int, Ticket], bucket: int) -> Program:
+    """Wait for a bucket's sum, if it is due, and apply it."""
+    if bucket in arriving:
+        yield Apply((yield Wait(arriving.pop(bucket))))
+
+
+def _update_all(arriving: dict[int, Ticket]) -> Program:
+    """The buckets that forward did not ask for."""
+    for bucket in list(arriving):
+        yield from _update(arriving, bucket)

@@ -1,0 +1,71 @@
+"""Local SGD: every rank steps alone and the parameters are averaged now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from workbench.collectives import Collective, Native, check_collective
+from workbench.errors import ConfigError
+from workbench.gradients import Layout
+from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
+from workbench.program import Algorithm, Card, Context, Replicas, perform
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSGD(Algorithm):
+    """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]),   and w_i[t+1] = mean_j w_j[t+1] after every H-th step
+
+    Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there. Momentum
+    stays with its rank and is not averaged. Every rank counts alike, whatever its samples. With every=1, plain SGD and
+    full batches it is `SynchronousSGD` up to rounding. The end of a run averages, wherever it falls. Staleness 0 (of a
+    rank's own updates); one parameter vector while averaging.
+
+    Paper: Stich 2018, Alg. 1; Lin, Stich, Patel and Jaggi 2018 (post-local).
+    """
+
+    every: int = 8  # H
+    after: int = 0
+    collective: Collective = Native()
+
+    card: ClassVar[Card] = Card(
+        paper="Stich 2018; Lin et al. 2018",
+        staleness="0",
+        bytes_per_step="2 (p-1)/p n / H",
+        memory="the parameters, while averaging",
+    )
+
+    def __post_init__(self) -> None:
+        check_collective(self.collective)
+        if not isinstance(self.every, int) or self.every < 1:
+            raise ConfigError(f"every={self.every}: average after so many steps, 1 or more")
+        if not isinstance(self.after, int) or self.after < 0:
+            raise ConfigError(f"after={self.after}: how many steps are synchronous at first, 0 or more")
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
+        """Most steps send nothing."""
+
+    def worker(self, ctx: Context) -> Program:
+        num_done = ctx.first_step
+        for step in ctx.steps():
+            gradient = yield Backward(step)
+            num_done = step + 1
+            if step < self.after:
+                yield Apply((yield from perform(self.collective.all_reduce(ctx, gradient))))
+            else:
+                yield Apply(gradient, local=True)
+                if (num_done - self.after) % self.every == 0:
+                    yield from self._average(ctx)
+            yield EndStep(step)
+        if num_done > self.after and (num_done - self.after) % self.every:
+            yield from self._average(ctx)
+
+    def _average(self, ctx: Context) -> Program:
+        packed = yield PackParameters()
+        total = yield from perform(self.collective.all_reduce(ctx, packed))
+        yield UnpackParameters(total)  # the tail has summed the weights, one a rank

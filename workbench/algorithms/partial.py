@@ -1,0 +1,194 @@
+"""Partial all-reduce: a round begins when enough ranks have a gradient; who is late takes part in a later one."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from workbench.collectives import Collective, Native, Ring, check_collective
+from workbench.errors import ConfigError
+from workbench.gradients import CONTROL, Gradient, Layout
+from workbench.ops import ANY, FREE, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
+from workbench.program import Algorithm, Card, Context, perform
+
+READY, GO, DONE = 990, 991, 992  # tags; a collective's are far below
+
+
+class Quorum(StrEnum):
+    """How many of p ranks must have a gradient."""
+
+    SOLO = "solo"  # 1
+    MAJORITY = "majority"  # more than half: ceil((p + 1) / 2)
+    ALL = "all"  # p
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialAllReduce(Algorithm):
+    """w[t+1] = w[t] - lr * sum_{(i,s) in S_t} g_i,s(w[s]) / |S_t|,   S_t: each rank's gradients not yet used when round t begins
+
+    Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t: a number, a share of p, or a `Quorum`. All
+    ranks take part in its all-reduce, beside their compute: with their gradient, with older ones that came too late for their
+    rounds, or with nothing. A late rank then applies the rounds it missed, in order, and goes on with the step that follows:
+    the minibatches between are not computed. So all ranks apply the same sums in the same order, no gradient is used twice, a
+    fast rank waits for the quorum and for nobody else, and a round counts each minibatch in it alike. With the quorum p it is
+    `SynchronousSGD`; then staleness is 0, else without a bound: late gradients are used, and left over only at the end.
+
+    Every rank runs its rounds beside its worker, and rank 0 a coordinator that counts who is ready; control messages have one
+    byte. Every rank ends every step, by applying its round: parameters are equal there on all ranks. `dropped` marks the steps
+    whose minibatch this rank did not compute, or whose gradient was left over. One gradient buffer a round not yet applied.
+
+    Paper: Li, Ben-Nun, Di Girolamo, Alistarh and Hoefler 2020, Algs. 1 and 2 (solo and majority).
+    """
+
+    quorum: int | float | Quorum = Quorum.MAJORITY
+    collective: Collective = Ring()
+
+    card: ClassVar[Card] = Card(
+        paper="Li et al. 2020, Algs. 1 and 2",
+        staleness="0 with a quorum of p, else no bound",
+        bytes_per_step="2 (p-1)/p n",
+        memory="a gradient for each round that is not yet applied",
+        roles="p workers; rank 0 also counts who is ready",
+    )
+
+    def __post_init__(self) -> None:
+        check_collective(self.collective)
+        if isinstance(self.collective, Native):
+            raise ConfigError("rounds run beside other messages of the same rank, and the library's own all-reduce cannot: use Ring()")
+        quorum = self.quorum
+        legal = quorum in list(Quorum) if isinstance(quorum, str) else (quorum >= 1 if isinstance(quorum, int) else 0 < quorum <= 1)
+        if isinstance(quorum, bool) or not legal:
+            raise ConfigError(f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}")
+
+    def num_ready(self, num_ranks: int) -> int:
+        """How many ranks begin a round.
+
+        >>> [PartialAllReduce(quorum=quorum).num_ready(4) for quorum in ("solo", "majority", "all", 2, 0.6)]
+        [1, 3, 4, 2, 3]
+        """
+        match self.quorum:
+            case Quorum.SOLO:
+                return 1
+            case Quorum.MAJORITY:
+                return math.ceil((num_ranks + 1) / 2)
+            case Quorum.ALL:
+                return num_ranks
+            case int():
+                return self.quorum
+            case _:
+                return math.ceil(float(self.quorum) * num_ranks)
+
+    @property
+    def max_staleness(self) -> int | None:
+        return 0 if self._is_synchronous else None
+
+    @property
+    def _is_synchronous(self) -> bool:
+        return self.quorum in (Quorum.ALL, 1.0) and not isinstance(self.quorum, int)
+
+    def check(self, num_ranks: int) -> None:
+        if self.num_ready(num_ranks) > num_ranks:
+            raise ConfigError(f"quorum={self.quorum} of {num_ranks} ranks: at most {num_ranks}, or quorum='all'")
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
+        """Control messages go to and from rank 0, and late ranks send fewer."""
+
+    def worker(self, ctx: Context) -> Program:
+        if ctx.num_steps is None:
+            raise ConfigError("PartialAllReduce must know its number of steps when it begins: ranks end together, at steps of their own")
+        assert ctx.layout is not None
+        token = torch.zeros(1, dtype=torch.uint8, device=ctx.layout.device)
+        box = _Box(waiting=deque(ctx.resumed or ()))
+        beside = [(yield Start(self._rounds(ctx, ctx.num_steps, box, token), lane=FREE, shares_tags=True))]
+        if ctx.rank == 0:
+            beside.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
+        step = ctx.first_step  # the round to come
+        while step < ctx.num_steps:
+            begun = step
+            box.waiting.append((yield Backward(begun)))
+            if not box.done:  # its round has not been held without it
+                yield Send(0, token, tag=READY, stamp=begun)
+            while step == begun or box.done:
+                yield Recv(ctx.rank, like=token, tag=DONE)
+                unused = bool(box.waiting) and step + len(box.done) == ctx.num_steps  # no round is left to use it
+                yield from _apply(box.done.popleft())
+                yield EndStep(step, state=tuple(box.waiting), dropped=unused if step == begun else True)
+                step += 1
+        yield Send(0, token, tag=READY, stamp=ctx.num_steps)
+        for ticket in beside:
+            yield Wait(ticket)
+        while box.waiting:
+            yield Discard(box.waiting.popleft())
+
+    def _rounds(self, ctx: Context, num_steps: int, box: _Box, token: Tensor) -> Program:
+        """One all-reduce a round, with whatever this rank then has."""
+        told: list[Ticket] = []
+        for number in range(ctx.first_step, num_steps):
+            yield Recv(0, like=token, tag=GO)
+            mine = [box.waiting.popleft() for _ in range(len(box.waiting))]
+            total = yield from perform(self.collective.all_reduce(ctx, _merged(ctx, mine, number)))
+            box.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
+            told.append((yield Start(Send(ctx.rank, token, tag=DONE))))
+        for ticket in told:
+            yield Wait(ticket)
+
+    def _coordinate(self, ctx: Context, num_steps: int, token: Tensor) -> Program:
+        """Begin a round when enough ranks are ready for it; end when every rank has said that it is at its end."""
+        number, num_ready, num_ended = ctx.first_step, 0, 0
+        while num_ended < ctx.num_workers:
+            stamp = (yield Recv(ANY, like=token, tag=READY, stamped=True)).stamp
+            num_ended += stamp == num_steps
+            num_ready += stamp == number < num_steps
+            if num_ready == self.num_ready(ctx.num_workers):
+                sent = []
+                for rank in range(ctx.num_workers):
+                    sent.append((yield Start(Send(rank, token, tag=GO))))
+                for ticket in sent:
+                    yield Wait(ticket)
+                number, num_ready = number + 1, 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A sum to apply, what this rank put into it, and buffers that are free then."""
+
+    total: Gradient
+    own: tuple[tuple[int, int], ...]
+    spent: list[Gradient]
+
+
+@final
+@dataclass(slots=True)
+class _Box:
+    """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied."""
+
+    waiting: deque[Gradient]
+    done: deque[_Round] = field(default_factory=deque)
+
+
+def _merged(ctx: Context, mine: list[Gradient], number: int) -> Gradient:
+    """The sum of this rank's gradients, in the memory of the first; zero, and of weight 0, where it has none."""
+    assert ctx.layout is not None
+    if not mine:
+        flat = torch.zeros(ctx.layout.numel, dtype=ctx.layout.dtype, device=ctx.layout.device)
+        return Gradient(flat, ctx.layout, number, number)
+    first = mine[0]
+    for other in mine[1:]:
+        word = torch.maximum(first.tail()[CONTROL], other.tail()[CONTROL])  # said twice, it is still the same word
+        first.flat.add_(other.flat)
+        first.tail()[CONTROL] = word
+    return first
+
+
+def _apply(done: _Round) -> Program:
+    yield Apply(done.total, of=done.own)
+    for gradient in done.spent:
+        yield Discard(gradient)

@@ -1,0 +1,56 @@
+"""One worker, with or without late gradients: what accuracy is measured against."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient, Layout
+from workbench.ops import Apply, Backward, EndStep, Program
+from workbench.program import Algorithm, Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialSGD(Algorithm):
+    """w[t+1] = w[t] - lr * g(w[t-d])
+
+    One worker. The last d gradients wait in a first-in-first-out queue; nothing is applied in the first d steps, and those
+    left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers; d = 0 is
+    plain SGD. Staleness d; d + 1 gradient buffers.
+
+    Paper: daily2016leveraging, section 5 (serial); Langford, Smola and Zinkevich 2009, delayed SGD.
+    """
+
+    delay: int = 0  # d
+
+    card: ClassVar[Card] = Card(
+        paper="daily2016leveraging, section 5", staleness="d", bytes_per_step="0", memory="d gradients", roles="1 worker"
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.delay, int) or self.delay < 0:
+            raise ConfigError(f"delay={self.delay}: a number of steps, 0 or more")
+
+    @property
+    def max_staleness(self) -> int:
+        return self.delay
+
+    def check(self, num_ranks: int) -> None:
+        if num_ranks != 1:
+            raise ConfigError(f"serial SGD on {num_ranks} ranks: it is the reference on 1; use PipeSGD(width={self.delay + 1}) on several")
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
+        return 0.0
+
+    def worker(self, ctx: Context) -> Program:
+        waiting: deque[Gradient] = deque(ctx.resumed or ())
+        for step in ctx.steps():
+            waiting.append((yield Backward(step)))
+            while len(waiting) > self.delay:
+                yield Apply(waiting.popleft())
+            yield EndStep(step, state=tuple(waiting))
+        while waiting:
+            yield Apply(waiting.popleft())

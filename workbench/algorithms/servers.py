@@ -1,0 +1,260 @@
+"""What methods with parameter servers share: who serves, how a worker pushes and pulls, how a server answers.
+
+The gradient is cut into `shards` buckets, each of which has a server. A worker sends a shard of its gradient with the
+version of the parameters it was taken at, and is sent that shard's parameters with their version. A server hears
+whoever comes first. Servers are ranks of their own behind the workers, or run beside the workers of the first ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from workbench.errors import ConfigError
+from workbench.gradients import WEIGHT, Gradient, Layout, whole
+from workbench.ops import (
+    ANY,
+    FREE,
+    Backward,
+    Discard,
+    Local,
+    Message,
+    PackParameters,
+    Program,
+    Recv,
+    Send,
+    Start,
+    Ticket,
+    UnpackParameters,
+    Wait,
+)
+from workbench.program import Algorithm, Context, Replicas
+
+REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
+STAMP_BYTES = 8
+LAST = FINAL = 1  # a worker's last push; a server's last reply
+DROPPED = 2  # the push that this answers came too late
+
+
+def stamp_of(version: int, flags: int = 0) -> int:
+    """A version and flags as one number.
+
+    >>> stamp_of(7, DROPPED), split(stamp_of(7, DROPPED))
+    (30, (7, 2))
+    """
+    return version * 4 + flags
+
+
+def split(stamp: int) -> tuple[int, int]:
+    """The version and flags of a stamp."""
+    return divmod(stamp, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMethod(Algorithm, ABC):
+    """A method whose parameters live on servers.
+
+    Attributes:
+        shards: M, parts of the parameters, each with a server; parameters are not split, so there may be fewer.
+        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j is served beside rank j's worker.
+    """
+
+    shards: int = 1
+    dedicated: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shards, int) or not 1 <= self.shards <= 400:
+            raise ConfigError(f"shards={self.shards}: the number of servers, 1 to 400")
+
+    @property
+    def num_buckets(self) -> int:
+        return self.shards
+
+    @property
+    def max_staleness(self) -> int | None:
+        return None
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas.AT_END
+
+    @property
+    def has_servers(self) -> bool:
+        return True
+
+    def num_computing(self, num_ranks: int) -> int:
+        return num_ranks - self.shards if self.dedicated else num_ranks
+
+    def check(self, num_ranks: int) -> None:
+        if self.dedicated and num_ranks <= self.shards:
+            raise ConfigError(
+                f"{self.shards} dedicated servers on {num_ranks} ranks leave nobody to compute: start more ranks, or use dedicated=False"
+            )
+
+    def server_of(self, shard: int, num_ranks: int) -> int:
+        """The rank that serves a shard."""
+        return num_ranks - self.shards + shard if self.dedicated else shard % num_ranks
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
+        """A push of each shard and its reply; nothing for what stays on the rank."""
+        workers, total = self.num_computing(num_ranks), 0.0
+        for piece in layout.buckets:
+            message = (piece.stop - piece.start) * layout.itemsize + STAMP_BYTES
+            here = self.server_of(piece.index, num_ranks) == rank
+            total += message * ((workers - (rank < workers)) if here else rank < workers)
+        return total
+
+    @abstractmethod
+    def serve(self, ctx: Context, shard: int) -> Program:
+        """The program of one shard's server."""
+
+    @abstractmethod
+    def work(self, ctx: Context) -> Program:
+        """The program of one worker."""
+
+    def worker(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        mine = [piece.index for piece in ctx.layout.buckets if self.server_of(piece.index, ctx.num_workers) == ctx.rank]
+        if ctx.rank >= self.num_computing(ctx.num_workers):
+            for shard in mine:  # one, or none where there are fewer parameters than servers
+                yield from self.serve(ctx, shard)
+            return
+        serving = []
+        for shard in mine:
+            serving.append((yield Start(self.serve(ctx, shard), lane=FREE, shares_tags=True)))
+        yield from self.work(ctx)
+        for ticket in serving:
+            yield Wait(ticket)
+
+
+def push_pull(
+    method: ServerMethod, ctx: Context, step: int, versions: dict[int, int], flags: int = 0, clip_norm: float | None = None
+) -> Program:
+    """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
+
+    Shards are pushed while backward goes on, unless the gradient must be clipped as a whole first.
+
+    Args:
+        versions: shard -> version of its parameters; afterwards those that were pulled.
+        flags: of the pushes.
+
+    Returns:
+        shard -> flags of its reply.
+    """
+    assert ctx.layout is not None
+    pushed: list[Gradient] = []
+
+    def push(bucket: Gradient) -> Send:
+        assert bucket.bucket is not None
+        pushed.append(bucket)
+        server = method.server_of(bucket.bucket, ctx.num_workers)
+        return Send(server, bucket, tag=bucket.bucket, stamp=stamp_of(versions[bucket.bucket], flags))
+
+    if clip_norm is None and len(versions) == len(ctx.layout.buckets):
+        sending = yield Backward(step, on_bucket=push)
+        gradient: Gradient = whole(pushed)
+    else:
+        gradient = yield Backward(step)
+        if clip_norm is not None:
+            yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
+        sending = []
+        for shard in versions:
+            sending.append((yield Start(push(gradient.part(shard)))))
+    replies: dict[int, int] = {}
+    for shard in versions:
+        server = method.server_of(shard, ctx.num_workers)
+        message = yield Recv(server, like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+        versions[shard], replies[shard] = split(message.stamp)
+        yield UnpackParameters(Gradient(message.value, ctx.layout, step, versions[shard], shard))
+    for ticket in sending:
+        yield Wait(ticket)
+    yield Discard(gradient)
+    return replies
+
+
+def like_of(layout: Layout, shard: int) -> Tensor:
+    """The size and dtype of a shard's messages."""
+    piece = layout.buckets[shard]
+    return torch.empty(piece.stop - piece.start, dtype=layout.dtype, device=layout.device)
+
+
+def clip(gradient: Gradient, norm: float) -> None:
+    """Scale a rank's share so that the mean gradient over its own samples has at most this norm (all parameters together)."""
+    bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
+    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
+    scale = torch.clamp(norm / (total + 1e-6), max=1.0)
+    for body in bodies:
+        body.mul_(scale)
+
+
+@final
+class Desk:
+    """A server's side of its shard: hears pushes, sends replies. Kept in a local variable of the server's program."""
+
+    def __init__(self, method: ServerMethod, ctx: Context, shard: int) -> None:
+        assert ctx.layout is not None
+        self.layout, self.shard = ctx.layout, shard
+        self.num_workers = method.num_computing(ctx.num_workers)
+        self.like = like_of(ctx.layout, shard)
+        self._sending: dict[int, Ticket] = {}
+
+    def hear(self) -> Recv:
+        """The request for the next push, whoever's it is."""
+        return Recv(ANY, like=self.like, tag=self.shard, stamped=True)
+
+    def gradient(self, message: Message) -> Gradient:
+        """A push as a gradient; its version is that of the parameters it was taken at."""
+        return Gradient(message.value, self.layout, -1, split(message.stamp)[0], self.shard)
+
+    def reply(self, source: int, version: int, flags: int = 0) -> Program:
+        """Send the shard's present parameters, in the background: a slow worker does not hold up the others. Returns them."""
+        packed = yield PackParameters(self.shard, master=True)
+        if source in self._sending:
+            yield Wait(self._sending[source])  # it has pushed since, so it had received it
+        self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
+        return packed
+
+    def close(self) -> Program:
+        """Until every reply has been received."""
+        for ticket in self._sending.values():
+            yield Wait(ticket)
+
+
+def body_of(gradient: Gradient) -> Tensor:
+    """A shard's values without its tail; shares memory."""
+    assert gradient.bucket is not None
+    piece = gradient.layout.buckets[gradient.bucket]
+    return gradient.flat[: piece.tail - piece.start]
+
+
+def add(total: Gradient, other: Gradient) -> Local:
+    """The request that sums two pushes, tails too."""
+    return Local("sum", other.message_bytes, lambda: total.flat.add_(other.flat))
+
+
+def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
+    """Raise `ConfigError` unless a setting is a number of at least that."""
+    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number by then
+        raise ConfigError(f"{name}={value!r}: {what}")
+
+
+def ended(versions: dict[int, int], replies: dict[int, int]) -> None:
+    """Take the shards whose last reply this was out of `versions`."""
+    for shard, flags in replies.items():
+        if flags & FINAL:
+            del versions[shard]
+
+
+def fresh(layout: Layout, first: int) -> dict[int, int]:
+    """shard -> version, at the beginning."""
+    return {piece.index: first for piece in layout.buckets}
+
+
+def sources(of: Sequence[tuple[int, int]]) -> list[int]:
+    """Who pushed."""
+    return [source for source, _ in of]

@@ -1,0 +1,87 @@
+"""n-softsync: a server updates once for every p/n gradients, each weighed down by its staleness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, final
+
+from workbench.algorithms.servers import FINAL, LAST, Desk, ServerMethod, add, body_of, check_positive, fresh, push_pull, split
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.ops import Apply, EndStep, Local, Program
+from workbench.program import Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftsyncSGD(ServerMethod):
+    """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   c = floor(p / n) gradients, whoever's come first
+
+    A worker is answered at once, with whatever the parameters are, so that nobody waits; tau_i is the gradient's own
+    staleness, about n. `splits=1` updates once for every p gradients (not the synchronous method: a quick worker may be in one
+    twice), `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. A rest of gradients at the end
+    makes one last update.
+
+    Args:
+        splits: n, updates for every p gradients.
+        divide: divide by staleness; False for plain means.
+
+    Paper: Zhang et al. 2016, "Staleness-aware Async-SGD" (n-softsync, lr / tau).
+    """
+
+    card: ClassVar[Card] = Card(
+        paper="Zhang et al. 2016",
+        staleness="about n",
+        bytes_per_step="n + 8M; its server p (n + 8)",
+        memory="2n on servers; replies in flight",
+        roles="p workers, M servers",
+    )
+
+    splits: int = 1
+    divide: bool = True
+
+    def __post_init__(self) -> None:
+        ServerMethod.__post_init__(self)
+        check_positive("splits", self.splits, int, 1, "n, updates for every p gradients, 1 to p")
+
+    def check(self, num_ranks: int) -> None:
+        ServerMethod.check(self, num_ranks)
+        if self.splits > self.num_computing(num_ranks):
+            raise ConfigError(f"splits={self.splits} on {self.num_computing(num_ranks)} workers: at most one update a gradient")
+
+    def serve(self, ctx: Context, shard: int) -> Program:
+        desk, version = Desk(self, ctx, shard), 0
+        group = max(1, desk.num_workers // self.splits)
+        last: list[int] = []
+        of: list[tuple[int, int]] = []
+        total: Gradient | None = None
+        while len(last) < desk.num_workers:
+            message = yield desk.hear()
+            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            of.append((message.source, gradient.version))
+            stale = version - gradient.version
+            if self.divide and stale > 1:
+                yield Local("sum", gradient.message_bytes, partial(body_of(gradient).div_, stale))
+            if total is None:
+                total = gradient
+            else:
+                yield add(total, gradient)
+            if flags & LAST:
+                last.append(message.source)
+            if len(of) == group or len(last) == desk.num_workers:
+                yield Apply(total, master=True, of=tuple(of))
+                version += 1
+                of, total = [], None
+            if not flags & LAST:
+                yield from desk.reply(message.source, version)
+        for source in last:
+            yield from desk.reply(source, version, FINAL)
+        yield from desk.close()
+
+    def work(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        versions = fresh(ctx.layout, 0)
+        for step in ctx.steps():
+            yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step))
+            yield EndStep(step)

@@ -1,0 +1,67 @@
+"""Stale synchronous parallel SGD: asynchronous, but the fastest worker waits when it is too far ahead of the slowest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from workbench.algorithms.servers import FINAL, LAST, Desk, ServerMethod, check_positive, fresh, push_pull, split
+from workbench.ops import Apply, EndStep, Program
+from workbench.program import Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleSynchronousSGD(ServerMethod):
+    """w <- w - lr * g_k(w_read)   on any gradient; worker k is answered when   clock_k - min_i clock_i <= bound
+
+    A worker's clock is the steps it has taken. Between its read and its push at most 2 bound + 1 pushes of any other are
+    applied, so staleness is at most (p - 1)(2 bound + 1). `bound=0` keeps workers in step: every one waits for all, and
+    each gradient is still an update of its own. One worker is serial SGD.
+
+    Paper: Ho et al. 2013 (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
+    """
+
+    card: ClassVar[Card] = Card(
+        paper="Ho et al. 2013",
+        staleness="at most (p - 1)(2 bound + 1)",
+        bytes_per_step="n + 8M; its server p (n + 8)",
+        memory="n on servers; replies in flight",
+        roles="p workers, M servers",
+    )
+
+    bound: int = 3
+
+    def __post_init__(self) -> None:
+        ServerMethod.__post_init__(self)
+        check_positive("bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more")
+
+    def serve(self, ctx: Context, shard: int) -> Program:
+        desk, version = Desk(self, ctx, shard), 0
+        clocks = dict.fromkeys(range(desk.num_workers), 0)
+        held: list[int] = []  # workers that wait for the slowest
+        last: list[int] = []
+        while len(last) < desk.num_workers:
+            message = yield desk.hear()
+            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+            version += 1
+            clocks[message.source] += 1
+            if flags & LAST:
+                last.append(message.source)
+            else:
+                held.append(message.source)
+            slowest = min((clock for worker, clock in clocks.items() if worker not in last), default=0)
+            for source in [worker for worker in held if clocks[worker] - slowest <= self.bound]:
+                held.remove(source)
+                yield from desk.reply(source, version)
+        for source in last:
+            yield from desk.reply(source, version, FINAL)
+        yield from desk.close()
+
+    def work(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        versions = fresh(ctx.layout, 0)
+        for step in ctx.steps():
+            yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step))
+            yield EndStep(step)

@@ -1,0 +1,71 @@
+"""The quickest collective for a size, a number of ranks and a link, by the collectives' own formulas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from workbench.collectives.base import Collective, Link, Native, flat_of
+from workbench.collectives.halving_doubling import HalvingDoubling
+from workbench.collectives.ring import Ring
+from workbench.collectives.tree import Tree
+from workbench.errors import ConfigError
+from workbench.ops import Program, Request, Value
+from workbench.program import Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Auto(Collective):
+    """argmin over `candidates` of `seconds`: short values are bound by latency, long ones by bandwidth.
+
+    A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all choose alike. Of candidates
+    that take the same time the first is chosen. A gradient of several buckets is judged as a whole.
+
+    Paper: Thakur, Rabenseifner and Gropp 2005, who switch by size too.
+    """
+
+    candidates: tuple[Collective, ...] = (Tree(), HalvingDoubling(), Ring())
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.candidates, tuple) or not self.candidates:
+            raise ConfigError(f"candidates={self.candidates!r}: a tuple of collectives to choose from, such as (Tree(), Ring())")
+        for candidate in self.candidates:
+            if not isinstance(candidate, Collective) or isinstance(candidate, Native | Auto):
+                raise ConfigError(
+                    f"candidates: {candidate!r} has no formula of its own: choose among Tree(), HalvingDoubling(), Ring(), ..."
+                )
+
+    @property
+    def needs_link(self) -> bool:
+        return True
+
+    @property
+    def lossy(self) -> bool:
+        return any(candidate.lossy for candidate in self.candidates)
+
+    def chosen(self, num_bytes: float, num_workers: int, link: Link) -> Collective:
+        """The candidate that is used for so many bytes.
+
+        >>> from types import SimpleNamespace
+        >>> link = SimpleNamespace(latency_s=1e-5, bandwidth_bytes_per_s=1e9, sum_s_per_byte=0.0)
+        >>> Auto().chosen(8, 10, link), Auto().chosen(8e6, 10, link)
+        (HalvingDoubling(), Ring())
+        """
+        return min(self.candidates, key=lambda candidate: candidate.seconds(num_bytes, num_workers, link))
+
+    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+        if ctx.link is None:
+            raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
+        flat = flat_of(value)
+        return self.chosen(flat.numel() * flat.element_size(), ctx.num_workers, ctx.link).all_reduce(ctx, value)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """What all candidates send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""
+        sent = {candidate.bytes_sent(rank, num_workers, numel, itemsize, tail) for candidate in self.candidates}
+        return sent.pop() if len(sent) == 1 else math.nan
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """The least of the candidates'."""
+        return self.chosen(num_bytes, num_workers, link).seconds(num_bytes, num_workers, link)

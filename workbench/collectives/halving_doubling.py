@@ -1,0 +1,150 @@
+"""Recursive halving and doubling: the bytes of a ring in the number of messages of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from workbench.codecs.base import Codec
+from workbench.collectives.base import Collective, Link
+from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
+from workbench.gradients import block_bounds
+from workbench.ops import Program, Value
+from workbench.program import Context
+
+FOLD_IN, FIRST = 0, 1  # hops
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HalvingDoubling(Collective):
+    """Reduce-scatter by recursive halving, all-gather by recursive doubling, on the largest power of two q of ranks.
+
+    In a round of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum, so that rank i ends with block i
+    of q; doubling goes the same way back. Of the p - q other ranks, each hands its value to a neighbour first and is given the
+    sum last: ranks 0, 2, 4, ... to 1, 3, 5, ...
+
+    With a codec every summing message is encoded anew; a complete block is encoded once, by its owner, and its message is
+    passed on within those of later rounds as it is.
+
+    Paper: Thakur, Rabenseifner and Gropp 2005, "Rabenseifner's algorithm".
+    """
+
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        check_codec(self.codec)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        place = Place.of(ctx.rank, ctx.num_workers)
+        for wire in wires(ctx, value, self.codec):
+            if ctx.num_workers > 1:
+                yield from self._folded(wire, place) if place.folded else self._sum(wire, place)
+        return value
+
+    def _folded(self, wire: Wire, place: Place) -> Program:
+        cuts, neighbour = block_bounds(wire.numel, place.size), wire.ctx.rank + 1
+        message = yield from wire.pack(0, wire.numel, FOLD_IN)
+        yield from wire.send(neighbour, message, FOLD_IN)
+        message = yield from wire.receive(neighbour, cuts, FOLD_IN)
+        yield from wire.put(cuts, message)
+
+    def _sum(self, wire: Wire, place: Place) -> Program:
+        cuts = block_bounds(wire.numel, place.size)
+        if place.stands_for_two:
+            message = yield from wire.receive(wire.ctx.rank - 1, (0, wire.numel), FOLD_IN)
+            yield from wire.add(0, wire.numel, message)
+        hop = FIRST
+        for partner, mine, theirs in place.rounds():
+            message = yield from wire.pack(cuts[theirs.start], cuts[theirs.stop], hop)
+            sending = yield from wire.start_send(partner, message, hop)
+            part = cuts[mine.start], cuts[mine.stop]
+            message = yield from wire.receive(partner, part, hop)
+            yield from wire.add(*part, message)
+            yield from wire.finish(sending)  # its half is overwritten in the doubling
+            hop += 1
+        own = cuts[place.index], cuts[place.index + 1]
+        held = encoded = yield from wire.pack(*own, hop)
+        for number, (partner, mine, theirs) in enumerate(reversed(list(place.rounds()))):
+            sending = yield from wire.start_send(partner, held, hop)
+            if number == 0:
+                yield from wire.adopt(*own, encoded)
+            missing = cuts[theirs.start : theirs.stop + 1]
+            message = yield from wire.receive(partner, missing, hop)
+            yield from wire.put(missing, message)
+            yield from wire.finish(sending)
+            both = (held, message) if mine.start < theirs.start else (message, held)
+            held = wire.join(cuts[min(mine.start, theirs.start) : max(mine.stop, theirs.stop) + 1], *both)
+            hop += 1
+        if place.stands_for_two:
+            yield from wire.send(wire.ctx.rank - 1, held, FOLD_IN)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        place, body = Place.of(rank, num_workers), numel - tail
+        if num_workers == 1:
+            return 0
+        if place.folded:
+            return message_bytes(self.codec, 0, numel, body, itemsize)
+        cuts = block_bounds(numel, place.size)
+        blocks = [message_bytes(self.codec, cuts[block], cuts[block + 1], body, itemsize) for block in range(place.size)]
+        total = sum(blocks) if place.stands_for_two else 0
+        for _, mine, theirs in place.rounds():
+            total += message_bytes(self.codec, cuts[theirs.start], cuts[theirs.stop], body, itemsize)
+            total += sum(blocks[mine.start : mine.stop])
+        return total
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, another 2 (alpha + n beta) + n gamma for the folded ranks."""
+        q = Place.of(0, num_workers).size
+        share = (q - 1) / q * num_bytes
+        wire_s = num_bytes * wire_share(self.codec, num_bytes) / link.bandwidth_bytes_per_s
+        folding_s = 2 * (link.latency_s + wire_s) + num_bytes * link.sum_s_per_byte if q < num_workers else 0.0
+        return 2 * (q.bit_length() - 1) * link.latency_s + 2 * (q - 1) / q * wire_s + share * link.sum_s_per_byte + folding_s
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands among the q = `size` that halve and double.
+
+    Attributes:
+        index: its number there.
+        extra: p - q; of the first 2 * extra ranks the even ones are folded into the odd ones.
+    """
+
+    index: int
+    size: int
+    extra: int
+    folded: bool
+
+    @classmethod
+    def of(cls, rank: int, num_workers: int) -> Place:
+        """A rank's place.
+
+        >>> [Place.of(rank, 6).index for rank in (1, 3, 4, 5)], Place.of(2, 6).folded
+        ([0, 1, 2, 3], True)
+        """
+        size = 1 << (num_workers.bit_length() - 1)
+        extra = num_workers - size
+        paired = rank < 2 * extra
+        return cls(rank // 2 if paired else rank - extra, size, extra, paired and rank % 2 == 0)
+
+    @property
+    def stands_for_two(self) -> bool:
+        """Whether another rank is folded into this one."""
+        return self.index < self.extra and not self.folded
+
+    def rounds(self) -> Iterator[tuple[int, range, range]]:
+        """Each round of halving: the partner's rank, the blocks this rank keeps, the blocks the partner keeps.
+
+        >>> list(Place.of(2, 4).rounds())
+        [(0, range(2, 4), range(0, 2)), (3, range(2, 3), range(3, 4))]
+        """
+        distance = self.size // 2
+        while distance:
+            other = self.index ^ distance
+            mine, theirs = self.index - self.index % distance, other - other % distance
+            partner = 2 * other + 1 if other < self.extra else other + self.extra
+            yield partner, range(mine, mine + distance), range(theirs, theirs + distance)
+            distance //= 2

@@ -1,0 +1,122 @@
+"""Two levels: within groups of neighbouring ranks (a machine, say), then among one leader of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from workbench.codecs.base import Codec
+from workbench.collectives.base import Collective, Link, Native
+from workbench.collectives.linear import Linear
+from workbench.collectives.ring import Ring
+from workbench.collectives.rooted import Rooted
+from workbench.collectives.wire import check_codec
+from workbench.errors import ConfigError
+from workbench.ops import Program, Recv, Request, Send, Start, Value
+from workbench.program import Context, perform
+from workbench.rng import derive_seed
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Hierarchical(Collective):
+    """Groups of `group` consecutive ranks sum at their first rank; these leaders sum among themselves and hand the sum back.
+
+    group = 1 is `outer`, and a group of all ranks is `inner`. The last group may be short.
+
+    Args:
+        group: ranks of a group.
+        inner: within a group: `Linear` or `Tree`.
+        outer: among leaders: any but `Native`, which is of all ranks; another `Hierarchical` for three levels.
+        codec: of both levels; or give `inner` and `outer` one each, or only one of them one.
+    """
+
+    group: int = 4
+    codec: Codec | None = None
+    inner: Rooted = Linear()
+    outer: Collective = Ring()
+
+    def __post_init__(self) -> None:
+        check_codec(self.codec)
+        if not isinstance(self.group, int) or self.group < 1:
+            raise ConfigError(f"group={self.group}: how many ranks make a group, 1 or more; as many as a machine has")
+        if not isinstance(self.inner, Rooted):
+            raise ConfigError(f"inner={self.inner}: within a group the sum is taken at its first rank: use Linear() or Tree()")
+        if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
+            raise ConfigError(f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()")
+        if self.codec is not None:
+            for name, level in (("inner", self.inner), ("outer", self.outer)):
+                if not hasattr(level, "codec") or level.codec is not None:
+                    raise ConfigError(f"codec={self.codec} is of both levels, and {name} is {level}: give each level its own instead")
+
+    @property
+    def needs_link(self) -> bool:
+        return self.outer.needs_link
+
+    @property
+    def lossy(self) -> bool:
+        return any(level.lossy for level in self._levels())
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        inner, outer = self._levels()
+        first = ctx.rank // self.group * self.group
+        members = range(first, min(first + self.group, ctx.num_workers))
+        leaders = range(0, ctx.num_workers, self.group)
+        grouped = min(self.group, ctx.num_workers) > 1
+        if grouped:
+            yield from among(members, inner.reduce(_part(ctx, members, f"within {first}"), value))
+        if ctx.rank == first:
+            yield from among(leaders, perform(outer.all_reduce(_part(ctx, leaders, "leaders"), value)))
+        if grouped:  # in every group, be it of one: leaders hold the same sum and encode it with the same noise
+            yield from among(members, inner.broadcast(_part(ctx, members, "back"), value))
+        return value
+
+    def _levels(self) -> tuple[Rooted, Collective]:
+        levels: tuple[Any, Any] = (self.inner, self.outer)
+        if self.codec is None:
+            return levels
+        return replace(levels[0], codec=self.codec), replace(levels[1], codec=self.codec)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        inner, outer = self._levels()
+        leader, place = divmod(rank, self.group)
+        members = min(self.group, num_workers - leader * self.group)
+        sent = inner.bytes_sent(place, members, numel, itemsize, tail)
+        if place == 0:
+            sent += outer.bytes_sent(leader, -(-num_workers // self.group), numel, itemsize, tail)
+        return sent
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """`inner` among min(group, p) ranks, then `outer` among ceil(p / group); links are equal at both levels."""
+        inner, outer = self._levels()
+        within_s = inner.seconds(num_bytes, min(self.group, num_workers), link)
+        return within_s + outer.seconds(num_bytes, -(-num_workers // self.group), link)
+
+
+def among(ranks: Sequence[int], program: Program) -> Program:
+    """Run a sub-program written for ranks 0, 1, ... on these ranks."""
+    answer: Any = None
+    while True:
+        try:
+            request = program.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = yield _translated(ranks, request)
+
+
+def _translated(ranks: Sequence[int], request: Request) -> Request:
+    match request:
+        case Send(to):
+            return replace(request, to=ranks[to])
+        case Recv(source):
+            return replace(request, source=ranks[source])
+        case Start(work) if isinstance(work, Send | Recv):
+            return replace(request, work=_translated(ranks, work))
+        case _:
+            return request
+
+
+def _part(ctx: Context, ranks: range, purpose: str) -> Context:
+    """What a rank is told of a part of the ranks; noise drawn for one purpose is not drawn again for another."""
+    return replace(ctx, rank=ranks.index(ctx.rank), num_workers=len(ranks), seed=derive_seed(ctx.seed, f"codec {purpose}"))

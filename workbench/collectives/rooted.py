@@ -1,0 +1,61 @@
+"""All-reduce over a root: everything is summed at rank 0 and sent back from there."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from workbench.codecs.base import Codec
+from workbench.collectives.base import Collective, Link
+from workbench.collectives.wire import check_codec, message_bytes
+from workbench.ops import Program, Value
+from workbench.program import Context
+
+SUMMING, SPREADING = 0, 1  # hops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rooted(Collective):
+    """reduce to rank 0, then broadcast from it: two halves that `Hierarchical` also uses by themselves.
+
+    With a codec each rank encodes the sum it has once and rank 0 the whole sum once, which is then forwarded as it is.
+    """
+
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        check_codec(self.codec)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        if ctx.num_workers > 1:
+            yield from self.reduce(ctx, value)
+            yield from self.broadcast(ctx, value)
+        return value
+
+    @abstractmethod
+    def reduce(self, ctx: Context, value: Value) -> Program:
+        """Sum at rank 0; what the others hold is then undefined."""
+
+    @abstractmethod
+    def broadcast(self, ctx: Context, value: Value) -> Program:
+        """Give all ranks what they decode of rank 0's value; so does rank 0, even alone."""
+
+    @abstractmethod
+    def num_broadcast(self, rank: int, num_workers: int) -> int:
+        """To how many ranks `rank` sends the sum."""
+
+    @abstractmethod
+    def reduce_s(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """Seconds of `reduce` (see `seconds`)."""
+
+    @abstractmethod
+    def broadcast_s(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """Seconds of `broadcast` (see `seconds`)."""
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        messages = (rank > 0) + self.num_broadcast(rank, num_workers)
+        return messages * message_bytes(self.codec, 0, numel, numel - tail, itemsize)
+
+    def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
+        """That of `reduce` and of `broadcast`."""
+        return self.reduce_s(num_bytes, num_workers, link) + self.broadcast_s(num_bytes, num_workers, link)

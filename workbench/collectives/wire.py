@@ -1,0 +1,207 @@
+"""How ranges of a value travel: the one place where a collective meets a codec.
+
+A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself, nothing is
+copied, and sums are taken in place. With one, the range's parameters are encoded and its part of the bucket's tail travels raw
+behind them in the same message: weights, words of control and counts must be summed exactly (`gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Generator, Tensor
+
+from workbench.codecs.base import Codec
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait
+from workbench.program import Context
+from workbench.rng import derive_seed
+
+NUM_TAGS = 1000  # tags a sub-program may use; messages of one tag keep their order, so hops may share them
+ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not begin between two of them
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One bucket on its way. Every method but `like` is a sub-program; empty ranges make no message.
+
+    Attributes:
+        flat: (n,) the bucket's buffer: parameters, then its tail.
+        body: how many of them are parameters.
+        bucket, step: whose noise a stochastic codec is given; -1 and 0 for a plain tensor, whose noise is then always the same.
+    """
+
+    ctx: Context
+    flat: Tensor
+    body: int
+    codec: Codec | None
+    bucket: int = -1
+    step: int = 0
+
+    @property
+    def numel(self) -> int:
+        return self.flat.numel()
+
+    def like(self, cuts: Sequence[int]) -> Tensor:
+        """What a message of the ranges between these cuts looks like."""
+        if self.codec is None:
+            return self.flat[cuts[0] : cuts[-1]]
+        size = sum(message_bytes(self.codec, start, stop, self.body, self.flat.element_size()) for start, stop in pairwise(cuts))
+        return self.flat.new_empty(1, dtype=torch.uint8).expand(size)  # a size and a dtype, but no memory
+
+    def pack(self, start: int, stop: int, hop: int) -> Program:
+        """The answer is the message of one range; `hop` keeps the noise of two encodings of a range apart."""
+        if self.codec is None or start == stop:
+            return self.like((start, stop))
+        return (yield Local("encode", self._size(start, stop), partial(self._encode, self.codec, start, stop, hop)))
+
+    def adopt(self, start: int, stop: int, message: Tensor) -> Program:
+        """What the owner of a sum does with the message it made of it: hold what all others will decode, or replicas drift apart."""
+        if self.codec is not None:
+            yield from self.put((start, stop), message)
+
+    def add(self, start: int, stop: int, message: Tensor) -> Program:
+        """Add what a message says to its range."""
+        if start == stop:
+            return
+        if self.codec is None:
+            pairs = self._decode((start, stop), message)
+        else:
+            pairs = yield Local("decode", self._size(start, stop), partial(self._decode, (start, stop), message))
+        yield Local("sum", self._size(start, stop), partial(_add, pairs))
+
+    def put(self, cuts: Sequence[int], message: Tensor) -> Program:
+        """Replace the ranges between these cuts, each encoded by itself, by what their joint message says."""
+        if cuts[0] == cuts[-1]:
+            return
+        if self.codec is None:
+            _copy(self._decode(cuts, message))
+        else:
+            yield Local("decode", self._size(cuts[0], cuts[-1]), lambda: _copy(self._decode(cuts, message)))
+
+    def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
+        """One message of several, in order, that together are the ranges between these cuts and were put there."""
+        return self.like(cuts) if self.codec is None else torch.cat(messages)
+
+    def start_send(self, to: int, message: Tensor, hop: int) -> Program:
+        """Begin to send; the answer is for `finish`."""
+        return (yield Start(Send(to, message, tag=hop % NUM_TAGS))) if message.numel() else None
+
+    def send(self, to: int, message: Tensor, hop: int) -> Program:
+        """Send to a rank that receives and does not send first."""
+        if message.numel():
+            yield Send(to, message, tag=hop % NUM_TAGS)
+
+    def start_receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
+        """Begin to receive; the answer is for `received`."""
+        like = self.like(cuts)
+        return (yield Start(Recv(source, like=like, tag=hop % NUM_TAGS))) if like.numel() else None
+
+    def received(self, ticket: Ticket | None, cuts: Sequence[int]) -> Program:
+        """The message of a ticket of `start_receive`."""
+        return (yield Wait(ticket)).value if ticket is not None else self.like(cuts)
+
+    def receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
+        """The answer is the message."""
+        like = self.like(cuts)
+        return (yield Recv(source, like=like, tag=hop % NUM_TAGS)).value if like.numel() else like
+
+    def finish(self, ticket: Ticket | None) -> Program:
+        """Until what was begun to be sent has left: only then may its range be written."""
+        if ticket is not None:
+            yield Wait(ticket)
+
+    def _size(self, start: int, stop: int) -> int:
+        return (stop - start) * self.flat.element_size()
+
+    def _encode(self, codec: Codec, start: int, stop: int, hop: int) -> Tensor:
+        body, tail = self.flat[start : min(stop, self.body)], self.flat[max(start, self.body) : stop]
+        parts = [codec.encode(body, self._noise(codec, start, hop))] if start < self.body else []
+        if stop > self.body:
+            parts.append(tail.view(torch.uint8))
+        return torch.cat(parts)
+
+    def _noise(self, codec: Codec, start: int, hop: int) -> Generator | None:
+        if not codec.stochastic:
+            return None
+        device = "cpu" if self.flat.is_meta else self.flat.device
+        seed = derive_seed(self.ctx.seed, f"codec/{self.bucket}/{hop}/{start}", self.ctx.rank, self.step)
+        return Generator(device).manual_seed(seed)
+
+    def _decode(self, cuts: Sequence[int], message: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Slices of the buffer, each with what arrived for it."""
+        if self.codec is None:
+            return [(self.flat[cuts[0] : cuts[-1]], message)]
+        pairs, begin = [], 0
+        for start, stop in pairwise(cuts):
+            body, tail = self.flat[start : min(stop, self.body)], self.flat[max(start, self.body) : stop]
+            if start < min(stop, self.body):
+                end = begin + self.codec.wire_bytes(body.numel())
+                part = message[begin:end]
+                pairs.append((body, self.codec.decode(part if begin % ALIGNMENT == 0 else part.clone(), body)))
+                begin = end
+            if max(start, self.body) < stop:
+                end = begin + tail.numel() * tail.element_size()
+                pairs.append((tail, message[begin:end].clone().view(tail.dtype)))
+                begin = end
+        return pairs
+
+
+def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
+    """A value bucket by bucket; a plain tensor is one without a tail.
+
+    Raises:
+        ConfigError: numbers that no codec takes.
+    """
+    if codec is not None and not (value.flat if isinstance(value, Gradient) else value).is_floating_point():
+        raise ConfigError(f"{codec} encodes floating-point numbers: sum others by a collective without a codec")
+    if not isinstance(value, Gradient):
+        flat = value.view(-1)
+        return [Wire(ctx=ctx, flat=flat, body=flat.numel(), codec=codec)]
+    return [
+        Wire(ctx=ctx, flat=flat, body=piece.tail - piece.start, codec=codec, bucket=piece.index, step=value.step)
+        for piece, flat in value.slices()
+    ]
+
+
+def message_bytes(codec: Codec | None, start: int, stop: int, body: int, itemsize: int) -> int:
+    """Length of the message of one range of a value whose first `body` elements are encoded.
+
+    >>> message_bytes(None, 2, 10, 8, 4)
+    32
+    """
+    if codec is None:
+        return (stop - start) * itemsize
+    encoded = max(0, min(stop, body) - start)
+    return (codec.wire_bytes(encoded) if encoded else 0) + (stop - start - encoded) * itemsize
+
+
+def wire_share(codec: Codec | None, num_bytes: float) -> float:
+    """Bytes on the wire for a byte of float32 values, in a message of so many bytes of them."""
+    if codec is None:
+        return 1.0
+    numel = max(1, round(num_bytes / 4))
+    return codec.wire_bytes(numel) / (4 * numel)
+
+
+def check_codec(codec: object) -> None:
+    """Raise `ConfigError` unless it is a codec or None."""
+    if codec is not None and not isinstance(codec, Codec):
+        raise ConfigError(f"codec={codec!r}: give one of workbench.codecs, or None")
+
+
+def _add(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for mine, theirs in pairs:
+        mine.add_(theirs)
+
+
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for mine, theirs in pairs:
+        mine.copy_(theirs)

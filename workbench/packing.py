@@ -1,0 +1,77 @@
+"""Parameters laid out as a gradient is, so that they can be sent, averaged and compared with the means of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
+
+
+@torch.no_grad()
+def pack(parameters: Sequence[Tensor], layout: Layout, bucket: int | None, control: int, version: int) -> Gradient:
+    """Parameters of a bucket, or of all, with tails of weight 1, in memory of their own."""
+    piece = None if bucket is None else layout.buckets[bucket]
+    numel = layout.numel if piece is None else piece.stop - piece.start
+    packed = Gradient(torch.empty(numel, dtype=layout.dtype, device=layout.device), layout, -1, version, bucket)
+    for part, _ in packed.slices():
+        for slot in part.slots:
+            packed.view(slot).copy_(parameters[slot.index])
+        tail = packed.tail(part.index)
+        tail.fill_(1.0)
+        tail[CONTROL] = control
+    return packed
+
+
+@torch.no_grad()
+def unpack(packed: Gradient, parameters: Sequence[Tensor]) -> int:
+    """Overwrite parameters by packed ones, divided by their weight; returns the word of control that came with them."""
+    control = 0
+    for part, _ in packed.slices():
+        tail = packed.tail(part.index).tolist()
+        control = max(control, int(tail[CONTROL]))
+        for slot in part.slots:
+            value = packed.view(slot)
+            parameters[slot.index].copy_(value if tail[WEIGHT] == 1.0 else value / tail[WEIGHT])
+    return control
+
+
+@final
+class Average:
+    """Exponential moving average of parameters, for evaluation: a[t] = decay a[t-1] + (1 - decay) w[t] after each update.
+
+    Paper: chen2016revisiting, section 2 (decay 0.9999).
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
+        self.values = [param.detach().clone() for param in parameters]
+        self._parameters, self._decay = parameters, decay
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After an update of the parameters."""
+        torch._foreach_lerp_(self.values, [param.detach() for param in self._parameters], 1.0 - self._decay)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """With the averages in the parameters' place."""
+        kept = [param.detach().clone() for param in self._parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._parameters), self.values)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._parameters), kept)
+
+    def state(self) -> list[Tensor]:
+        """To be kept."""
+        return list(self.values)
+
+    def load(self, state: Any) -> None:
+        """Go on from `state()`."""
+        torch._foreach_copy_(self.values, list(state))

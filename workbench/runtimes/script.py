@@ -1,0 +1,45 @@
+"""What a recorded program was answered where another run might be answered otherwise: its script for a replay."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, final
+
+from workbench.errors import ConfigError
+
+
+@final
+class Script:
+    """The answers of one program of one rank, in the order in which it asked.
+
+    Args:
+        events: the rank's recorded events.
+        rank, strand: whose.
+    """
+
+    def __init__(self, events: list[dict[str, Any]], rank: int, strand: int) -> None:
+        mine = [row for row in events if row.get("strand") == strand]
+        self._name = f"rank {rank}, program {strand}"
+        self._sources = deque(row["source"] for row in sorted((row for row in mine if "any" in row), key=lambda row: row["any"]))
+        self._positions = deque(row["position"] for row in mine if "wait_any" in row)
+        self._nows = deque(row["now"] for row in mine if "now" in row)
+        self.position = -1  # of the last `WaitAny`
+        self.stops = {row["stop"] for row in mine if "stop" in row}
+
+    def source(self) -> int:
+        """Who was heard by the next receive from any rank; any where the record ends: nobody waited for it."""
+        return int(self._sources.popleft()) if self._sources else -1
+
+    def next_position(self) -> int:
+        """Which ticket the next `WaitAny` found; -1 where it ran out of time."""
+        self.position = int(self._next(self._positions, "WaitAny"))
+        return self.position
+
+    def now(self) -> float:
+        """What the clock said."""
+        return float(self._next(self._nows, "Now"))
+
+    def _next(self, answers: deque[Any], what: str) -> Any:
+        if not answers:
+            raise ConfigError(f"the record holds no further answer to {what} of {self._name}: it is of another method, problem or setting")
+        return answers.popleft()

@@ -1,0 +1,226 @@
+"""Started sub-programs: one after the other on a lane's thread, or side by side on a thread that goes round."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from workbench import ops
+from workbench.ops import Program, Request, Ticket
+from workbench.runtimes.endpoint import Endpoint, Ledger
+from workbench.runtimes.transport import Handle, Patience
+
+LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
+MOST_FREE = 24  # free sub-programs at once: fewer than there are ranges of tags
+
+
+@final
+class StrandHandle(Handle):
+    """A sub-program in the background."""
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        self.event = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def poll(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self, patience: Patience) -> None:
+        while not self.event.wait(0.1):
+            patience.check()
+
+
+@final
+class Strand:
+    """A sub-program that has been started, and what it waits for.
+
+    Args:
+        answer: answers the requests that concern the replica and time; the rest goes to the endpoint.
+        ready: another program's handle; completed when this one ends.
+    """
+
+    def __init__(
+        self, program: Program, endpoint: Endpoint, ledger: Ledger, answer: Callable[[Request, int], Any], priority: int = 0
+    ) -> None:
+        self.handle = StrandHandle()
+        self.priority = priority
+        self.endpoint = endpoint
+        self._program, self._ledger, self._answer = program, ledger, answer
+        self._reply: Any = None
+        self._tickets: tuple[Ticket, ...] = ()
+        self._any = False  # whether one of the tickets is enough
+        self._deadline_s: float | None = None
+        self._num_waits = 0
+
+    def ready(self) -> bool:
+        """Whether it can go on; takes note of what it was waiting for."""
+        if not self._tickets:
+            return True
+        for position, ticket in enumerate(self._tickets):
+            if ticket.done or ticket.runtime.poll():
+                return self._found(position)
+        if self._deadline_s is not None and self._ledger.now() >= self._deadline_s:
+            return self._found(-1)
+        return False
+
+    def _found(self, position: int) -> bool:
+        value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
+        if self._any:
+            self._ledger.recorder.event({"strand": self.endpoint.strand, "wait_any": self._num_waits, "position": position})
+            self._num_waits += 1
+            self._reply = None if position < 0 else (position, value)
+        else:
+            self._reply = value
+        self._tickets, self._any, self._deadline_s = (), False, None
+        return True
+
+    def block(self, patience: Patience) -> None:
+        """Until it can go on; for a thread that has nothing else to do."""
+        if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
+            self.endpoint.finish(self._tickets[0])
+        while not self.ready():
+            patience.pause()
+
+    def advance(self) -> bool:
+        """Go on until it must wait; True at its end, when its handle is complete."""
+        try:
+            while True:
+                request = self._program.send(self._reply)
+                if self._take(request):
+                    return False
+        except StopIteration as stop:
+            self.handle.value = stop.value
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
+            self.handle.error = error
+        self.handle.finished_s = time.perf_counter()
+        self.handle.event.set()
+        return True
+
+    def _take(self, request: Request) -> bool:
+        """Answer a request, or note what it waits for: True."""
+        match request:
+            case ops.Start(work):
+                self._reply = self.endpoint.start(work) if isinstance(work, Request) else None
+                assert self._reply is not None, f"a sub-program cannot start {type(work).__name__} in the background"
+                return False
+            case ops.Wait(ticket):
+                self._tickets = (ticket,)
+            case ops.WaitAny(tickets, timeout_s):
+                self._tickets, self._any = tickets, True
+                self._deadline_s = None if timeout_s is None else self._ledger.now() + timeout_s
+            case ops.Send() | ops.Recv():
+                started = self.endpoint.start(request)
+                assert started is not None
+                self._tickets = (started,)
+            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier() | ops.Local():
+                self._reply = self.endpoint.perform(request)
+                return False
+            case _:
+                self._reply = self._answer(request, self.endpoint.strand)
+                return False
+        return not self.ready()
+
+
+@final
+class Lane:
+    """A thread that runs started sub-programs one after the other, in order of starting, which is the same on every rank."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._queue: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="workbench-lane", daemon=True)
+        self._thread.start()
+
+    def submit(self, strand: Strand) -> None:
+        self._queue.put(strand)
+
+    def _run(self) -> None:
+        while (strand := self._queue.get()) is not None:
+            strand.endpoint.enter_thread()
+            while not strand.advance():
+                try:
+                    strand.block(self._ledger.patience("what a sub-program waits for", LANE_SPINS))
+                except BaseException as error:  # noqa: BLE001 - as in `advance`
+                    strand.handle.error = error
+                    strand.handle.event.set()
+                    break
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(timeout=1.0)
+
+
+@final
+class Round:
+    """A thread that goes round all free sub-programs and lets each go on as far as it can, the most urgent first.
+
+    They may be started in any order: each has tags of its own and none keeps another from moving.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._arrived: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
+        self._waiting: list[Strand] = []
+        self._active: list[Strand] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="workbench-round", daemon=True)
+        self._thread.start()
+
+    def submit(self, strand: Strand) -> None:
+        self._arrived.put(strand)
+
+    def _admit(self, block: bool) -> None:
+        while True:
+            try:
+                strand = self._arrived.get(block)
+            except queue.Empty:
+                break
+            block = False
+            if strand is None:
+                self._closing = True
+                return
+            strand.endpoint.enter_thread()
+            self._waiting.append(strand)
+        room = MOST_FREE - len(self._active)
+        self._active += self._waiting[:room]
+        del self._waiting[:room]
+        self._active.sort(key=lambda strand: strand.priority)  # stable: in order of starting where equally urgent
+
+    def _run(self) -> None:
+        patience = self._ledger.patience("what free sub-programs wait for", LANE_SPINS)
+        while not self._closing:
+            self._admit(block=not self._active)
+            moved = False
+            for strand in list(self._active):
+                try:
+                    moves = strand.ready()
+                except BaseException as error:  # noqa: BLE001 - as in `Strand.advance`
+                    self._end(strand, error)
+                    continue
+                if moves:
+                    moved = True
+                    if strand.advance():
+                        self._active.remove(strand)
+                    break  # begin again with the most urgent
+            if moved:
+                patience = self._ledger.patience("what free sub-programs wait for", LANE_SPINS)
+                continue
+            try:
+                patience.pause()
+            except BaseException as error:  # noqa: BLE001 - as in `Strand.advance`
+                for strand in list(self._active):
+                    self._end(strand, error)
+
+    def _end(self, strand: Strand, error: BaseException) -> None:
+        strand.handle.error = error
+        strand.handle.event.set()
+        self._active.remove(strand)
+
+    def close(self) -> None:
+        self._arrived.put(None)
+        self._thread.join(timeout=1.0)
