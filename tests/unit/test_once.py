@@ -127,7 +127,7 @@ def test_replicas_stay_equal_tails_exact_and_bytes_as_foretold(
                 assert torch.equal(tail, exact)
         if way.inner == Native():
             assert ran.bytes_sent == pytest.approx([way.bytes_of(rank, num_ranks, layout) for rank in range(num_ranks)])
-    assert bool(ran.local_bytes[0]["encode"]) and bool(ran.local_bytes[0]["decode"])
+    assert bool(ran.local_bytes["encode"]) and bool(ran.local_bytes["decode"])
 
 
 @EVERY

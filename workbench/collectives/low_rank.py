@@ -21,7 +21,7 @@ from workbench.rng import derive_seed
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PowerSGD(Collective):
     """For each matrix, M_i = g_i + e_i of rank i, n x m, with Q (m x r) of the step before:
 

@@ -37,7 +37,7 @@ class Piece:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Once(Collective):
     """Each rank's value is encoded once. How the sum is then taken and spread:
 

@@ -233,8 +233,9 @@ class SimThread:
 
         def then(value: Any) -> None:
             line.popleft()
+            more = bool(line)  # what `finish` starts sets off by itself
             finish(value)
-            if line:
+            if more:
                 line[0].begin()
 
         thread._then = then
