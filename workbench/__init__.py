@@ -24,11 +24,14 @@ _NAMES = MappingProxyType(
         "ApplyOrder": "workbench.algorithms",
         "algorithms": "",
         "collectives": "",
+        "codecs": "",
+        "schedules": "",
         "Settings": "workbench.settings",
         # where
         "Cluster": "workbench.clusters",
         "simulate": "workbench.runtimes.simulated",
         "costs": "",
+        "replay": "workbench.runtimes.replay",
         "Trainer": "workbench.trainer",
         # what came of it
         "Run": "workbench.trace.run",

@@ -33,15 +33,16 @@ class Hooks:
     phase: Callable[[str], None] = lambda name: None  # "forward" or "backward" begins, "" ends
     bucket: Callable[[Gradient], None] | None = None  # a bucket is final
     need: Callable[[int], None] | None = None  # forward is about to use a bucket's parameters
+    tick: Callable[[], object] | None = None  # a parameter's gradient has arrived: a moment to look after other things
 
 
 @final
 class Accumulation:
     """One step's gradients as they arrive: what has been written, what is final."""
 
-    def __init__(self, gradient: Gradient, on_bucket: Callable[[Gradient], None] | None, weight: float, control: int) -> None:
+    def __init__(self, gradient: Gradient, hooks: Hooks, weight: float, control: int) -> None:
         self.gradient = gradient
-        self.on_bucket = on_bucket
+        self.on_bucket, self.tick = hooks.bucket, hooks.tick
         self.weight = weight
         self.control = control
         self.share = 0.0

@@ -14,8 +14,9 @@ rank used has gradient None, not zero: momentum and weight decay would move it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -260,6 +261,7 @@ class BufferPool:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self.allocate: Callable[[], Tensor] = partial(torch.empty, layout.numel, dtype=layout.dtype, device=layout.device)  # or a runtime's
         self._free: list[Tensor] = []
         self._out: set[int] = set()
         self._all: list[Tensor] = []  # kept alive, so that an id stays one buffer's
@@ -274,7 +276,7 @@ class BufferPool:
         if self._free:
             flat = self._free.pop()
         else:
-            flat = torch.empty(self._layout.numel, dtype=self._layout.dtype, device=self._layout.device)
+            flat = self.allocate()
             self._all.append(flat)
         self._out.add(id(flat))
         return flat

@@ -107,7 +107,7 @@ class Replica:
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
-        state = Accumulation(gradient, hooks.bucket, sum(micro.share for micro in micros), self.control_out)
+        state = Accumulation(gradient, hooks, sum(micro.share for micro in micros), self.control_out)
         total, num_samples = None, 0
         self._running = state
         saved = [param.grad for param in self._parameters]
@@ -167,6 +167,8 @@ class Replica:
             factor = state.share if self.loss_scale is None else state.share / self.loss_scale.value
             state.write(self._view(state.gradient.flat, index), grad, factor, slot)
             self._launch_ready(state)
+            if state.tick is not None:
+                state.tick()
 
         return hook
 

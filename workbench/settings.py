@@ -16,6 +16,9 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
+PROGRESS = ("auto", "blocking", "tests", "thread", "library", "process")
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -36,6 +39,7 @@ class Settings:
         seed: of data order, initial weights and dropout.
         timeout_s: how long a rank may wait for its peers before the run is ended with an error.
         trace_steps: record spans of the first this many steps only; None for all, 0 for none.
+        progress: how communication in the background goes on while a rank computes: see `runtimes.interpreter`.
         threads: compute threads of a rank; None to share the machine's cores among its ranks.
     """
 
@@ -54,6 +58,7 @@ class Settings:
     seed: int = 0
     timeout_s: float = 120.0
     trace_steps: int | None = None
+    progress: Literal["auto", "blocking", "tests", "thread", "library", "process"] = "auto"
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,6 +84,8 @@ class Settings:
             raise ConfigError(
                 f"evaluate_every={self.evaluate_every}: steps between evaluations, 0 for the end only, None for once an epoch"
             )
+        if self.progress not in PROGRESS:
+            raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
 

@@ -97,12 +97,12 @@ class Endpoint:
     def _patience(self, what: str) -> Patience:
         return self._ledger.patience(what, self._spins)
 
-    def start(self, request: Request) -> Ticket | None:
+    def start(self, request: Request, *, always: bool = False) -> Ticket | None:
         """The same in the background of the library itself; None where a lane thread is needed."""
         if isinstance(request, ops.Send | ops.Recv):
             return self._start_point(request)
         if isinstance(request, ops.AllReduce):
-            handle = self._transport.start_all_reduce(flat_of(request.value))
+            handle = self._transport.start_all_reduce(flat_of(request.value), always=always)
             return None if handle is None else Ticket(0, request, handle)
         return None
 

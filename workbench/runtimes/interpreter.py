@@ -1,7 +1,6 @@
 """Runs one rank's program on a real communication library: answers its requests, keeps time, counts bytes, writes the trace.
 
-Foreground requests run on the calling thread. In the background, sends, receives and native all-reduces are the library's
-own where it makes progress by itself (gloo, NCCL); everything else runs on a lane's thread, or goes round with the free ones.
+Foreground requests run on the calling thread; for what is started see `background`.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import torch
 from workbench import ops
 from workbench.backward import Hooks, Micro
 from workbench.gradients import Gradient
-from workbench.ops import FREE, Program, Request, Ticket
-from workbench.program import Context, perform
+from workbench.ops import Program, Request, Ticket
+from workbench.program import Context
 from workbench.replica import Replica
+from workbench.runtimes.background import Background
 from workbench.runtimes.endpoint import Endpoint, Ledger, bucket_of
+from workbench.runtimes.helper import Helper
 from workbench.runtimes.post import Post, flush
-from workbench.runtimes.strands import LANE_SPINS, Lane, Round, Strand, StrandHandle
+from workbench.runtimes.strands import StrandHandle
 from workbench.runtimes.transport import Transport
 from workbench.trace.recorder import Recorder
-
-TAG_SPAN = 1024  # tags a sub-program may use; each started one has its own range
-NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767 only
 
 
 @final
@@ -34,6 +32,8 @@ class Interpreter:
     Args:
         minibatch: step -> the micro-batches of this rank.
         timeout_s: how long to wait for peers; None for ever.
+        progress: how what is started goes on (see `background`).
+        helper: for "process".
     """
 
     def __init__(
@@ -44,6 +44,8 @@ class Interpreter:
         minibatch: Callable[[int], Sequence[Micro]],
         *,
         timeout_s: float | None = None,
+        progress: str = "auto",
+        helper: Helper | None = None,
     ) -> None:
         self.transport = transport
         self.replica = replica
@@ -56,10 +58,11 @@ class Interpreter:
         self._minibatch = minibatch
         self._post = Post(transport)
         self._here = Endpoint(transport, self.ledger, self._post)
-        self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
-        self._num_started = self._num_strands = 0
+        self._background = Background(transport, self.ledger, self._post, self._here, self._own, progress=progress, helper=helper)
         self._num_waits = 0
-        self._lanes: dict[int, Lane | Round] = {}
+        if helper is not None:
+            layout = replica.layout
+            replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
 
     @property
     def bytes_sent(self) -> float:
@@ -79,6 +82,7 @@ class Interpreter:
             answer = self._answer(request)
 
     def _answer(self, request: Request) -> Any:
+        self._background.tick()
         match request:
             case ops.Backward():
                 return self._backward(request)
@@ -150,7 +154,8 @@ class Interpreter:
             self._inline(request.before_forward(bucket))
             turn("forward")
 
-        hooks = Hooks(turn, launch if request.on_bucket else None, need if request.before_forward else None)
+        tick = self._background.tick if self._background.ticks else None
+        hooks = Hooks(turn, launch if request.on_bucket else None, need if request.before_forward else None, tick)
         gradient, self.loss = self.replica.backward(request.step, self._minibatch(request.step), hooks)
         return tuple(tickets) if request.on_bucket else gradient
 
@@ -184,32 +189,7 @@ class Interpreter:
 
     def start(self, request: ops.Start) -> Ticket:
         """Begin a request or sub-program in the background."""
-        work, lane = request.work, request.lane
-        if not request.shares_tags:
-            self._num_started += 1
-        if isinstance(work, Request):
-            ticket = self._endpoint_of(lane).start(work)
-            if ticket is not None:
-                return ticket
-        strand_number = -1
-        if not isinstance(work, Request):  # only these may be answered by chance, and are counted alike on every library
-            self._num_strands += 1
-            strand_number = self._num_strands
-        tags = 0 if request.shares_tags else (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
-        transport = self.transport.for_lane(max(lane, 0))
-        endpoint = Endpoint(transport, self.ledger, self._post, spins=LANE_SPINS, tags=tags, strand=strand_number)
-        strand = Strand(perform(work) if isinstance(work, Request) else work, endpoint, self.ledger, self._own, request.priority)
-        if lane not in self._lanes:
-            self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger)
-        self._lanes[lane].submit(strand)
-        return Ticket(self._num_started, work, strand.handle)
-
-    def _endpoint_of(self, lane: int) -> Endpoint:
-        if lane <= 0:
-            return self._here
-        if lane not in self._beside:
-            self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.ledger, self._post)
-        return self._beside[lane]
+        return self._background.start(request)
 
     def _wait(self, ticket: Ticket) -> Any:
         if not ticket.done:
@@ -223,7 +203,8 @@ class Interpreter:
     def _complete(self, ticket: Ticket) -> None:
         handle = ticket.runtime
         if isinstance(handle, StrandHandle):
-            handle.wait(self.ledger.patience(f"background work {ticket.key} (step {self.ledger.step})"))
+            patience = self.ledger.patience(f"background work {ticket.key} (step {self.ledger.step})")
+            self._background.wait(handle, patience)
             ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
         else:
             self._here.finish(ticket)
@@ -238,7 +219,7 @@ class Interpreter:
             found = next((position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1)
             if found < 0 and timeout_s is not None and self.ledger.now() - begin > timeout_s:
                 break
-            if found < 0:
+            if found < 0 and not self._background.tick():
                 patience.pause()
         self._waited(begin)
         self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
@@ -256,9 +237,8 @@ class Interpreter:
         flush(self._post, self.transport, self.ledger.patience)
 
     def close(self) -> None:
-        """End the lanes' threads; work still in them is abandoned."""
-        for lane in self._lanes.values():
-            lane.close()
+        """End the background's threads; work still in them is abandoned."""
+        self._background.close()
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:

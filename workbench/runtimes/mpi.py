@@ -70,8 +70,8 @@ class MpiTransport(Transport):
         self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
         self._from_host(flat, host)
 
-    def start_all_reduce(self, flat: Tensor) -> Handle | None:
-        if self._threads:
+    def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
+        if self._threads and not always:
             return None  # MPI moves bytes only inside MPI calls, so a lane thread makes them
         host = self._to_host(flat)
         return MpiHandle(self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))

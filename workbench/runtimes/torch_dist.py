@@ -79,7 +79,7 @@ class TorchTransport(Transport):
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
         self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat).wait(patience)
 
-    def start_all_reduce(self, flat: Tensor) -> Handle | None:
+    def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
 
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:

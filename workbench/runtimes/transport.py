@@ -92,8 +92,11 @@ class Transport(ABC):
         """Sum over ranks, on the calling thread."""
 
     @abstractmethod
-    def start_all_reduce(self, flat: Tensor) -> Handle | None:
-        """The same in the background, or None where the library makes no progress by itself (a lane thread then blocks)."""
+    def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
+        """The same in the background, or None where the library makes no progress by itself (a lane thread then blocks).
+
+        `always`: in the library's way nevertheless.
+        """
 
     @abstractmethod
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
@@ -174,7 +177,7 @@ class SoloTransport(Transport):
         if flat.is_cuda:
             torch.cuda.current_stream(flat.device).synchronize()
 
-    def start_all_reduce(self, flat: Tensor) -> Handle | None:
+    def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         if flat.is_cuda:
             torch.cuda.current_stream(flat.device).synchronize()
         return _Done()

@@ -1,0 +1,59 @@
+"""However communication makes progress, the numbers are the same; what cannot be is refused in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.laws import tiny
+from tests.laws.train import assert_same, on_real_runtimes, train
+from workbench.algorithms import AsyncSGD, DeAR, LayerwiseSGD, PipeSGD
+from workbench.collectives import Linear, Ring
+from workbench.errors import ConfigError
+from workbench.program import Algorithm
+from workbench.settings import PROGRESS, Settings
+
+ROUNDING = 1e-11
+
+
+def settings(progress: str) -> Settings:
+    return Settings(steps=5, batch_size=3, timeout_s=30, optimizer=tiny.momentum, progress=progress)  # type: ignore[arg-type]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("progress", PROGRESS)
+def test_native_sums_are_the_same(progress: str, runtime: str) -> None:
+    for algorithm in (PipeSGD(width=3), LayerwiseSGD(bucket_bytes=100, lanes=2 if progress in ("auto", "thread") else 1)):
+        expected = train("simulated", 3, algorithm, tiny.problem(), settings("auto"))
+        found = train(runtime, 3, algorithm, tiny.problem(), settings(progress))
+        for rank in range(3):
+            assert_same(found.parameters[rank], expected.parameters[0], ROUNDING)
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("progress", ["auto", "blocking", "tests", "thread"])
+def test_sub_programs_are_the_same_to_the_last_bit(progress: str, runtime: str) -> None:
+    for algorithm in (PipeSGD(width=2, collective=Linear()), DeAR(bucket_bytes=100)):
+        expected = train("simulated", 3, algorithm, tiny.problem(), settings("auto"))
+        found = train(runtime, 3, algorithm, tiny.problem(), settings(progress))
+        assert_same(found.parameters[1], expected.parameters[1], 0)
+
+
+@pytest.mark.parametrize("progress", ["library", "process"])
+@pytest.mark.parametrize("algorithm", [PipeSGD(collective=Ring()), DeAR()], ids=["pipe", "dear"])
+def test_what_takes_the_librarys_own_sums_only_says_so(algorithm: Algorithm, progress: str) -> None:
+    with pytest.raises(ConfigError, match=r"collective=Native\(\), or progress='thread'"):
+        train("torch", 3, algorithm, tiny.problem(), settings(progress))
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("progress", PROGRESS)
+def test_servers_answer_whatever_the_progress(progress: str, runtime: str) -> None:
+    trained = train(runtime, 3, AsyncSGD(), tiny.problem(), settings(progress))
+    assert len(trained.run.updates()) == 15
+    for rank in range(3):
+        assert_same(trained.parameters[rank][-1:], trained.parameters[0][-1:], 0)
+
+
+def test_an_unknown_progress_is_named() -> None:
+    with pytest.raises(ConfigError, match="choose one of auto, blocking"):
+        settings("magic")

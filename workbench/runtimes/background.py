@@ -1,0 +1,160 @@
+"""What a rank has started: how it goes on while the rank computes.
+
+| progress | the library's own sums | sub-programs over messages |
+|---|---|---|
+| "auto" | by the library where it moves bytes by itself (gloo, NCCL), else on a lane's thread (MPI) | on a lane's thread |
+| "blocking" | at once, in the foreground: nothing is hidden | the same |
+| "tests" | begun without blocking, and looked after at every request and every gradient of backward | the same |
+| "thread" | on a lane's thread | on a lane's thread |
+| "library" | begun without blocking, and left to the library | refused |
+| "process" | by a helper process on shared memory | refused |
+
+Free sub-programs, which wait for other ranks' work rather than for bytes, go round on a thread of their own under "auto" and
+"thread"; servers always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+from workbench import ops
+from workbench.collectives import flat_of
+from workbench.errors import ConfigError
+from workbench.ops import FREE, Request, Ticket
+from workbench.program import perform
+from workbench.runtimes.endpoint import Endpoint, Ledger
+from workbench.runtimes.helper import Helper
+from workbench.runtimes.post import Post
+from workbench.runtimes.strands import LANE_SPINS, Lane, Round, Strand, StrandHandle
+from workbench.runtimes.transport import Handle, Patience, Transport
+from workbench.runtimes.turns import Turns
+
+TAG_SPAN = 1024  # tags a sub-program may use; each started one has its own range
+NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767 only
+
+
+@final
+class Background:
+    """A rank's lanes, and how they make progress.
+
+    Args:
+        here: the foreground's endpoint.
+        answer: answers the requests of sub-programs that concern the replica and time.
+        helper: for progress="process".
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ledger: Ledger,
+        post: Post,
+        here: Endpoint,
+        answer: Callable[[Request, int], Any],
+        *,
+        progress: str,
+        helper: Helper | None,
+    ) -> None:
+        self.transport, self.ledger = transport, ledger
+        self._post, self._here, self._own = post, here, answer
+        self._progress, self._helper = progress, helper
+        self._turns = Turns()
+        self._begun: list[Handle] = []  # of the library's own, to be tested
+        self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
+        self._lanes: dict[int, Lane | Round] = {}
+        self._num_started = self._num_strands = 0
+
+    @property
+    def ticks(self) -> bool:
+        """Whether it wants to be looked after now and then."""
+        return self._progress == "tests"
+
+    def tick(self) -> bool:
+        """Look after what nobody else does; whether anything moved."""
+        if not self.ticks:
+            return False
+        self._begun = [handle for handle in self._begun if not handle.poll()]
+        return self._turns.go()
+
+    def wait(self, handle: StrandHandle, patience: Patience) -> None:
+        """Until a sub-program has ended."""
+        self._turns.wait(handle, patience) if self.ticks else handle.wait(patience)
+
+    def _waited(self, begin: float) -> None:
+        self.ledger.recorder.span("wait", "compute", begin, self.ledger.now(), self.ledger.step)
+
+    def start(self, request: ops.Start) -> Ticket:
+        """Begin a request or sub-program in the background, which goes on as `progress` says. Servers always have a thread."""
+        work, lane = request.work, request.lane
+        if not request.shares_tags:
+            self._num_started += 1
+        if isinstance(work, ops.Send | ops.Recv):
+            ticket = self._endpoint_of(lane).start(work)
+            assert ticket is not None
+            return ticket
+        if isinstance(work, Request):
+            ticket = self._start_native(work, lane)
+            if ticket is not None:
+                return ticket
+        return self._start_strand(request)
+
+    def _start_native(self, work: Request, lane: int) -> Ticket | None:
+        """The library's own sum, as `progress` says; None where a sub-program is to take it."""
+        if self._helper is not None and isinstance(work, ops.AllReduce):
+            return Ticket(self._num_started, work, self._helper.start_all_reduce(flat_of(work.value)))
+        match self._progress:
+            case "blocking":
+                begin = self.ledger.now()
+                done = Ticket.completed(self._here.perform(work))
+                self._waited(begin)
+                return done
+            case "thread":
+                return None
+            case "tests" | "library":
+                ticket = self._endpoint_of(lane).start(work, always=True)
+                if ticket is not None and self.ticks:
+                    self._begun.append(ticket.runtime)
+                return ticket
+            case _:
+                return self._endpoint_of(lane).start(work)
+
+    def _start_strand(self, request: ops.Start) -> Ticket:
+        work, lane = request.work, request.lane
+        strand_number = -1
+        if not isinstance(work, Request):  # only these may be answered by chance, and are counted alike on every library
+            self._num_strands += 1
+            strand_number = self._num_strands
+        tags = 0 if request.shares_tags else (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
+        endpoint = Endpoint(
+            self.transport.for_lane(max(lane, 0)), self.ledger, self._post, spins=LANE_SPINS, tags=tags, strand=strand_number
+        )
+        program = perform(work) if isinstance(work, Request) else work
+        strand = Strand(program, endpoint, self.ledger, self._own, request.priority)
+        ticket = Ticket(self._num_started, work, strand.handle)
+        if self._progress in ("library", "process") and not request.shares_tags and not isinstance(work, Request):
+            raise ConfigError(f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'")
+        if self._progress in ("blocking", "tests") and not request.shares_tags:
+            self._turns.submit(strand, lane)
+            if self._progress == "blocking":
+                begin = self.ledger.now()
+                self._turns.wait(strand.handle, self.ledger.patience(f"a sub-program of step {self.ledger.step}"))
+                self._waited(begin)
+            return ticket
+        if lane not in self._lanes:
+            self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger)
+        self._lanes[lane].submit(strand)
+        return ticket
+
+    def _endpoint_of(self, lane: int) -> Endpoint:
+        if lane <= 0:
+            return self._here
+        if lane not in self._beside:
+            self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.ledger, self._post)
+        return self._beside[lane]
+
+    def close(self) -> None:
+        """End the threads and the helper; work still in them is abandoned."""
+        for lane in self._lanes.values():
+            lane.close()
+        if self._helper is not None:
+            self._helper.close()
