@@ -13,9 +13,11 @@ from torch import Generator, Tensor, nn
 
 from tests.laws.small_world import contexts, gradients, same, world
 from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK, Truncate16
-from workbench.collectives import Linear, Native, Once, PowerSGD, Ring, native_bytes
+from workbench.collectives import Auto, Collective, Linear, Native, Once, PowerSGD, Ring, native_bytes
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Layout, build_layout, trainable
+from workbench.ops import Program, Value
+from workbench.program import Context
 
 
 @final
@@ -33,6 +35,22 @@ class Raw(Codec):
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
         return wire.clone().view(like.dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pairs(Collective):
+    """A sum over two ranks only."""
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        return Linear().all_reduce(ctx, value)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        return Linear().bytes_sent(rank, num_workers, numel, itemsize)
+
+    def check(self, num_workers: int) -> None:
+        if num_workers != 2:
+            raise ConfigError("two ranks")
 
 
 SPREADS = ["encoded", "raw", "gather"]
@@ -312,3 +330,13 @@ def test_as_many_ranks_as_fit() -> None:
     assert float((result - in_rank_order(rows)).abs().max()) <= 127 * scale / 2  # one level is left
     finer = world(replace(Once(codec=SharedInt(bits=16)), inner=Linear()), contexts(127), [row.clone() for row in rows]).run()[0]
     assert float((finer - in_rank_order(rows)).abs().max()) <= 127 * scale / 2 / (32767 // 127)
+
+
+def test_what_the_inner_sum_needs_is_asked_for() -> None:
+    for way in (Once(codec=SharedInt8(), inner=Auto()), PowerSGD(inner=Auto())):
+        assert way.needs_link
+    assert not Once(codec=SharedInt8()).needs_link
+    for way in (Once(codec=SharedInt8(), inner=Pairs()), PowerSGD(inner=Pairs())):
+        way.check(2)
+        with pytest.raises(ConfigError, match="two ranks"):
+            way.check(3)

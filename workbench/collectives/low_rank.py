@@ -66,6 +66,13 @@ class PowerSGD(Collective):
     def lossy(self) -> bool:
         return True
 
+    @property
+    def needs_link(self) -> bool:
+        return self.inner.needs_link
+
+    def check(self, num_workers: int) -> None:
+        self.inner.check(num_workers)
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if not isinstance(value, Gradient):
             raise ConfigError("PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its inner")
