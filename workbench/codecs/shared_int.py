@@ -80,7 +80,7 @@ class SharedInt(SummableCodec):
     def decode_shared(self, total: Tensor, scale: Tensor, num_ranks: int, like: Tensor) -> Tensor:
         if total.is_meta:
             return torch.empty_like(like)
-        work = torch.float64 if self.bits == 32 else torch.float32
+        work = torch.float64 if self.bits == 32 else like.dtype
         return (total.to(work).div_(self._levels(num_ranks)) * scale.to(work)).to(like.dtype)
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from workbench.rng import derive_seed
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PowerSGD(Collective):
     """For each matrix, M_i = g_i + e_i of rank i, n x m, with Q (m x r) of the step before:
 
@@ -34,8 +34,8 @@ class PowerSGD(Collective):
         even t:  P = sum_i M_i orth(Q),  sum_i M_i ~ P orth(Q)^T;      odd t:  Q = sum_i M_i^T orth(P),  sum_i M_i ~ orth(P) Q^T
 
     orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less comes out exact (with
-    `alternate`, from the second step of a constant one on). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
-    A NaN or an infinity reaches every rank in the rows or columns where it was, and is not kept.
+    `alternate` and a constant sum, each even and odd step together). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
+    A NaN or an infinity reaches every rank, and is not kept.
 
     Args:
         rank: r; a matrix's own smaller side where that is less.
@@ -65,6 +65,13 @@ class PowerSGD(Collective):
     @property
     def lossy(self) -> bool:
         return True
+
+    @property
+    def needs_link(self) -> bool:
+        return self.inner.needs_link
+
+    def check(self, num_workers: int) -> None:
+        self.inner.check(num_workers)
 
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if not isinstance(value, Gradient):
@@ -119,8 +126,9 @@ class PowerSGD(Collective):
             message, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
             message = yield from perform(self.inner.all_reduce(ctx, message))
             factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
-        for slot, factor in zip(slots, factors, strict=True):
-            ctx.memory[_name(sides[-1], slot)] = factor
+        for slot, factor in zip(slots, factors, strict=True):  # one that is not finite would stay so
+            before = self._factor(ctx, slot, sides[-1], value.flat)
+            ctx.memory[_name(sides[-1], slot)] = torch.where(factor.isfinite().all(), factor, before)
         yield Local("decode", nbytes, partial(self._restore, ctx, value, slots, matrices, sides[-1], factors, bases))
 
     def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot]) -> list[Tensor]:

@@ -37,7 +37,7 @@ class Piece:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Once(Collective):
     """Each rank's value is encoded once. How the sum is then taken and spread:
 
@@ -81,7 +81,12 @@ class Once(Collective):
         """The codec without its feedback."""
         return self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec
 
+    @property
+    def needs_link(self) -> bool:
+        return self.inner.needs_link
+
     def check(self, num_workers: int) -> None:
+        self.inner.check(num_workers)
         if isinstance(self.plain, SummableCodec):
             self.plain.check_ranks(num_workers)
 
