@@ -280,6 +280,18 @@ def test_noise_is_by_seed_rank_step_bucket_hop_and_range() -> None:
     assert len({drawn(), *(drawn(**change) for change in changes)}) == 1 + len(changes)
 
 
+def test_members_of_different_groups_draw_different_noise() -> None:
+    """Or their errors would add up instead of averaging out."""
+    collective = Hierarchical(group=2, codec=Bytes())
+
+    def first_message(rank: int) -> tuple[int, ...]:
+        value = torch.full((60,), 0.4)
+        value[::20] = 127.0
+        return tuple(next(collective.all_reduce(Context(rank, 6), value)).action().tolist())
+
+    assert len({first_message(rank) for rank in (1, 3, 5)}) == 3 and first_message(3) == first_message(3)
+
+
 def test_what_has_no_hops_or_no_numbers_to_encode_says_so() -> None:
     with pytest.raises(ConfigError, match=r"no hops.*Ring\(codec"):
         with_codec(Native(), Half())

@@ -48,13 +48,13 @@ def test_messages_between_two_ranks_are_paired_in_order_and_by_direction() -> No
     """The first message from 0 to 1 is late, the second is not; those from 1 to 0 and from 2 are none of theirs."""
     found = parts(
         joined(
-            [span("send", 6, 8, 1), span("send", 10, 14, 1), span("recv", 0, 4, 1)],
-            [span("recv", 2, 8, 0), span("recv", 11, 14, 0), span("recv", 20, 24, 2), span("send", 1, 4, 0)],
+            [span("send", 6, 8, 1), span("send", 10, 14, 1), span("recv", 1, 4, 1)],
+            [span("recv", 0, 8, 0), span("recv", 11, 14, 0), span("recv", 20, 24, 2), span("send", 2, 4, 0)],
             [span("send", 21, 24, 1)],
         )
     )
     assert found.rank.tolist() == [0, 1, 2]
-    assert found.wait_s.tolist() == [1, 4 + 0 + 1, 0] and found.wire_s.tolist() == [3, 2 + 3 + 3, 0]
+    assert found.wait_s.tolist() == [1, 6 + 0 + 1, 0] and found.wire_s.tolist() == [2, 2 + 3 + 3, 0]
 
 
 def test_a_receive_without_a_send_is_wire() -> None:
@@ -120,8 +120,8 @@ def test_one_after_another_waiting_and_wire_are_the_receives(messages: list[tupl
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_a_million_spans_take_a_couple_of_seconds() -> None:
-    num = 250_000
+def test_many_spans_take_a_second_or_two() -> None:
+    num = 100_000
     times = [float(number) for number in range(num)]
     ahead = [span("send", at, at + 1, 1) for at in times], [span("recv", at - 0.5, at + 1, 0) for at in times]
     back = [span("recv", at, at + 1, 1) for at in times], [span("send", at + 0.25, at + 1, 0) for at in times]
