@@ -17,8 +17,9 @@ from torch import Generator, Tensor
 
 from tests.laws import tiny
 from tests.laws.world import World, hasty, world
+from workbench import codecs
 from workbench.codecs.base import Codec
-from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree, with_codec
+from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Once, Ring, Tree, with_codec
 from workbench.collectives.wire import Wire, wires
 from workbench.costs import Network
 from workbench.errors import ConfigError
@@ -216,6 +217,29 @@ def test_each_level_may_have_a_codec_of_its_own(plain: Collective) -> None:
         Hierarchical(group=3, inner=Tree(codec=Bytes()), outer=plain),
     ):
         assert collective.lossy
+        ran = world(collective, gradients(inputs, layout), 0)
+        check(ran.run(), inputs, layout, CODECS[Bytes()])
+        assert ran.bytes_sent == [collective.bytes_of(rank, 7, layout) for rank in range(7)]
+
+
+@EACH
+@pytest.mark.parametrize("name", ["truncate16", "linear8", "qsgd", "top-k", "sign", "shared-int8"])
+def test_the_package_s_codecs_keep_replicas_equal_and_tails_exact(plain: Collective, name: str) -> None:
+    collective = with_codec(plain, codecs.get(name))
+    for num_ranks in (2, 5):
+        layout = layout_of([(29, 3), (1, 4), (0, 2)])
+        inputs = inputs_of(num_ranks, layout, 0)
+        ran = world(collective, gradients(inputs, layout), 0, link=LINK)
+        check(ran.run(), inputs, layout, error=np.inf)
+        if not isinstance(collective, Auto):
+            assert ran.bytes_sent == [collective.bytes_of(rank, num_ranks, layout) for rank in range(num_ranks)]
+
+
+def test_leaders_may_sum_with_a_codec_once_around() -> None:
+    layout = layout_of([(29, 3)])
+    inputs = inputs_of(7, layout, 0)
+    for outer in (Once(codec=codecs.Linear8()), Once(codec=codecs.SharedInt8(), inner=Ring())):
+        collective = Hierarchical(group=2, outer=outer)
         ran = world(collective, gradients(inputs, layout), 0)
         check(ran.run(), inputs, layout, CODECS[Bytes()])
         assert ran.bytes_sent == [collective.bytes_of(rank, 7, layout) for rank in range(7)]

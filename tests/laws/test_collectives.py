@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.laws import tiny
 from tests.laws.world import Timed, World, hasty, world
 from workbench import collectives
-from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
+from workbench.codecs import Linear8, SharedInt8
+from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, block_bounds, build_layout, trainable
@@ -250,10 +251,14 @@ def test_halving_and_doubling_send_a_ring_s_bytes_in_a_tree_s_messages(num_ranks
         lambda: Hierarchical(outer=Native()),
         lambda: Auto(candidates=()),
         lambda: Auto(candidates=(Ring(), Native())),
+        lambda: Auto(candidates=(Ring(), PowerSGD())),
+        lambda: Auto(candidates=(Ring(), Hierarchical(outer=Once(codec=Linear8())))),
+        lambda: Hierarchical(outer=PowerSGD()),
+        lambda: Hierarchical(outer=Once(codec=SharedInt8())),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"such as|1 or more|use |choose among|give one"):
+    with pytest.raises(ConfigError, match=r"such as|1 or more|use |choose among|give one|cannot be a candidate"):
         wrong()
 
 
