@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any, final
 
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws import tiny
-from tests.laws.world import World, hasty, world
+from tests.laws.world import Timed, World, hasty, world
 from workbench import collectives
-from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
+from workbench.codecs import Linear8, SharedInt8
+from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, block_bounds, build_layout, trainable
@@ -60,6 +62,7 @@ def test_sums_integers_exactly(collective: Collective, num_ranks: int, numel: in
     ran = world(collective, [torch.tensor(row).to(dtype) for row in inputs], seed, link=LINK)
     for result in ran.run():
         assert np.array_equal(result.numpy(), inputs.sum(0))
+    assert ran.unfinished == [], "a library must be asked for the end of whatever it was asked to begin"
 
 
 @EACH
@@ -104,7 +107,7 @@ def test_a_timing_only_value_is_summed_in_the_same_messages(collective: Collecti
 @EACH
 def test_more_ranks_than_tags(collective: Collective) -> None:
     """A rank among 600, whose messages arrive at once."""
-    for rank in (0, 1, 2, 333, 599):
+    for rank in (0, 1, 512):
         program = perform(collective.all_reduce(Context(rank, 600, link=LINK), torch.zeros(1200, device="meta")))
         requests, answer = 0, None
         with suppress(StopIteration):
@@ -248,10 +251,14 @@ def test_halving_and_doubling_send_a_ring_s_bytes_in_a_tree_s_messages(num_ranks
         lambda: Hierarchical(outer=Native()),
         lambda: Auto(candidates=()),
         lambda: Auto(candidates=(Ring(), Native())),
+        lambda: Auto(candidates=(Ring(), PowerSGD())),
+        lambda: Auto(candidates=(Ring(), Hierarchical(outer=Once(codec=Linear8())))),
+        lambda: Hierarchical(outer=PowerSGD()),
+        lambda: Hierarchical(outer=Once(codec=SharedInt8())),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"such as|1 or more|use |choose among|give one"):
+    with pytest.raises(ConfigError, match=r"such as|1 or more|use |choose among|give one|cannot be a candidate"):
         wrong()
 
 
@@ -261,6 +268,50 @@ def test_names() -> None:
     assert repr(made["ring"]) == "Ring()" and repr(Ring(chunks=2)) == "Ring(chunks=2)"
     with pytest.raises(ConfigError, match="did you mean halving-doubling"):
         collectives.get("halving-doublin")
+
+
+# ---------------------------------------------------------------- seconds
+
+
+def virtual_seconds(collective: Collective, num_ranks: int, numel: int, link: Network = LINK) -> float:
+    values = [torch.zeros(numel, device="meta") for _ in range(num_ranks)]
+    return Timed([perform(collective.all_reduce(Context(rank, num_ranks), value)) for rank, value in enumerate(values)], link).run()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6, 8, 9])
+@pytest.mark.parametrize("numel", [0, 8 * 9 * 7])
+def test_seconds_are_those_of_virtual_time(num_ranks: int, numel: int) -> None:
+    """Where blocks are of one size; a tree of other than 2^k ranks is not slower than its formula, which rounds up."""
+    exact = [
+        Linear(),
+        HalvingDoubling(),
+        Ring(),
+        Hierarchical(group=1),
+        Hierarchical(group=num_ranks),
+        Hierarchical(group=3, inner=Linear()),
+    ]
+    for collective in exact:
+        if numel == 0:
+            assert virtual_seconds(collective, num_ranks, numel) == 0, "empty values make no messages"
+        elif num_ranks % getattr(collective, "group", 1) == 0:
+            assert virtual_seconds(collective, num_ranks, numel) == pytest.approx(collective.seconds(4 * numel, num_ranks, LINK)), (
+                collective
+            )
+    seconds, bound = virtual_seconds(Tree(), num_ranks, numel), Tree().seconds(4 * numel, num_ranks, LINK)
+    assert seconds == pytest.approx(bound) if numel and num_ranks in (1, 2, 4, 8) else seconds <= bound
+
+
+@pytest.mark.parametrize("latency_s", [1e-5, 1e-2])
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_a_ring_in_chunks_hides_its_sums_as_its_formula_says(num_ranks: int, chunks: int, latency_s: float) -> None:
+    """Bound by the wire, which is then never idle, and bound by latency."""
+    numel, ring, link = 8 * 1000, Ring(chunks=chunks), replace(LINK, latency_s=latency_s)
+    seconds = virtual_seconds(ring, num_ranks, numel, link)
+    assert seconds == pytest.approx(ring.seconds(4 * numel, num_ranks, link))
+    assert seconds < virtual_seconds(Ring(), num_ranks, numel, link)
+    if latency_s == 1e-5:
+        assert seconds == pytest.approx(2 * (num_ranks - 1) / num_ranks * 4 * numel / link.bandwidth_bytes_per_s + latency_s)
 
 
 # ---------------------------------------------------------------- Auto

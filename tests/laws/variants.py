@@ -11,10 +11,10 @@ import pkgutil
 
 import workbench.algorithms
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.collectives import Linear, Native, Ring
+from workbench.collectives import HalvingDoubling, Linear, Native, Ring, Tree
 from workbench.program import Algorithm
 
-COLLECTIVES = (Native(), Ring(), Linear())
+COLLECTIVES = (Native(), Ring(), Linear(), Tree(), HalvingDoubling())
 SMALL_BUCKET = 200.0  # bytes; cuts the tiny model's six tensors into four buckets
 
 SETTINGS: dict[type[Algorithm], list[Algorithm]] = {

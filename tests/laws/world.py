@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 from torch import Tensor
 
 from workbench.collectives import Collective, flat_of
+from workbench.costs import Network
 from workbench.ops import Local, Message, Program, Recv, Request, Send, Start, Ticket, Value, Wait
 from workbench.program import Context, perform
+from workbench.runtimes.virtual import Clock, Fabric
 
 
 class Deadlock(AssertionError):
@@ -57,6 +60,7 @@ class World:
         self.sending: list[Posted] = []
         self.receiving: list[Posted] = []
         self.waiting: dict[int, Ticket] = {}
+        self.unfinished: list[Ticket] = []  # started and never waited for
         self.running = set(range(num))
         while self.running:
             moves: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(self.step, (rank,)) for rank in sorted(self.ready)]
@@ -95,7 +99,9 @@ class World:
                 ticket = Ticket(0, work)
                 self.post(rank, work, ticket)
                 self.ready[rank] = ticket
+                self.unfinished.append(ticket)
             case Wait(ticket):
+                self.unfinished.remove(ticket)
                 if ticket.done:
                     self.ready[rank] = ticket.value
                 else:
@@ -133,6 +139,60 @@ class World:
         if self.waiting.get(item.rank) is item.ticket:
             del self.waiting[item.rank]
             self.ready[item.rank] = value
+
+
+@dataclass
+class Timed:
+    """Runs one program a rank in the simulator's virtual time; sums cost what the network says, encoding and decoding nothing."""
+
+    programs: list[Program]
+    network: Network
+    clock: Clock = field(default_factory=Clock)
+
+    def run(self) -> float:
+        """Seconds until the last rank is done."""
+        self.fabric = Fabric(self.clock, self.network, len(self.programs))
+        self.left = len(self.programs)
+        for rank in range(len(self.programs)):
+            self.clock.at(0.0, partial(self.step, rank, None))
+        self.clock.run()
+        assert not self.left, "a deadlock"
+        return self.clock.now_s
+
+    def step(self, rank: int, answer: Any) -> None:
+        try:
+            request = self.programs[rank].send(answer)
+        except StopIteration:
+            self.left -= 1
+            return
+        match request:
+            case Start(work):
+                ticket = Ticket(0, work, [])  # whom to resume when it is done
+                self.post(rank, work, partial(self.finish, ticket))
+                self.step(rank, ticket)
+            case Wait(ticket) if not ticket.done:
+                ticket.runtime.append(partial(self.step, rank))
+            case Wait(ticket):
+                self.step(rank, ticket.value)
+            case Local(kind, num_bytes, action):
+                cost_s = num_bytes * self.network.sum_s_per_byte if kind == "sum" else 0.0
+                self.clock.at(self.clock.now_s + cost_s, lambda: self.step(rank, action()))
+            case _:
+                self.post(rank, request, partial(self.step, rank))
+
+    def post(self, rank: int, request: Any, then: Callable[[Any], None]) -> None:
+        if isinstance(request, Send):
+            num_bytes = request.value.numel() * request.value.element_size()
+            self.fabric.send((request.tag,), request.to, num_bytes, (rank, request.value, lambda _: then(None)))
+            return
+        box: list[Message] = []
+        arrival = (rank, lambda source, value: box.append(Message(source, value.clone())), lambda _: then(box[0]))
+        self.fabric.receive((request.tag,), request.source, arrival)
+
+    def finish(self, ticket: Ticket, value: Any) -> None:
+        ticket.done, ticket.value = True, value
+        for resume in ticket.runtime:
+            resume(value)
 
 
 def hasty(program: Program) -> Program:

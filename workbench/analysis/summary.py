@@ -11,6 +11,7 @@ import numpy as np
 
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap, overlap
+from workbench.analysis.parts import Parts, parts
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
 from workbench.trace.run import Run, as_runs
 
@@ -20,6 +21,11 @@ WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most t
 def run_overlap(run: Run, steps: slice | None = None) -> Overlap:
     """Hidden and exposed communication and idle time of a run, by rank and step."""
     return overlap(run.spans, steps)
+
+
+def run_parts(run: Run, steps: slice | None = None) -> Parts:
+    """Seconds of waiting, wire, decoding, summing and encoding of a run's messages, by rank."""
+    return parts(run.spans, steps)
 
 
 def steady_overlap(run: Run) -> Overlap:

@@ -107,6 +107,12 @@ class RunHandle:
 
         return run_overlap(self.run, steps)
 
+    def parts(self, steps: slice | None = None) -> Any:
+        """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
+        from workbench.analysis import run_parts
+
+        return run_parts(self.run, steps)
+
     def timeline(self, steps: slice | None = None) -> Any:
         """A figure of what each rank did when: see `workbench.plots.timeline`."""
         from workbench.plots import timeline

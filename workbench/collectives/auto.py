@@ -16,6 +16,14 @@ from workbench.program import Context
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _AnyLink:
+    latency_s: float = 1.0
+    bandwidth_bytes_per_s: float = 1.0
+    sum_s_per_byte: float = 0.0
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Auto(Collective):
     """argmin over `candidates` of `seconds`: short values are bound by latency, long ones by bandwidth.
@@ -36,6 +44,7 @@ class Auto(Collective):
                 raise ConfigError(
                     f"candidates: {candidate!r} has no formula of its own: choose among Tree(), HalvingDoubling(), Ring(), ..."
                 )
+            candidate.seconds(1.0, 2, _AnyLink())  # who has none says so now
 
     @property
     def needs_link(self) -> bool:
@@ -44,6 +53,10 @@ class Auto(Collective):
     @property
     def lossy(self) -> bool:
         return any(candidate.lossy for candidate in self.candidates)
+
+    def check(self, num_workers: int) -> None:
+        for candidate in self.candidates:
+            candidate.check(num_workers)
 
     def chosen(self, num_bytes: float, num_workers: int, link: Link) -> Collective:
         """The candidate that is used for so many bytes.

@@ -62,7 +62,7 @@ class HalvingDoubling(Collective):
             part = cuts[mine.start], cuts[mine.stop]
             message = yield from wire.receive(partner, part, hop)
             yield from wire.add(*part, message)
-            yield from wire.finish(sending)  # its half is overwritten in the doubling
+            yield from wire.finish(sending)
             hop += 1
         own = cuts[place.index], cuts[place.index + 1]
         held = encoded = yield from wire.pack(*own, hop)

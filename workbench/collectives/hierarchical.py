@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from workbench.codecs.base import Codec
+from workbench.codecs.base import Codec, SummableCodec
 from workbench.collectives.base import Collective, Link, Native
 from workbench.collectives.linear import Linear
 from workbench.collectives.ring import Ring
 from workbench.collectives.rooted import Rooted
 from workbench.collectives.wire import check_codec
 from workbench.errors import ConfigError
-from workbench.ops import Program, Recv, Request, Send, Start, Value
+from workbench.ops import Local, Program, Recv, Request, Send, Start, Value, Wait
 from workbench.program import Context, perform
 from workbench.rng import derive_seed
 
@@ -45,6 +45,8 @@ class Hierarchical(Collective):
             raise ConfigError(f"inner={self.inner}: within a group the sum is taken at its first rank: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
             raise ConfigError(f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()")
+        if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(getattr(self.outer, "plain", None), SummableCodec | None):
+            raise ConfigError(f"outer={self.outer} has the library sum, over all ranks and not leaders alone: use it with inner=Ring()")
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):
                 if not hasattr(level, "codec") or level.codec is not None:
@@ -57,6 +59,9 @@ class Hierarchical(Collective):
     @property
     def lossy(self) -> bool:
         return any(level.lossy for level in self._levels())
+
+    def check(self, num_workers: int) -> None:
+        self.outer.check(-(-num_workers // self.group))
 
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         inner, outer = self._levels()
@@ -114,6 +119,7 @@ def _translated(ranks: Sequence[int], request: Request) -> Request:
         case Start(work) if isinstance(work, Send | Recv):
             return replace(request, work=_translated(ranks, work))
         case _:
+            assert isinstance(request, Local | Wait), f"{request} cannot be answered among some of the ranks"
             return request
 
 

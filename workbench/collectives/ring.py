@@ -65,11 +65,10 @@ class Ring(Collective):
         hops = [(hop, part) for hop in range(first, last) for part in self._chunks(bounds, rank - hop - 2)]
         sending: deque[Ticket | None] = deque()
         receiving: deque[Ticket | None] = deque()
-        ahead = 1 if self.chunks > 1 else 0  # the next chunk is on its way while this one is worked on
         for part in self._chunks(bounds, rank - first - 1) if hops else ():
             sending.append((yield from self._set_off(wire, right, first, part)))
         for position, (hop, part) in enumerate(hops):
-            for later, its_part in hops[position + len(receiving) : position + ahead + 1]:
+            for later, its_part in hops[position + len(receiving) : position + self.chunks]:  # a block is on its way meanwhile
                 receiving.append((yield from wire.start_receive(left, its_part, later)))
             message = yield from wire.received(receiving.popleft(), part)
             if hop < p - 1:
@@ -109,8 +108,8 @@ class Ring(Collective):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
 
-        With c chunks a hop lasts as long as one chunk's way through it or the wire's or the sum's work on the whole block,
-        whichever is longest: max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p), and the last one's other chunks follow.
+        With c chunks the next hop begins when the first chunk has passed this one, or the wire or the processor is done with its
+        block: max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) later. The last hop takes alpha + n beta / p.
         """
         p, c = num_workers, self.chunks
         if p == 1:
@@ -119,4 +118,4 @@ class Ring(Collective):
         sum_s = num_bytes / p * link.sum_s_per_byte
         summing_s = max(link.latency_s + (wire_s + sum_s) / c, wire_s, sum_s)
         spreading_s = max(link.latency_s + wire_s / c, wire_s)
-        return (p - 1) * (summing_s + spreading_s) + (c - 1) / c * wire_s
+        return (p - 1) * summing_s + (p - 2) * spreading_s + link.latency_s + wire_s

@@ -1,0 +1,124 @@
+"""Where a collective's time goes: waiting for the sender, on the wire, decoding, summing, encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.analysis.overlap import Floats, Steps, union
+from workbench.analysis.table import Column, Table, seconds
+from workbench.trace.spans import Spans, step_bounds
+
+WORK = ("decode", "sum", "encode")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Parts:
+    """Seconds of each rank's messages and of the work on them, one entry a rank; all arrays have one length.
+
+    A receive waits until its sender begins to send, and is on the wire from then to its end. Each entry is the time in which at
+    least one span was in that part; parts that ran at once (a chunk is summed while the next is on the wire) each count in full.
+    A send's time is its receiver's. A library's own all-reduce is of one piece and in none of these.
+
+    Attributes:
+        rank: whose.
+        wait_s: receiving from a rank that was not sending yet.
+        wire_s: receiving from one that was; all of a receive whose send was not recorded.
+        decode_s, sum_s, encode_s: of local work.
+    """
+
+    rank: Steps
+    wait_s: Floats
+    wire_s: Floats
+    decode_s: Floats
+    sum_s: Floats
+    encode_s: Floats
+
+    def total(self) -> dict[str, float]:
+        """Each part's seconds, over all ranks."""
+        return {name: float(getattr(self, name).sum()) for name in PART_NAMES}
+
+    def of_rank(self, rank: int) -> dict[str, float]:
+        """One rank's seconds of each part; 0 where it has no spans."""
+        return {name: float(getattr(self, name)[self.rank == rank].sum()) for name in PART_NAMES}
+
+    def table(self) -> Table:
+        """One row a rank and, if there are any, the mean over ranks."""
+        rows: list[dict[str, Any]] = [{"rank": rank, **self.of_rank(rank)} for rank in self.rank.tolist()]
+        if rows:
+            rows.append({"rank": "mean", **{name: value / len(self.rank) for name, value in self.total().items()}})
+        return Table(rows, PART_COLUMNS, caption="Seconds of communication by part")
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    __repr__ = __str__
+
+
+PART_NAMES = ("wait_s", "wire_s", "decode_s", "sum_s", "encode_s")
+PART_COLUMNS = (Column("rank", "rank"), *(Column(name, name.removesuffix("_s"), seconds) for name in PART_NAMES))
+
+
+def parts(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None = None) -> Parts:
+    """Seconds of waiting, wire, decoding, summing and encoding of each rank.
+
+    Args:
+        spans: of a run.
+        steps: which steps, as slice(first, one after the last); None for all.
+        ranks: whose; None for all.
+
+    Example:
+        >>> sender = Spans.from_rows(0, [("send", "comm", 3.0, 5.0, 0, -1, 800, 1)])
+        >>> receiver = Spans.from_rows(1, [("recv", "comm", 1.0, 5.0, 0, -1, 800, 0), ("sum", "comm", 5.0, 6.0, 0, -1, 800, -1)])
+        >>> parts(Spans.concatenate([sender, receiver])).of_rank(1)
+        {'wait_s': 2.0, 'wire_s': 2.0, 'decode_s': 0.0, 'sum_s': 1.0, 'encode_s': 0.0}
+    """
+    first, last = step_bounds(steps or slice(None))
+    received = spans.table[spans.is_kind(["recv"])]
+    begins = np.clip(_sending_since(spans), received["start_s"], received["end_s"])
+    chosen = list(spans.ranks if ranks is None else ranks)
+    columns: dict[str, list[float]] = {name: [] for name in PART_NAMES}
+    for rank in chosen:
+        mine = slice(*np.searchsorted(received["rank"], [rank, rank + 1]))
+        table, since_s = received[mine], begins[mine]
+        keep = (table["step"] >= first) & (table["step"] < last)
+        columns["wait_s"].append(_covered(table["start_s"][keep], since_s[keep]))
+        columns["wire_s"].append(_covered(since_s[keep], table["end_s"][keep]))
+        for kind in WORK:
+            table = spans.of_rank(rank).select(steps=steps, kinds=[kind]).table
+            columns[f"{kind}_s"].append(_covered(table["start_s"], table["end_s"]))
+    return Parts(rank=np.array(chosen, np.int64), **{name: np.array(column, float) for name, column in columns.items()})
+
+
+def _sending_since(spans: Spans) -> Floats:
+    """(N,) for each receive when its sender began to send: between two ranks, in order. -inf where no send was recorded."""
+    table = spans.table
+    sent, received = table[spans.is_kind(["send"])], table[spans.is_kind(["recv"])]
+    sent_pairs, received_pairs = _pairs(sent["rank"], sent["peer"]), _pairs(received["peer"], received["rank"])
+    sent_order = np.lexsort((sent["start_s"], sent_pairs))
+    order = np.lexsort((received["start_s"], received_pairs))
+    sent_pairs, received_pairs = sent_pairs[sent_order], received_pairs[order]
+    number = np.arange(len(order)) - np.searchsorted(received_pairs, received_pairs)  # receives of the pair before this one
+    place = np.searchsorted(sent_pairs, received_pairs) + number
+    found = place < np.searchsorted(sent_pairs, received_pairs, side="right")
+    begins = np.full(len(received), -np.inf)
+    begins[order[found]] = sent["start_s"][sent_order[place[found]]]
+    return begins
+
+
+def _pairs(source: NDArray[Any], to: NDArray[Any]) -> NDArray[np.int64]:
+    """(N,) one number for each pair of ranks."""
+    return np.asarray((source.astype(np.int64) << 32) + to, np.int64)
+
+
+def _covered(start_s: Floats, end_s: Floats) -> float:
+    starts, ends = union(start_s, end_s)
+    return float((ends - starts).sum())
