@@ -1,4 +1,4 @@
-"""Pipe-SGD's first steps: a warm-up, and what is applied while the pipeline fills. Constant gradients, so that every number is one of the head."""
+"""Pipe-SGD's first steps: a warm-up, and what is applied while the pipeline fills. Every expected number can be read off."""
 
 from __future__ import annotations
 
