@@ -13,8 +13,11 @@ from torch import Tensor
 
 from tests.unit.driver import Costs, Driver
 from workbench.algorithms import PartialAllReduce, SynchronousSGD
+from workbench.algorithms.partial import _merged
 from workbench.collectives import Linear
 from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.program import Context
 
 STEPS = 6
 
@@ -114,6 +117,15 @@ def test_stopped_and_resumed_no_gradient_is_lost_or_used_twice(stop: int, shuffl
 )
 def test_how_many_begin_a_round(quorum: Any, num_ranks: int, expected: int) -> None:
     assert PartialAllReduce(quorum=quorum).num_ready(num_ranks) == expected
+
+
+def test_a_word_of_control_said_twice_is_one_word() -> None:
+    """A late gradient and a fresh one of rank 0 both carry it: their sum must not be another word."""
+    layout = run("solo", 1, steps=1).ranks[0].layout
+    mine = [Gradient(torch.ones(layout.numel), layout, step, step) for step in range(3)]
+    merged = _merged(Context(0, 2, layout=layout), mine, 2)
+    assert merged.tail().tolist() == [3.0, 1.0, 3.0, 3.0, 3.0], "weight, control, used"
+    assert _merged(Context(0, 2, layout=layout), [], 2).tail().tolist() == [0.0] * 5
 
 
 @pytest.mark.parametrize("quorum", [0, 0.0, 1.5, "most", True])

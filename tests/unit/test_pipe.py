@@ -65,6 +65,11 @@ def test_duplicates_are_as_stale_as_they_are() -> None:
     assert [update.staleness for update in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].applied] == [0, 1, 2, 2, 2, 2, 2]
 
 
+def test_the_copy_is_kept_no_longer_than_it_is_needed() -> None:
+    """In flight, and the copy: 0 + 1, 1 + 1, then 2 + 0."""
+    assert [len(end.state) for end in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].ends] == [1, 2, 2, 2, 2]
+
+
 def test_no_gradient_is_left_over() -> None:
     for algorithm in (PipeSGD(width=3, first=DUPLICATE), PipeSGD(width=9, first=DUPLICATE), PipeSGD(width=3)):
         assert not run(algorithm).ranks[0].out
