@@ -10,7 +10,24 @@ import inspect
 import pkgutil
 
 import workbench.algorithms
-from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import (
+    AdaptiveDelaySGD,
+    ApplyOrder,
+    Constant,
+    DeAR,
+    DiLoCo,
+    FirstSteps,
+    LayerwiseSGD,
+    LocalSGD,
+    NoCommunication,
+    PartialAllReduce,
+    PipeSGD,
+    SendOrder,
+    SerialSGD,
+    StaleSGD,
+    SynchronousSGD,
+    Uniform,
+)
 from workbench.collectives import HalvingDoubling, Linear, Native, Ring, Tree
 from workbench.program import Algorithm
 
@@ -24,12 +41,33 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         *(LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=order) for order in ApplyOrder),
         LayerwiseSGD(bucket_bytes=0, apply=ApplyOrder.ANY, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=ApplyOrder.BACKWARD, collective=Linear()),
+        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2),
+        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2, collective=Linear()),
+        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, order=SendOrder.PRIORITY, collective=Ring()),
     ],
     PipeSGD: [
         *(PipeSGD(width=width) for width in (1, 2, 3, 4)),
         PipeSGD(width=2, collective=Ring()),
         PipeSGD(width=3, collective=Linear()),
+        PipeSGD(width=3, warmup_steps=2),
+        PipeSGD(width=3, first=FirstSteps.DUPLICATE),
     ],
+    AdaptiveDelaySGD: [AdaptiveDelaySGD(max_delay=1, adapt_every=2), AdaptiveDelaySGD(max_delay=3, adapt_every=2, collective=Ring())],
+    DeAR: [
+        *(DeAR(bucket_bytes=size) for size in (0, SMALL_BUCKET, None)),
+        DeAR(bucket_bytes=SMALL_BUCKET, collective=Native()),
+    ],
+    PartialAllReduce: [PartialAllReduce(quorum="all"), PartialAllReduce(quorum="solo"), PartialAllReduce(collective=Linear())],
+    LocalSGD: [LocalSGD(every=1), LocalSGD(every=3, after=2), LocalSGD(every=2, collective=Ring())],
+    DiLoCo: [
+        DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
+        DiLoCo(every=3),
+        DiLoCo(every=4, fragments=2, delay=1, mix=0.5, collective=Ring()),
+        DiLoCo(every=2, eager=True),
+    ],
+    StaleSGD: [StaleSGD(staleness=Constant(2)), StaleSGD(staleness=Uniform(0, 3), ramp_steps=2)],
+    NoCommunication: [NoCommunication()],
+    SerialSGD: [SerialSGD(), SerialSGD(delay=2)],
 }
 
 

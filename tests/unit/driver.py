@@ -46,6 +46,7 @@ class Applied:
     staleness: int
     bucket: int | None
     parameters: Tensor  # behind it
+    weight: float  # minibatches in it over the number of ranks
     local: bool = False
     of: tuple[tuple[int, int], ...] = ()
 
@@ -274,7 +275,7 @@ class Driver:
         owner = gradient if gradient.owner is None else gradient.owner
         staleness = max(here.updates[piece.index] for piece, _ in gradient.slices()) - gradient.version
         for piece, _ in gradient.slices():
-            weight = gradient.tail(piece.index)[WEIGHT]
+            weight = float(gradient.tail(piece.index)[WEIGHT])
             where = here.offsets(piece.index)
             mean = torch.cat([gradient.view(slot).reshape(-1) for slot in piece.slots]) / weight
             here.velocity[where] = self.momentum * here.velocity[where] + mean
@@ -284,7 +285,16 @@ class Driver:
         if owner.flat.isnan().all():
             here.out.discard(id(owner.flat))
         here.applied.append(
-            Applied(gradient.step, gradient.version, staleness, gradient.bucket, here.parameters.clone(), request.local, request.of)
+            Applied(
+                gradient.step,
+                gradient.version,
+                staleness,
+                gradient.bucket,
+                here.parameters.clone(),
+                weight,
+                request.local,
+                request.of,
+            )
         )
 
     def _pack(self, here: Rank, bucket: int | None) -> Gradient:

@@ -65,17 +65,19 @@ def test_with_a_constant_delay_it_is_pipe() -> None:
 
 
 def test_resumed_at_any_step() -> None:
-    algorithm = AdaptiveDelaySGD(adapt_every=3)
-    unbroken = run(algorithm, 3.0, 14)
-    assert max(delays(unbroken)[0]) == 3
-    costs = Costs(apply=0.25, collective=3.0)
-    for stop in range(14):
-        first = Driver(algorithm, 3, pull, lr=0.1, costs=costs).run(14, stop_after=stop)
+    """Compute times differ from step to step, so that a sum forgotten would show in the delay."""
+    algorithm = AdaptiveDelaySGD(adapt_every=4)
+    costs = Costs(backward=lambda rank, step: 6.0 if step % 4 == 0 else 0.5, apply=0.25, collective=4.0)
+    unbroken = Driver(algorithm, 3, pull, lr=0.1, costs=costs).run(16)
+    assert delays(unbroken)[0] == [1] * 7 + [2] * 9
+    for stop in range(16):
+        first = Driver(algorithm, 3, pull, lr=0.1, costs=costs).run(16, stop_after=stop)
         second = Driver(algorithm, 3, pull, lr=0.1, costs=costs)
         for here, before in zip(second.ranks, first.ranks, strict=True):
             here.parameters.copy_(before.parameters)
             here.updates = list(before.updates)
-        second.run(14, first_step=stop + 1, resumed=first.states)
+        second.run(16, first_step=stop + 1, resumed=first.states)
+        assert delays(first)[1] + delays(second)[1] == delays(unbroken)[1], stop
         assert torch.equal(second.ranks[1].parameters, unbroken.ranks[1].parameters), stop
 
 

@@ -1,4 +1,4 @@
-"""Pipe-SGD's first steps: a warm-up, and what is applied while the pipeline fills. Constant gradients, so that every number is one of the head."""
+"""Pipe-SGD's first steps: a warm-up, and what is applied while the pipeline fills. Every expected number can be read off."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ def test_resumed_at_any_step(algorithm: PipeSGD, stop: int) -> None:
 def test_duplicates_are_as_stale_as_they_are() -> None:
     """The copy of g_0 is 1 and 2 updates old; from then on every gradient is K - 1."""
     assert [update.staleness for update in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].applied] == [0, 1, 2, 2, 2, 2, 2]
+
+
+def test_the_copy_is_kept_no_longer_than_it_is_needed() -> None:
+    """In flight, and the copy: 0 + 1, 1 + 1, then 2 + 0."""
+    assert [len(end.state) for end in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].ends] == [1, 2, 2, 2, 2]
 
 
 def test_no_gradient_is_left_over() -> None:

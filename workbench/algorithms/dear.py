@@ -73,7 +73,9 @@ class DeAR(Algorithm):
         if due:
             gradient, *scattered = due
             for bucket in reversed(range(len(scattered))):  # the last bucket holds the first layers
-                yield Wait(scattered[bucket])  # of the last one begun: the forward that is to come cannot begin before it
+                yield Wait(
+                    scattered[bucket]
+                )  # its error is raised here; and forward cannot begin before the last one begun, which comes first
                 arriving[bucket] = yield Start(self.collective.all_gather(ctx, gradient.part(bucket)))
         return arriving
 

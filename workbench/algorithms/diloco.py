@@ -97,7 +97,7 @@ class DiLoCo(Algorithm):
             num_done = step + 1
             for part in parts:
                 if part.summing is not None and num_done >= part.due and not self.eager:
-                    yield from self._arrive(part)
+                    yield from self._arrive(part, (yield Wait(part.summing)))
             for part in parts:
                 if num_done % self.every == part.number * self.every // num_fragments:
                     yield from (self._step_eagerly(ctx, part) if self.eager else self._begin(ctx, part, num_done))
@@ -108,15 +108,14 @@ class DiLoCo(Algorithm):
         """A fragment's turn: sum how far the ranks went."""
         packed = yield PackParameters(bucket=part.number)
         part.set_off(packed)
-        part.summing = yield Start(_flat_sum(perform(self.collective.all_reduce(ctx, packed))))
-        part.due = num_done + self.delay
-        if not self.delay:
-            yield from self._arrive(part)
+        work = _flat_sum(perform(self.collective.all_reduce(ctx, packed)))
+        if self.delay:
+            part.summing, part.due = (yield Start(work)), num_done + self.delay
+        else:
+            yield from self._arrive(part, (yield from work))
 
-    def _arrive(self, part: _Fragment) -> Program:
+    def _arrive(self, part: _Fragment, total: Tensor) -> Program:
         """The sum is there: the outer step, and what the rank goes on from."""
-        assert part.summing is not None
-        total = yield Wait(part.summing)
         part.summing = None
         values, tail = part.split(total)
         self._outer_step(part, values / tail[WEIGHT])
@@ -152,10 +151,10 @@ class DiLoCo(Algorithm):
     def _end(self, ctx: Context, parts: list[_Fragment], num_done: int) -> Program:
         """Take the outer steps in flight (eager ones were taken), and make all ranks equal."""
         for part in parts:
-            if part.summing is not None and self.eager:
-                yield Wait(part.summing)
-            elif part.summing is not None:
-                yield from self._arrive(part)
+            if part.summing is not None:
+                total = yield Wait(part.summing)
+                if not self.eager:
+                    yield from self._arrive(part, total)
         late = self.eager or self.delay or self.mix or len(parts) > 1
         if num_done and (late or num_done % self.every):
             packed = yield PackParameters()

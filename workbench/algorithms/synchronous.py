@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
 from workbench.ops import Apply, Backward, EndStep, Program
-from workbench.program import Algorithm, Context, perform
+from workbench.program import Algorithm, Card, Context, perform
 
 
 @final
@@ -22,6 +22,10 @@ class SynchronousSGD(Algorithm):
     """
 
     collective: Collective = Native()
+
+    card: ClassVar[Card] = Card(
+        paper="daily2016leveraging, section 4.1; li2018pipesgd", staleness="0", bytes_per_step="2 (p-1)/p n", memory="none"
+    )
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
