@@ -240,6 +240,15 @@ class Gradient:
         flat = self.flat
         return flat.as_strided(slot.shape, slot.stride, flat.storage_offset() + slot.offset - base)
 
+    def copy(self) -> Gradient:
+        """The same values in memory of their own: for whoever needs them after `Apply` has consumed this one."""
+        ready = self.ready
+        flat = self.flat.clone()
+        if flat.is_cuda:
+            ready = torch.cuda.Event()
+            ready.record()
+        return Gradient(flat, self.layout, self.step, self.version, self.bucket, ready)
+
     def part(self, bucket: int) -> Gradient:
         """One bucket of a whole gradient; shares memory with it."""
         piece = self.layout.buckets[bucket]

@@ -70,10 +70,10 @@ class Trainer:
         record: bool = False,
         timeout_s: float = 120.0,
     ) -> None:
-        if algorithm.asynchronous:
+        if algorithm.has_servers:
             raise ConfigError(
-                f"{type(algorithm).__name__} keeps parameters elsewhere than in your model, or ranks at steps of their own: "
-                "a Trainer steps all ranks together. Use `workbench train`, Cluster.train or simulate for it"
+                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks together: "
+                "use `workbench train`, Cluster.train or simulate for it"
             )
         self._transport = transport_here(timeout_s)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers

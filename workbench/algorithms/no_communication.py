@@ -28,6 +28,10 @@ class NoCommunication(Algorithm):
     def replicas(self) -> Replicas:
         return Replicas.NEVER
 
+    @property
+    def asynchronous(self) -> bool:
+        return True
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         return 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, final
 
@@ -74,10 +74,10 @@ class PipeSGD(Algorithm):
             while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
                 total = yield Wait(in_flight.popleft())
                 if duplicates and step == num_synchronous - 1:
-                    spare = _copy(total)  # `Apply` consumes its gradient
+                    spare = total.copy()  # `Apply` consumes its gradient
                 yield Apply(total)
             if spare is not None and filling:
-                yield Apply(_copy(spare))
+                yield Apply(spare.copy())
             if spare is not None and step >= num_synchronous and len(in_flight) >= self.width - 1:
                 yield Discard(spare)  # the pipeline is full
                 spare = None
@@ -86,10 +86,6 @@ class PipeSGD(Algorithm):
             yield Discard(spare)
         while in_flight:
             yield Apply((yield Wait(in_flight.popleft())))
-
-
-def _copy(gradient: Gradient) -> Gradient:
-    return replace(gradient, flat=gradient.flat.clone())
 
 
 def DelayedSGD(  # noqa: N802 - the paper's other name of a class

@@ -117,7 +117,8 @@ class Session:
         self._recorder.end_step()
         if not self._replica.control_out and _asked_to_stop(self._folder):
             self._replica.control_out = STOP
-        if self._replica.control_seen >= STOP and not ctx.stopping:
+        alone = self._algorithm.replicas == Replicas.NEVER and self._replica.control_out >= STOP  # nobody else need know
+        if (alone or self._replica.control_seen >= STOP) and not ctx.stopping:
             ctx.stopping = True
         if ctx.stopping and ctx.num_steps is not None and not self._interpreter.ending:
             self._interpreter.ending = True

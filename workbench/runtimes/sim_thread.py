@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from workbench import ops
 from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
-from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
@@ -294,9 +292,3 @@ class SimThread:
 
 def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
     return next(((position, ticket.value) for position, ticket in enumerate(tickets) if ticket.done), None)
-
-
-def checkpoint_of(simulation: Simulation, worker: SimWorker, end: ops.EndStep) -> dict[str, Any]:
-    """What the worker must be given to go on from there; a copy."""
-    memory = simulation.contexts[worker.rank].memory
-    return deepcopy(take_checkpoint(simulation.algorithm, worker.trained, simulation.num_workers, end, memory))

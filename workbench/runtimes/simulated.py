@@ -6,6 +6,7 @@ gradients are really computed (unless timing only), and sums are taken in rank o
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, final
 
 import torch
@@ -20,8 +21,9 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
+from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.script import Script
-from workbench.runtimes.sim_thread import SimThread, checkpoint_of
+from workbench.runtimes.sim_thread import SimThread
 from workbench.runtimes.sim_worker import SimWorker, build_workers
 from workbench.runtimes.virtual import Clock, Fabric
 from workbench.runtimes.worker import check_what, model_info, run_info
@@ -138,7 +140,9 @@ class Simulation:
 
     def keep(self, worker: SimWorker, end: EndStep) -> None:
         """Keep what the worker needs to go on from there."""
-        self.checkpoints[worker.rank] = checkpoint_of(self, worker, end)
+        memory = self.contexts[worker.rank].memory
+        saved = take_checkpoint(self.algorithm, worker.trained, self.num_workers, end, memory)
+        self.checkpoints[worker.rank] = deepcopy(saved)
 
     def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
         """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step."""
