@@ -18,10 +18,11 @@ from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.program import Algorithm, Context
 from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
+from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import transport_here
 from workbench.runtimes.link import measure_link
-from workbench.settings import describe
+from workbench.settings import PROGRESS, describe
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.run import Run
 from workbench.trace.store import new_run, update_run
@@ -45,6 +46,7 @@ class Trainer:
         algorithm: which method.
         clip_norm: global norm to clip the mean gradient to before an update.
         precision: "fp32", "bf16" or "fp16": autocast around the closure.
+        progress: how communication goes on while you compute (see `runtimes.background`).
         record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
         timeout_s: how long to wait for the other ranks.
 
@@ -67,9 +69,12 @@ class Trainer:
         *,
         clip_norm: float | None = None,
         precision: str = "fp32",
+        progress: str = "auto",
         record: bool = False,
         timeout_s: float = 120.0,
     ) -> None:
+        if progress not in PROGRESS:
+            raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
         if algorithm.has_servers:
             raise ConfigError(
                 f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks together: "
@@ -87,7 +92,9 @@ class Trainer:
             options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
             options["num_buckets"] = algorithm.num_buckets
             self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
-            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, timeout_s=timeout_s)
+            helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper}
+            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, **more)
             self._patience = self._interpreter.ledger.patience
             algorithm.check(self.num_workers)
             self._transport.open_lanes(algorithm.num_lanes)

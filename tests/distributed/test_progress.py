@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.train import assert_same, on_real_runtimes, train
 from workbench.algorithms import AsyncSGD, DeAR, LayerwiseSGD, PipeSGD
@@ -11,6 +13,7 @@ from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.settings import PROGRESS, Settings
+from workbench.trainer import Trainer
 
 ROUNDING = 1e-11
 
@@ -57,3 +60,22 @@ def test_servers_answer_whatever_the_progress(progress: str, runtime: str) -> No
 def test_an_unknown_progress_is_named() -> None:
     with pytest.raises(ConfigError, match="choose one of auto, blocking"):
         settings("magic")
+
+
+def train_by_hand(progress: str) -> list[float]:
+    """On a rank: a loop of one's own; the weights at its end."""
+    model = torch.nn.Linear(3, 1)
+    torch.nn.init.constant_(model.weight, 1.0)
+    torch.nn.init.constant_(model.bias, 0.0)
+    with Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), PipeSGD(), progress=progress) as trainer:
+        for step in range(4):
+            trainer.step(lambda step=step: model(torch.full((2, 3), float(step + trainer.rank))).square().mean())
+    return [float(value) for value in model.weight[0]]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("progress", PROGRESS)
+def test_a_trainer_takes_it_too(progress: str, runtime: str) -> None:
+    auto = shared_pool("torch", 2).run(train_by_hand, "auto")
+    found = shared_pool(runtime, 2).run(train_by_hand, progress)
+    assert found[0] == found[1] == pytest.approx(auto[0], rel=1e-5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from workbench.errors import LaunchError
-from workbench.runtimes.transport import Handle, Patience
+from workbench.errors import ConfigError, LaunchError
+from workbench.runtimes.transport import Handle, Patience, Transport
 
 START_S = 60.0
 
@@ -137,6 +138,25 @@ class HelperHandle(Handle):
     def wait(self, patience: Patience) -> None:
         while not self.poll():
             patience.pause()
+
+
+def start_helper(transport: Transport, folder: Path | None, timeout_s: float) -> Helper:
+    """This rank's helper; every rank must call it. They meet in `folder`, or in one that rank 0 makes and all can reach.
+
+    Raises:
+        ConfigError: on a GPU.
+    """
+    if transport.device.type != "cpu":
+        raise ConfigError("progress='process' shares gradients in host memory, and this rank trains on a GPU: use progress='auto'")
+    patience = Patience("all ranks to start their helpers", transport.peer_failure, timeout_s)
+    mine = str(folder or tempfile.mkdtemp(prefix="workbench-helpers-")) if transport.rank == 0 else ""
+    where = Path(transport.gather_texts(mine, patience)[0])
+    helper = Helper(transport.rank, transport.num_workers, where / "helpers", timeout_s)
+    if folder is None:
+        transport.barrier(patience)
+        if transport.rank == 0:
+            shutil.rmtree(where, ignore_errors=True)
+    return helper
 
 
 def main(arguments: list[str]) -> None:

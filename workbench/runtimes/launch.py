@@ -19,7 +19,7 @@ from workbench.program import Algorithm, Context
 from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
 from workbench.runtimes.checkpoint import resume
-from workbench.runtimes.helper import Helper
+from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.link import measure_link
 from workbench.runtimes.session import Session
@@ -158,11 +158,7 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
     replica = worker.replica
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
-    helper = None
-    if settings.progress == "process":
-        if transport.device.type != "cpu":
-            raise ConfigError("progress='process' shares gradients in host memory, and this rank trains on a GPU: use progress='auto'")
-        helper = Helper(rank, num_workers, folder / "helpers", settings.timeout_s)
+    helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
     interpreter = Interpreter(
         transport, replica, recorder, worker.minibatch, timeout_s=settings.timeout_s, progress=settings.progress, helper=helper
     )
