@@ -48,6 +48,7 @@ def summary(run: Run) -> dict[str, Any]:
     last = steps[-1] if steps else {}
     final = evaluations[-1] if evaluations else {}
     stale = [row["staleness"] for rows in run.metrics.values() for row in rows if row.get("staleness") is not None]
+    stale += [value for row in run.updates() for value in row["staleness"]]
     losses = [row["loss"] for row in steps[len(steps) - max(1, len(steps) // 10) :] if row["loss"] is not None]
     times = step_seconds(run)
     found = steady_overlap(run)

@@ -86,7 +86,10 @@ class Run:
         'PipeSGD(width=2)'
         """
         method = self.info.get("method") or {}
-        settings = [f"{key}={value:g}" for key, value in (method.get("settings") or {}).items() if isinstance(value, int | float)]
+        given = (method.get("settings") or {}).items()
+        settings = [
+            key if value is True else f"{key}={value:g}" for key, value in given if isinstance(value, int | float) and value is not False
+        ]
         name = str(method.get("name") or "run")
         return f"{name}({', '.join(settings)})" if settings else name
 
