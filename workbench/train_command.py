@@ -73,6 +73,7 @@ def _train(options: argparse.Namespace) -> int:
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
+    algorithm.check(options.workers)
     problem.train_data()  # a missing folder is told once, here, and not by every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # the new run must not change what the name means

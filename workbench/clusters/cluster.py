@@ -138,6 +138,7 @@ class Cluster:
         from workbench.runtimes.worker import check_what, run_info
 
         check_what(algorithm, problem)
+        algorithm.check(self.num_ranks)
         chosen = _settings(settings)
         self._check_free()
         job = Job(algorithm=algorithm, problem=problem, settings=chosen, runtime=self.runtime, folder="")
