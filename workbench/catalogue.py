@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import Enum
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, cast
 
 from workbench import algorithms, codecs, collectives
@@ -137,13 +137,14 @@ def _settings(make: Callable[..., Any]) -> list[tuple[str, Any, tuple[Any, ...]]
 
 def _setting(name: str, default: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
     plain = isinstance(default, bool | int | float | None)
-    choices: list[Any] | None = [kind for kind in kinds if not isinstance(kind, type)] or None
-    if any(isinstance(kind, type) and issubclass(kind, Collective) for kind in kinds):
+    types = [kind for kind in kinds if isinstance(kind, type)]
+    choices: list[Any] | None = [kind for kind in kinds if kind not in types] or None
+    if any(issubclass(kind, Collective) for kind in types):
         choices = list(collectives.names())
     required = default is inspect.Parameter.empty
     return {
         "name": name,
-        "type": kind_words(kinds),
+        "type": ["none" if kind is NoneType else kind.__name__ for kind in types],
         "choices": choices,
         "default": None if required else default if plain and not isinstance(default, Enum) else shell_word(default),
         "required": required,
@@ -178,8 +179,8 @@ def show(what: str, name: str) -> str:
         facts = {title: found[key] for key, title in COLUMNS[what].items() if key != "name"}
         parts.append(textwrap.indent("\n".join(f"{title + ':':14}{fact}" for title, fact in facts.items()), "  "))
     rows = [
-        (setting["name"], ", ".join(setting["type"]), "" if setting["required"] else shell_word(default))
-        for setting, (_, default, _) in zip(found["settings"], _settings(make), strict=True)
+        (name, ", ".join(kind_words(kinds)), "" if default is inspect.Parameter.empty else shell_word(default))
+        for name, default, kinds in _settings(make)
     ]
     title = "Settings, given as --set NAME=VALUE" if what == "methods" else "Settings, in Python"
     parts.append(f"{title}:\n" + textwrap.indent(grid(("name", "value", "default"), rows, 100), "  ") if rows else "It has no settings.")
@@ -226,15 +227,10 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     1  one two
        three
     """
-    body = [[re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", TIED), cell) for cell in row] for row in rows]
-    columns = list(zip(head, *body, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
-    while sum(widths) + 2 * (len(widths) - 1) > width:
-        able = [number for number in range(len(widths)) if widths[number] > least[number]]
-        if not able:
-            break
-        widths[max(able, key=lambda number: widths[number])] -= 1
+    tied = [[re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", TIED), cell) for cell in row] for row in rows]
+    body, widths = tied, _widths([head, *tied], width)
+    if sum(widths) + 2 * (len(widths) - 1) > width:
+        body, widths = [list(row) for row in rows], _widths([head, *rows], width)
     lines = []
     for row in (head, ["-" * column for column in widths], *body):
         cells = [
@@ -245,3 +241,16 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
             words = [(cell[line] if line < len(cell) else "").ljust(column) for cell, column in zip(cells, widths, strict=True)]
             lines.append("  ".join(words).replace(TIED, " ").rstrip())
     return "\n".join(lines)
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Of each column: as wide as its widest cell, and the widest are narrowed, down to their longest word, until all fit."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        able = [number for number in range(len(widths)) if widths[number] > least[number]]
+        if not able:
+            break
+        widths[max(able, key=lambda number: widths[number])] -= 1
+    return widths

@@ -83,9 +83,9 @@ def kind_words(kinds: Iterable[Any]) -> list[str]:
     """As a reader is told them.
 
     >>> kind_words([int, "once", NoneType])
-    ['whole number', 'once', 'none']
+    ['a whole number', 'once', 'none']
     """
-    plain = {bool: ["true", "false"], int: ["whole number"], float: ["number"], NoneType: ["none"]}
+    plain = {bool: ["true", "false"], int: ["a whole number"], float: ["a number"], NoneType: ["none"]}
     return [word for kind in kinds for word in (plain.get(kind, [kind.__name__.lower()]) if isinstance(kind, type) else [str(kind)])]
 
 
