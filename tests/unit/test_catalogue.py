@@ -128,6 +128,12 @@ def test_a_collective_says_where_a_codec_goes(name: str) -> None:
         assert (place == "once around the sum") == (name == "once")
 
 
+def test_the_readme_has_this_table() -> None:
+    """Step 5 of CONTRIBUTING.md: what `workbench methods --markdown` prints is put there whenever a card changes."""
+    page = (ROOT / "README.md").read_text()
+    assert re.findall(r"(?:^\| method \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [catalogue.markdown("methods") + "\n"]
+
+
 # ---------------------------------------------------------------- the bytes
 
 
