@@ -160,13 +160,17 @@ def _catalogue(options: argparse.Namespace) -> int:
     from workbench import catalogue
 
     if options.json:
-        print(json.dumps(catalogue.describe(options.what, options.name) if options.name else catalogue.describe_all(options.what)))
+        text = json.dumps(catalogue.describe(options.what, options.name) if options.name else catalogue.describe_all(options.what))
     elif options.name:
-        print(catalogue.show(options.what, options.name))
+        text = catalogue.show(options.what, options.name)
     elif options.markdown:
-        print(catalogue.markdown(options.what))
+        text = catalogue.markdown(options.what)
     else:
-        print(catalogue.listing(options.what, min(140, max(100, get_terminal_size().columns))))
+        text = catalogue.listing(options.what, min(140, max(100, get_terminal_size().columns)))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; the interpreter must not flush into the pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

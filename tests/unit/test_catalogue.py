@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,15 @@ def test_a_collective_says_where_a_codec_goes(name: str) -> None:
     else:
         assert collectives.get(f"{name}:truncate16").lossy
         assert (place == "once around the sum") == (name == "once")
+
+
+def test_a_reader_may_stop_early() -> None:
+    """`workbench methods | head`: no traceback where the pipe is closed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    listed = subprocess.run([sys.executable, "-m", "workbench", "methods"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (listed.returncode, listed.stderr) == (0, "")
 
 
 def test_the_readme_has_this_table() -> None:
