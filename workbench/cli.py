@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
@@ -68,9 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
     demo.set_defaults(command=_demo)
 
-    for name in ("methods", "problems"):
-        listing = commands.add_parser(name, help=f"list the {name}")
-        listing.set_defaults(command=_names, what=name)
+    for what in ("methods", "collectives", "codecs"):
+        listing = commands.add_parser(what, help=f"list the {what}, or tell all of one")
+        listing.add_argument("name", nargs="?", help="tell all of this one")
+        listing.add_argument("--markdown", action="store_true", help="the table as Markdown")
+        listing.add_argument("--json", action="store_true", help="one JSON array; of one, an object")
+        listing.set_defaults(command=_catalogue, what=what)
+    problems = commands.add_parser("problems", help="list the problems")
+    problems.set_defaults(command=_problems)
     return parser
 
 
@@ -150,9 +156,26 @@ def _execute(path: Path, output: Path | None, parameters: dict[str, Any], timeou
     return executed, page
 
 
-def _names(options: argparse.Namespace) -> int:
-    from workbench import algorithms, problems
+def _catalogue(options: argparse.Namespace) -> int:
+    from workbench import catalogue
 
-    for name in {"methods": algorithms, "problems": problems}[options.what].names():
-        print(name)
+    if options.json:
+        text = json.dumps(catalogue.describe(options.what, options.name) if options.name else catalogue.describe_all(options.what))
+    elif options.name:
+        text = catalogue.show(options.what, options.name)
+    elif options.markdown:
+        text = catalogue.markdown(options.what)
+    else:
+        text = catalogue.listing(options.what, min(140, max(100, get_terminal_size().columns)))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; the interpreter must not flush into the pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _problems(_: argparse.Namespace) -> int:
+    from workbench import problems
+
+    print("\n".join(problems.names()))
     return 0

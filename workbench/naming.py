@@ -6,8 +6,10 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from enum import Enum
 from inspect import signature
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.units import GB, GIB, KB, KIB, MB, MIB
@@ -56,6 +58,62 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
         raise ConfigError(f"{what}({', '.join(f'{key}={value!r}' for key, value in options.items())}): {error}") from error
 
 
+def kinds_of(make: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+    """What each option of a class or function may be: types, and the words or numbers that are listed one by one.
+
+    >>> def make(*, width: int | None = None, how: Literal["once", "twice"] = "once") -> None: ...
+    >>> kinds_of(make)
+    {'width': (<class 'int'>, <class 'NoneType'>), 'how': ('once', 'twice')}
+    """
+    hints = get_type_hints(make)
+    return {name: tuple(_alternatives(hints[name])) for name in signature(make).parameters if name in hints}
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    if get_origin(hint) in (UnionType, Union):
+        return [kind for part in get_args(hint) for kind in _alternatives(part)]
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [item.value for item in hint]
+    return [get_origin(hint) or hint]
+
+
+def kind_words(kinds: Iterable[Any]) -> list[str]:
+    """As a reader is told them.
+
+    >>> kind_words([int, "once", NoneType])
+    ['a whole number', 'once', 'none']
+    """
+    plain = {bool: ["true", "false"], int: ["a whole number"], float: ["a number"], NoneType: ["none"]}
+    return [word for kind in kinds for word in (plain.get(kind, [kind.__name__.lower()]) if isinstance(kind, type) else [str(kind)])]
+
+
+def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Refuse an option whose value is of none of its kinds, such as a word for a number, or "yes" for true.
+
+    What can be an object (a collective) is left to who takes it.
+
+    Raises:
+        ConfigError: the option, the value and what it can be are named.
+    """
+    known = kinds_of(make)
+    for option, value in options.items():
+        kinds = known.get(option, ())
+        if not kinds or any(isinstance(kind, type) and kind not in (bool, int, float, str, NoneType) for kind in kinds):
+            continue
+        if not any(_is(value, kind) for kind in kinds):
+            raise ConfigError(f"{what}: {option}={value!r}: give {', or '.join(kind_words(kinds))}")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if not isinstance(kind, type):
+        return bool(value == kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
 def parse_value(text: str) -> Any:
     """A value written on the command line: a number, a size, true, false, none, a list, or else a word.
 
@@ -66,12 +124,12 @@ def parse_value(text: str) -> Any:
     word = {"true": True, "false": False, "none": None}.get(plain.lower(), plain)
     if word is not plain:
         return word
-    size = re.fullmatch(r"([0-9.]+)\s*([kmg]i?b)", plain.lower())
+    size = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]i?b)", plain.lower())
     if size:
         return float(size[1]) * SIZES[size[2]]
     try:
         return literal_eval(plain)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return plain
 
 
@@ -79,12 +137,15 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
     """`key=value` words to a dictionary.
 
     Raises:
-        ConfigError: a word without "=".
+        ConfigError: a word without "=", or a name that is given twice.
     """
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"{option} {pair!r}: write it as name=value, for example {option} width=2")
-        parsed[key.strip().replace("-", "_")] = parse_value(value)
+        name = key.strip().replace("-", "_")
+        if name in parsed:
+            raise ConfigError(f"{option} {name}: given twice, as {parsed[name]!r} and as {value}: give it once")
+        parsed[name] = parse_value(value)
     return parsed

@@ -24,7 +24,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=2)
     add("--epochs", type=int)
     add("--steps", type=int)
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the method, such as width=2")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the method, such as width=2; `workbench methods NAME` lists them",
+    )
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
     add("--optimizer", help="a class of torch.optim, such as AdamW")
     add("--optimizer-set", action="append", default=[], metavar="NAME=VALUE", help="its arguments, such as momentum=0.9")
@@ -32,6 +38,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, help="samples a worker and step")
     add("--micro-batches", type=int, default=1, dest="num_micro")
     add("--clip-norm", type=float)
+    add("--ema-decay", type=float, help="evaluate a moving average of the parameters, such as 0.999")
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
     add("--evaluate-every", type=int, metavar="STEPS", help="0: at the end only; default: once an epoch")
@@ -92,6 +99,7 @@ def _settings(options: argparse.Namespace) -> Any:
         "batch_size",
         "lr",
         "clip_norm",
+        "ema_decay",
         "num_micro",
         "precision",
         "compile",

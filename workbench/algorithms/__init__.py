@@ -23,7 +23,7 @@ from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
 from workbench.algorithms.synchronous import SynchronousSGD
-from workbench.naming import call_checked, unknown
+from workbench.naming import call_checked, check_kinds, unknown
 from workbench.program import Algorithm
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "Staleness",
     "SynchronousSGD",
     "Uniform",
+    "find",
     "get",
     "names",
     "parse_staleness",
@@ -90,6 +91,21 @@ def names() -> tuple[str, ...]:
     return tuple(_METHODS)
 
 
+def find(name: str) -> Callable[..., Algorithm]:
+    """The class of a method by name; of a method that is another one with some settings, the function that makes it.
+
+    >>> find("dear")
+    <class 'workbench.algorithms.dear.DeAR'>
+
+    Raises:
+        ConfigError: no such method.
+    """
+    plain = name.lower().replace("_", "-")
+    if plain not in _METHODS:
+        raise unknown("method", name, _METHODS)
+    return _METHODS[plain]
+
+
 def get(name: str, **settings: Any) -> Algorithm:
     """A method by name; a collective or a distribution of staleness may be named too.
 
@@ -101,12 +117,12 @@ def get(name: str, **settings: Any) -> Algorithm:
     Raises:
         ConfigError: no such method, no such setting, or a value it cannot have.
     """
-    plain = name.lower().replace("_", "-")
-    if plain not in _METHODS:
-        raise unknown("method", name, _METHODS)
+    make = find(name)
     if isinstance(settings.get("collective"), str):
         settings["collective"] = collectives.get(settings["collective"])
     if isinstance(settings.get("staleness"), str):
         settings["staleness"] = parse_staleness(settings["staleness"])
-    method: Algorithm = call_checked(plain, _METHODS[plain], settings)
+    plain = name.lower().replace("_", "-")
+    check_kinds(plain, make, settings)
+    method: Algorithm = call_checked(plain, make, settings)
     return method

@@ -23,13 +23,13 @@ class AsyncSGD(ServerMethod):
         clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push under backward).
         cutoff: a gradient staler than this is dropped; None drops none.
 
-    Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), A.3 (clipping); the cut-off answers its reviewers.
+    Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), section A.3 (clipping); the cut-off answers its reviewers.
     """
 
     card: ClassVar[Card] = Card(
         paper="chen2016revisiting, Alg. 1-2",
         staleness="p - 1 on average, unbounded",
-        bytes_per_step="n + 8M; its server p (n + 8)",
+        bytes_per_step="n + 8M; server (p+M-2) (n/M + 8)",
         memory="n on servers; replies in flight",
         roles="p workers, M servers",
     )

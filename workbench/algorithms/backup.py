@@ -33,13 +33,14 @@ class BackupSGD(ServerMethod):
             or beside them.
         noise_scale: S, where it is known and not to be measured.
 
-    Paper: chen2016revisiting, Alg. 3-4 and section 3.1; time-outs are suggested there. Choosing b online: after Xu et al. 2020.
+    Paper: chen2016revisiting, Alg. 3-4 and section 3.1; time-outs are suggested there. Choosing b online: after xu2020dynamic;
+    the noise scale: mccandlish2018empirical, appendix A.1.
     """
 
     card: ClassVar[Card] = Card(
-        paper="chen2016revisiting, Alg. 3-4",
+        paper="chen2016revisiting, Alg. 3-4; xu2020dynamic; mccandlish2018empirical, A.1",
         staleness="0; late gradients dropped",
-        bytes_per_step="n + 8M; its server p (n + 8)",
+        bytes_per_step="n + 8M; server (p+M-2) (n/M + 8)",
         memory="n on servers; replies in flight",
         roles="N + b workers, M servers",
     )
@@ -143,7 +144,7 @@ class BackupSGD(ServerMethod):
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class
     """PS-Sync: servers gather p gradients, update, and return the parameters, which is `BackupSGD(backups=0)`.
 
-    Paper: li2018pipesgd, section 2.
+    Paper: li2018pipesgd (PS-Sync); chen2016revisiting, Alg. 3-4 with b = 0 (Sync-Opt).
 
     >>> ParameterServerSGD(shards=2).backups
     0

@@ -23,13 +23,13 @@ class DelayCompensatedSGD(ServerMethod):
     g * g for the diagonal of the Hessian. The server keeps what it last sent each worker: p copies of its shard.
     `strength=0` is `AsyncSGD`; one worker is serial SGD.
 
-    Paper: Zheng et al. 2017 (DC-ASGD), eq. 10 with a constant lambda.
+    Paper: zheng2017dcasgd, eq. 10 with a constant lambda (DC-ASGD-c).
     """
 
     card: ClassVar[Card] = Card(
-        paper="Zheng et al. 2017",
+        paper="zheng2017dcasgd, eq. 10",
         staleness="p - 1 on average, unbounded, compensated",
-        bytes_per_step="n + 8M; its server p (n + 8)",
+        bytes_per_step="n + 8M; server (p+M-2) (n/M + 8)",
         memory="(p + 1) n on servers",
         roles="p workers, M servers",
     )

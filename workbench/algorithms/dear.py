@@ -27,13 +27,13 @@ class DeAR(Algorithm):
     At the end of a step the update of its own gradient is still due: parameters read there are one update behind, equal
     on all ranks. Evaluations see those. A checkpoint holds each rank's own block of the sums.
 
-    Paper: Zhang, Shi, Chu, Wang, Li and Li 2023, Alg. 1.
+    Paper: zhang2023dear, Alg. 1.
     """
 
     bucket_bytes: float | None = 1 * MIB
     collective: Collective = Ring()
 
-    card: ClassVar[Card] = Card(paper="Zhang et al. 2023", staleness="0", bytes_per_step="2 (p-1)/p n", memory="1 gradient")
+    card: ClassVar[Card] = Card(paper="zhang2023dear, Alg. 1", staleness="0", bytes_per_step="2 (p-1)/p n", memory="1 gradient")
 
     def __post_init__(self) -> None:
         check_collective(self.collective)

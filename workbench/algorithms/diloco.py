@@ -37,7 +37,7 @@ class DiLoCo(Algorithm):
     At the end of a run outer steps in flight are taken (eager ones were), and the parameters averaged unless they are equal.
     Staleness 0 (of a rank's own updates). Memory: anchor and outer momentum, and a fragment for each sum in flight.
 
-    Paper: Douillard et al. 2023, Alg. 1; Douillard et al. 2025 (Streaming DiLoCo), Alg. 2; Kale et al. 2025 (eager updates).
+    Paper: douillard2023diloco, Alg. 1; douillard2025streaming, Alg. 2; kale2025eager (eager updates).
     """
 
     every: int = 30  # H
@@ -51,7 +51,7 @@ class DiLoCo(Algorithm):
     collective: Collective = Native()
 
     card: ClassVar[Card] = Card(
-        paper="Douillard et al. 2023, 2025; Kale et al. 2025",
+        paper="douillard2023diloco, Alg. 1; douillard2025streaming, Alg. 2; kale2025eager",
         staleness="0; outer steps by `delay` steps, or one period",
         bytes_per_step="2 (p-1)/p n / H",
         memory="2 parameter vectors, 1 / P of one for each sum in flight",

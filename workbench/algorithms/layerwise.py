@@ -40,7 +40,7 @@ class LayerwiseSGD(Algorithm):
     With `lanes` the all-reduces of that many buckets run side by side, bucket b on lane b mod `lanes`. By `"priority"`
     all do, and of those that could send, the bucket that forward needs first does.
 
-    Paper: daily2016leveraging, section 4.2; the three orders of applying are its B1, B2, B3. Priority: Jayarajan et al. 2019.
+    Paper: daily2016leveraging, section 4.2; its layer-wise and task-wise orders. Priority: jayarajan2019priority.
     """
 
     bucket_bytes: float | None = 1 * MIB
@@ -49,7 +49,9 @@ class LayerwiseSGD(Algorithm):
     order: SendOrder = SendOrder.READY
     collective: Collective = Native()
 
-    card: ClassVar[Card] = Card(paper="daily2016leveraging, section 4.2", staleness="0", bytes_per_step="2 (p-1)/p n", memory="none")
+    card: ClassVar[Card] = Card(
+        paper="daily2016leveraging, section 4.2; jayarajan2019priority", staleness="0", bytes_per_step="2 (p-1)/p n", memory="none"
+    )
 
     def __post_init__(self) -> None:
         if self.apply not in list(ApplyOrder):

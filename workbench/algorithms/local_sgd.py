@@ -22,7 +22,7 @@ class LocalSGD(Algorithm):
     full batches it is `SynchronousSGD` up to rounding. The end of a run averages, wherever it falls. Staleness 0 (of a
     rank's own updates); one parameter vector while averaging.
 
-    Paper: Stich 2018, Alg. 1; Lin, Stich, Patel and Jaggi 2018 (post-local).
+    Paper: stich2018local, Alg. 1; lin2018postlocal (post-local).
     """
 
     every: int = 8  # H
@@ -30,7 +30,7 @@ class LocalSGD(Algorithm):
     collective: Collective = Native()
 
     card: ClassVar[Card] = Card(
-        paper="Stich 2018; Lin et al. 2018",
+        paper="stich2018local, Alg. 1; lin2018postlocal",
         staleness="0",
         bytes_per_step="2 (p-1)/p n / H",
         memory="the parameters, while averaging",

@@ -44,14 +44,14 @@ class PartialAllReduce(Algorithm):
     byte. Every rank ends every step, by applying its round: parameters are equal there on all ranks. `dropped` marks the steps
     whose minibatch this rank did not compute, or whose gradient was left over. One gradient buffer a round not yet applied.
 
-    Paper: Li, Ben-Nun, Di Girolamo, Alistarh and Hoefler 2020, Algs. 1 and 2 (solo and majority).
+    Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
 
     quorum: int | float | Quorum = Quorum.MAJORITY
     collective: Collective = Ring()
 
     card: ClassVar[Card] = Card(
-        paper="Li et al. 2020, Algs. 1 and 2",
+        paper="li2020eager, Alg. 1-2",
         staleness="0 with a quorum of p, else no bound",
         bytes_per_step="2 (p-1)/p n",
         memory="a gradient for each round that is not yet applied",

@@ -21,13 +21,13 @@ class SerialSGD(Algorithm):
     left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers; d = 0 is
     plain SGD. Staleness d; d + 1 gradient buffers.
 
-    Paper: daily2016leveraging, section 5 (serial); Langford, Smola and Zinkevich 2009, delayed SGD.
+    Paper: daily2016leveraging, section 5 (serial); langford2009slow (delayed SGD).
     """
 
     delay: int = 0  # d
 
     card: ClassVar[Card] = Card(
-        paper="daily2016leveraging, section 5", staleness="d", bytes_per_step="0", memory="d gradients", roles="1 worker"
+        paper="daily2016leveraging, section 5; langford2009slow", staleness="d", bytes_per_step="0", memory="d gradients", roles="1 worker"
     )
 
     def __post_init__(self) -> None:

@@ -27,13 +27,13 @@ class SoftsyncSGD(ServerMethod):
         splits: n, updates for every p gradients.
         divide: divide by staleness; False for plain means.
 
-    Paper: Zhang et al. 2016, "Staleness-aware Async-SGD" (n-softsync, lr / tau).
+    Paper: zhang2016softsync (n-softsync, lr / tau).
     """
 
     card: ClassVar[Card] = Card(
-        paper="Zhang et al. 2016",
-        staleness="about n",
-        bytes_per_step="n + 8M; its server p (n + 8)",
+        paper="zhang2016softsync",
+        staleness="about `splits`",
+        bytes_per_step="n + 8M; server (p+M-2) (n/M + 8)",
         memory="2n on servers; replies in flight",
         roles="p workers, M servers",
     )

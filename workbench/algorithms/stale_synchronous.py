@@ -19,13 +19,13 @@ class StaleSynchronousSGD(ServerMethod):
     applied, so staleness is at most (p - 1)(2 bound + 1). `bound=0` keeps workers in step: every one waits for all, and
     each gradient is still an update of its own. One worker is serial SGD.
 
-    Paper: Ho et al. 2013 (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
+    Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """
 
     card: ClassVar[Card] = Card(
-        paper="Ho et al. 2013",
+        paper="ho2013ssp",
         staleness="at most (p - 1)(2 bound + 1)",
-        bytes_per_step="n + 8M; its server p (n + 8)",
+        bytes_per_step="n + 8M; server (p+M-2) (n/M + 8)",
         memory="n on servers; replies in flight",
         roles="p workers, M servers",
     )

@@ -18,7 +18,7 @@ class SynchronousSGD(Algorithm):
     Every rank waits for the sum of all gradients before it updates, so all replicas stay equal and the result is
     that of one process with the whole batch. Nothing is overlapped: the baseline. Staleness 0.
 
-    Paper: daily2016leveraging, section 4.1 (network-wise SGD); li2018pipesgd calls it D-Sync.
+    Paper: daily2016leveraging, section 4.1 (network-wise SGD); li2018pipesgd (D-Sync).
     """
 
     collective: Collective = Native()

@@ -28,6 +28,7 @@ __all__ = [
     "TopK",
     "Truncate16",
     "check_codec",
+    "find",
     "get",
     "names",
 ]
@@ -54,6 +55,17 @@ def names() -> tuple[str, ...]:
     return tuple(_CODECS)
 
 
+def find(name: str) -> Callable[..., Codec]:
+    """The class of a codec by name, or the function that makes it.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name.lower() not in _CODECS:
+        raise unknown("codec", name, _CODECS)
+    return _CODECS[name.lower()]
+
+
 def get(name: str, **options: Any) -> Codec:
     """A codec by name, with its settings.
 
@@ -63,7 +75,5 @@ def get(name: str, **options: Any) -> Codec:
     Raises:
         ConfigError: there is none of that name, or it has no such setting.
     """
-    if name.lower() not in _CODECS:
-        raise unknown("codec", name, _CODECS)
-    codec: Codec = call_checked(name, _CODECS[name.lower()], options)
+    codec: Codec = call_checked(name, find(name), options)
     return codec

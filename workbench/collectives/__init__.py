@@ -32,8 +32,10 @@ __all__ = [
     "Ring",
     "Tree",
     "check_collective",
+    "find",
     "flat_of",
     "get",
+    "names",
     "native_bytes",
     "with_codec",
 ]
@@ -67,6 +69,26 @@ def with_codec(collective: Collective, codec: Codec) -> Collective:
     return with_it
 
 
+def names() -> tuple[str, ...]:
+    """What `get` knows.
+
+    >>> names()[:3]
+    ('native', 'ring', 'linear')
+    """
+    return tuple(_COLLECTIVES)
+
+
+def find(name: str) -> type[Collective]:
+    """The class of a collective by name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name.lower() not in _COLLECTIVES:
+        raise unknown("collective", name, _COLLECTIVES)
+    return _COLLECTIVES[name.lower()]
+
+
 def get(name: str) -> Collective:
     """A collective by name; after a colon a codec: for its hops ("ring:truncate16"), or once around the sum ("once:linear8").
 
@@ -81,9 +103,7 @@ def get(name: str) -> Collective:
         ConfigError: there is none of that name.
     """
     name, colon, codec_name = name.partition(":")
-    if name.lower() not in _COLLECTIVES:
-        raise unknown("collective", name, _COLLECTIVES)
-    kind = _COLLECTIVES[name.lower()]
+    kind = find(name)
     if not colon:
         if kind is Once:
             raise ConfigError(f"collective='once' needs a codec: one of {', '.join(f'once:{codec}' for codec in codecs.names())}")

@@ -31,7 +31,7 @@ class Auto(Collective):
     A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all choose alike. Of candidates
     that take the same time the first is chosen. A gradient of several buckets is judged as a whole.
 
-    Paper: Thakur, Rabenseifner and Gropp 2005, who switch by size too.
+    Paper: thakur2005optimization: it switches by size too.
     """
 
     candidates: tuple[Collective, ...] = (Tree(), HalvingDoubling(), Ring())

@@ -93,7 +93,7 @@ class Collective(ABC):
         With p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`; n beta is
         of what a codec leaves of n. A formula names n without one.
 
-        Paper: Thakur, Rabenseifner and Gropp 2005.
+        Paper: thakur2005optimization (the cost model).
         """
         raise ConfigError(f"{self} has no formula of its time: it cannot be a candidate of Auto")
 
@@ -132,7 +132,7 @@ class Native(Collective):
 
 
 def native_bytes(num_workers: int, message_bytes: float) -> float:
-    """2 (p-1)/p n: what each rank must send at least in an all-reduce of n bytes over p ranks (Patarasuk and Yuan 2009)."""
+    """2 (p-1)/p n: what each rank must send at least in an all-reduce of n bytes over p ranks (patarasuk2009bandwidth)."""
     return 2 * (num_workers - 1) / num_workers * message_bytes
 
 

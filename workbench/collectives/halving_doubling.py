@@ -28,7 +28,7 @@ class HalvingDoubling(Collective):
     With a codec every summing message is encoded anew; a complete block is encoded once, by its owner, and its message is
     passed on within those of later rounds as it is.
 
-    Paper: Thakur, Rabenseifner and Gropp 2005, "Rabenseifner's algorithm".
+    Paper: thakur2005optimization ("Rabenseifner's algorithm").
     """
 
     codec: Codec | None = None

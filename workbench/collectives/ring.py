@@ -28,7 +28,7 @@ class Ring(Collective):
     it decodes of that, and is forwarded as it is. A block travels in `chunks` pieces: encoding, decoding and summing of one run
     while the next is on the wire.
 
-    Paper: li2018pipesgd; the algorithm is Patarasuk and Yuan 2009.
+    Paper: li2018pipesgd; patarasuk2009bandwidth (the algorithm).
     """
 
     codec: Codec | None = None

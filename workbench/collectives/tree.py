@@ -20,7 +20,7 @@ class Tree(Rooted):
     In 2 ceil(log2 p) messages one after the other: the quickest for short values. Each rank but 0 sends n bytes up, and n to
     each of its children.
 
-    Paper: Thakur, Rabenseifner and Gropp 2005: the binomial trees of reduce and broadcast.
+    Paper: thakur2005optimization (the binomial trees of reduce and broadcast).
     """
 
     def reduce(self, ctx: Context, value: Value) -> Program:

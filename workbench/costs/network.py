@@ -38,7 +38,7 @@ class Network:
         return f"{self.name} ({self.latency_s * 1e6:.3g} µs, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
-        """Ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (Thakur, Rabenseifner and Gropp 2005)."""
+        """Ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (thakur2005optimization)."""
         p = num_workers
         wire = 2 * (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
         return 2 * (p - 1) * self.latency_s + wire + (p - 1) / p * num_bytes * self.sum_s_per_byte

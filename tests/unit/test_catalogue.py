@@ -1,0 +1,228 @@
+"""The tables of what there is: complete, the same as JSON, and true of the bytes that the methods send."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from workbench import algorithms, catalogue, cli, codecs, collectives
+from workbench.costs import Compute, Network
+from workbench.errors import ConfigError
+from workbench.gradients import build_layout, trainable
+from workbench.problems.base import Problem
+from workbench.runtimes.simulated import simulate
+
+ROOT = Path(__file__).parents[2]
+RANKS = 4
+NAMES = {"methods": algorithms.names(), "collectives": collectives.names(), "codecs": codecs.names()}
+ALL = [(what, name) for what, names in NAMES.items() for name in names]
+each_method = pytest.mark.parametrize("name", algorithms.names())
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(words) == 0
+    return capsys.readouterr().out
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 10))
+
+
+@each_method
+def test_every_method_has_a_card_with_every_field(name: str) -> None:
+    found = catalogue.describe("methods", name)
+    for field in ("summary", "about", "paper", "staleness", "bytes_per_step", "memory", "roles"):
+        assert isinstance(found[field], str) and found[field].strip(), field
+    assert found["rule"] and all(line.strip() for line in found["rule"])
+    assert re.search(r"=|<-", " ".join(found["rule"])), "a rule is an equation"
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_json_is_one_array_of_all(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, what, "--json"))
+    assert tuple(item["name"] for item in found) == NAMES[what]
+    for item in found:
+        assert {"class", "summary", "rule", "settings"} <= set(item)
+        assert json.loads(run(capsys, what, item["name"], "--json")) == item
+
+
+@pytest.mark.parametrize("what", NAMES)
+@pytest.mark.parametrize("columns", [100, 140])
+def test_the_table_names_all_and_is_readable(what: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = run(capsys, what)
+    assert max(map(len, table.splitlines())) <= columns
+    _, below = re.split(r"^-[- ]+\n", table.split("\n\n")[0], flags=re.MULTILINE)
+    first = [line.split()[0] for line in below.splitlines() if not line.startswith(" ")]
+    assert tuple(first) == NAMES[what]
+    words = set(re.findall(r"\S+", table))
+    for item in catalogue.describe_all(what):
+        assert set(str(item["paper" if what == "methods" else "summary"]).split()) <= words, "nothing is cut off"
+
+
+@pytest.mark.parametrize(("what", "name"), ALL)
+def test_one_is_told_whole(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run(capsys, what, name)
+    found = catalogue.describe(what, name)
+    assert shown.startswith(f"{name}: {found['class']}\n")
+    assert all(line in shown for line in found["rule"])
+    for setting in found["settings"]:
+        assert re.search(rf"^  {setting['name']} ", shown, re.MULTILINE)
+    assert "Paper: " in shown or what == "collectives" or name == "shared-int8"
+
+
+def test_a_method_says_what_it_can_be_given() -> None:
+    assert catalogue.describe("methods", "backup-sgd")["settings"] == [
+        {"name": "shards", "type": ["int"], "choices": None, "default": 1, "required": False},
+        {"name": "dedicated", "type": ["bool"], "choices": None, "default": False, "required": False},
+        {"name": "backups", "type": ["int"], "choices": ["online"], "default": 1, "required": False},
+        {"name": "timeout_s", "type": ["float", "none"], "choices": None, "default": None, "required": False},
+        {"name": "noise_scale", "type": ["float", "none"], "choices": None, "default": None, "required": False},
+    ]
+    first = next(setting for setting in catalogue.describe("methods", "delayed-sgd")["settings"] if setting["name"] == "first")
+    assert first["choices"] == ["zero", "duplicate"] and first["default"] == "zero"
+
+
+def test_a_rule_of_several_lines_is_whole() -> None:
+    assert [line.split(" ")[0] for line in catalogue.describe("methods", "diloco")["rule"]] == ["Every", "D_i"]
+
+
+def test_a_name_of_two_makers_has_the_card_of_what_it_makes() -> None:
+    assert catalogue.describe("methods", "delayed-sgd")["class"] == "DelayedSGD"
+    assert catalogue.card_of(algorithms.DelayedSGD) is algorithms.PipeSGD.card
+    assert catalogue.card_of(algorithms.ParameterServerSGD) is algorithms.BackupSGD.card
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong", "near"), [("methods", "pipe-sdg", "pipe-sgd"), ("collectives", "rign", "ring"), ("codecs", "top_k", "top-k")]
+)
+def test_a_near_miss_is_named(what: str, wrong: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([what, wrong]) == ConfigError.exit_code
+    assert f"did you mean {near}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", codecs.names())
+def test_a_codec_says_what_it_sends(name: str) -> None:
+    codec, found = codecs.get(name), catalogue.describe("codecs", name)
+    assert found["wire_bytes"] == codec.encode(torch.randn(1_000_000), torch.Generator().manual_seed(0)).numel()
+    assert found["raw_bytes"] == 4_000_000
+    assert found["summable"] == name.startswith("shared")
+    assert found["unbiased"] == (name == "qsgd")
+
+
+@pytest.mark.parametrize("name", collectives.names())
+def test_a_collective_says_where_a_codec_goes(name: str) -> None:
+    place = catalogue.describe("collectives", name)["codec"]
+    if place == "none":
+        with pytest.raises(ConfigError):
+            collectives.get(f"{name}:truncate16")
+    else:
+        assert collectives.get(f"{name}:truncate16").lossy
+        assert (place == "once around the sum") == (name == "once")
+
+
+def test_a_reader_may_stop_early() -> None:
+    """`workbench methods | head`: no traceback where the pipe is closed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    listed = subprocess.run([sys.executable, "-m", "workbench", "methods"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (listed.returncode, listed.stderr) == (0, "")
+
+
+def test_the_readme_has_this_table() -> None:
+    """Step 5 of CONTRIBUTING.md: what `workbench methods --markdown` prints is put there whenever a card changes."""
+    page = (ROOT / "README.md").read_text()
+    assert re.findall(r"(?:^\| method \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [catalogue.markdown("methods") + "\n"]
+
+
+# ---------------------------------------------------------------- the bytes
+
+
+def evaluated(formula: str, **values: float) -> float:
+    """A card's formula, in which a space between two terms multiplies: "2 (p-1)/p n".
+
+    >>> evaluated("2 (p-1)/p n", p=4, n=8.0)
+    12.0
+    """
+    assert re.fullmatch(r"[0-9pnMH+\-*/() ]+", formula), f"{formula!r}: numbers, p, n, M, H and + - * / ( )"
+    product = re.sub(r"(?<=[0-9a-zA-Z)])\s+(?=[0-9a-zA-Z(])|(?<=[0-9])(?=[a-zA-Z(])", "*", formula)
+    return float(eval(product, {"__builtins__": {}}, {"p": nan, "n": nan, "M": nan, "H": nan, **values}))
+
+
+def promised(name: str, method: Any, num_bytes: float) -> tuple[float, float]:
+    """Bytes a step of a rank that serves nobody and, where there are servers, of one that does."""
+    formula, _, server = catalogue.describe("methods", name)["bytes_per_step"].partition("; server ")
+    values = {"p": RANKS, "n": num_bytes, "M": getattr(method, "shards", nan), "H": getattr(method, "every", nan)}
+    plain = evaluated(formula, **values)
+    return plain, evaluated(server, **values) if server else plain
+
+
+def laid_out(method: Any) -> Any:
+    return build_layout(trainable(model()), method.bucket_bytes, method.num_buckets)
+
+
+def closed_forms() -> list[tuple[str, dict[str, int]]]:
+    """(name, settings) of methods whose bytes do not depend on the step or on chance; the others are measured below."""
+    having = [
+        name for name in algorithms.names() if algorithms.get(name).bytes_per_step(0, RANKS, laid_out(algorithms.get(name))) is not None
+    ]
+    return [(name, given) for name in having for given in ([{"shards": 1}, {"shards": 3}] if algorithms.get(name).has_servers else [{}])]
+
+
+@pytest.mark.parametrize(("name", "settings"), closed_forms())
+def test_bytes_of_the_card_are_those_of_the_closed_form(name: str, settings: dict[str, int]) -> None:
+    method, shards = algorithms.get(name, **settings), settings.get("shards", 0)
+    layout = laid_out(method)
+    num_bytes = layout.parameter_numel * layout.itemsize
+    tails = (layout.numel - layout.parameter_numel) * layout.itemsize
+    uneven = RANKS * num_bytes * 0.5 if shards > 1 else 0.0  # shards are whole parameters: judged by their sum below
+    plain, serving = promised(name, method, num_bytes)
+    ranks = [method.bytes_per_step(rank, RANKS, layout) for rank in range(RANKS)]
+    expected = [serving] * shards + [plain] * (RANKS - shards)
+    assert RANKS * tails < 0.03 * num_bytes, "the tails are small, so that a wrong factor shows"
+    for found, wanted in zip(ranks, expected, strict=True):
+        assert abs(found - wanted) <= RANKS * tails + uneven
+    assert abs(sum(ranks) - sum(expected)) <= 2 * RANKS * tails
+
+
+def zeros() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(64, 40), torch.zeros(64, dtype=torch.long)
+
+
+STEPS = 120  # whole periods of every method
+BY_CHANCE = {"backup-sgd"}  # stragglers take fewer steps
+
+
+@pytest.mark.parametrize("name", sorted(set(algorithms.names()) - BY_CHANCE))
+def test_bytes_of_the_card_are_those_that_are_sent(name: str) -> None:
+    """On simulated ranks whose speeds do not vary."""
+    ranks = 1 if name == "serial-sgd" else RANKS
+    settings = {"quorum": "all"} if name == "partial-all-reduce" else {}
+    method = algorithms.get(name, **settings)
+    problem = Problem(model=model, loss=nn.functional.cross_entropy, train=zeros, batch_size=4)
+    record = simulate(
+        method,
+        problem,
+        workers=ranks,
+        network=Network(latency_s=1e-4, bandwidth_bytes_per_s=1e7),
+        compute=Compute(forward_s=0.01, backward_s=0.02, update_s=0.001, jitter=0.0),
+        timing_only=True,
+        steps=STEPS,
+        trace_steps=0,
+    )
+    layout = laid_out(method)
+    plain, serving = promised(name, method, layout.parameter_numel * layout.itemsize)
+    sent = [record.metrics[rank][-1]["bytes_sent"] / STEPS for rank in range(ranks)]
+    expected = [serving if rank < getattr(method, "shards", 0) else plain for rank in range(ranks)]
+    assert sent == pytest.approx(expected, rel=0.04)

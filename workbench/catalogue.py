@@ -1,0 +1,256 @@
+"""What there is, as tables and as JSON: methods, collectives and codecs, and what each can be given on the command line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from enum import Enum
+from types import MappingProxyType, NoneType
+from typing import Any, cast
+
+from workbench import algorithms, codecs, collectives
+from workbench.algorithms import Staleness
+from workbench.codecs import SummableCodec
+from workbench.collectives import Collective
+from workbench.errors import ConfigError
+from workbench.naming import kebab, kind_words, kinds_of
+from workbench.program import Card
+from workbench.units import KIB, MIB
+
+LEGEND = """\
+p ranks (of methods with servers, workers), n bytes of one gradient. Staleness in updates; bytes that a rank sends in one step,
+on average; memory of a rank, beside parameters and optimizer. K: width of a pipeline. d: delay in steps. M: servers, a shard of
+the parameters each; the bytes of one are those of a rank that serves beside its worker. N, b: gradients that an update takes,
+and that it does without. H: steps between two averages. P: fragments of the parameters. t_c, t_compute: seconds of an
+all-reduce, and of a step's compute."""
+
+TIED = "\N{NO-BREAK SPACE}"  # keeps what is in parentheses on one line
+CODED = 1_000_000  # values of which a codec's bytes are shown
+
+FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = MappingProxyType(
+    {
+        "methods": (algorithms.names, algorithms.find),
+        "collectives": (collectives.names, collectives.find),
+        "codecs": (codecs.names, codecs.find),
+    }
+)
+COLUMNS = MappingProxyType(
+    {
+        "methods": {
+            "name": "method",
+            "paper": "paper",
+            "staleness": "staleness",
+            "bytes_per_step": "bytes a step",
+            "memory": "memory",
+            "roles": "roles",
+        },
+        "collectives": {"name": "collective", "summary": "what it does", "codec": "codec"},
+        "codecs": {"name": "codec", "summary": "what it does", "wire": "bytes of 1e6", "unbiased": "unbiased", "summable": "summable"},
+    }
+)
+
+
+def describe(what: str, name: str) -> dict[str, Any]:
+    """All that is known of a method, collective or codec, fit for JSON.
+
+    >>> found = describe("methods", "pipe-sgd")
+    >>> found["class"], found["staleness"], [setting["name"] for setting in found["settings"]]
+    ('PipeSGD', 'K - 1', ['width', 'warmup_steps', 'first', 'collective'])
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    names, find = FIND[what]
+    make = find(name)
+    known = next(known for known in names() if find(known) is make)
+    lines = box(make).splitlines()
+    return {
+        "name": known,
+        "class": make.__name__,
+        "summary": lines[0],
+        "rule": rule_of(lines),
+        **_special(what, known, make),
+        "settings": [_setting(name, default, kinds) for name, default, kinds in _settings(make)],
+    }
+
+
+def describe_all(what: str) -> list[dict[str, Any]]:
+    """The same of all, in the order of the table."""
+    return [describe(what, name) for name in FIND[what][0]()]
+
+
+def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
+    if what == "methods":
+        module = inspect.getmodule(make)
+        return {"about": (inspect.getdoc(module) or "").split("\n")[0], **asdict(card_of(make))}
+    if what == "collectives":
+        return {"codec": _codec_place(name)}
+    codec = make()
+    return {
+        "wire_bytes": codec.wire_bytes(CODED),
+        "raw_bytes": 4 * CODED,
+        "unbiased": codec.unbiased,
+        "summable": isinstance(codec, SummableCodec),
+    }
+
+
+def card_of(make: Callable[..., Any]) -> Card:
+    """A method's card; of a function, that of what it makes."""
+    method: Any = make if isinstance(make, type) else make()
+    card: Card = method.card
+    return card
+
+
+def box(make: Callable[..., Any]) -> str:
+    """The docstring, without its example."""
+    text = inspect.getdoc(make) or ""
+    return text.split("\n\n>>>")[0].strip()
+
+
+def rule_of(lines: Sequence[str]) -> list[str]:
+    """The update rule of a docstring: its first line, and if that ends in a colon the indented lines that follow it."""
+    rule = [lines[0]]
+    if lines[0].endswith(":"):
+        for line in lines[1:]:
+            if line and not line.startswith(" "):
+                break
+            rule += [line.strip()] if line else []
+    return rule
+
+
+def _codec_place(name: str) -> str:
+    """Where a codec goes that is written after the name and a colon."""
+    try:
+        collectives.get(f"{name}:truncate16")
+    except ConfigError:
+        return "none"
+    return "once around the sum" if name == "once" else "inside its hops"
+
+
+def _settings(make: Callable[..., Any]) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    kinds = kinds_of(make)
+    return [(name, given.default, kinds[name]) for name, given in inspect.signature(make).parameters.items()]
+
+
+def _setting(name: str, default: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
+    plain = isinstance(default, bool | int | float | None)
+    types = [kind for kind in kinds if isinstance(kind, type)]
+    choices: list[Any] | None = [kind for kind in kinds if kind not in types] or None
+    if any(issubclass(kind, Collective) for kind in types):
+        choices = list(collectives.names())
+    required = default is inspect.Parameter.empty
+    return {
+        "name": name,
+        "type": ["none" if kind is NoneType else kind.__name__ for kind in types],
+        "choices": choices,
+        "default": None if required else default if plain and not isinstance(default, Enum) else shell_word(default),
+        "required": required,
+    }
+
+
+def shell_word(value: Any) -> str:
+    """A value as it is written behind `--set NAME=`.
+
+    >>> from workbench.algorithms import Uniform
+    >>> [shell_word(value) for value in (None, True, 1048576, 0.5, collectives.HalvingDoubling(), Uniform(0, 8))]
+    ['none', 'true', '1MiB', '0.5', 'halving-doubling', 'uniform:0:8']
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, int) and value and value % KIB == 0:
+        return f"{value // MIB}MiB" if value % MIB == 0 else f"{value // KIB}KiB"
+    if isinstance(value, Staleness):
+        return ":".join([kebab(type(value).__name__), *map(str, asdict(cast(Any, value)).values())])
+    if isinstance(value, Collective):
+        return kebab(type(value).__name__)
+    return repr(value) if isinstance(value, tuple) else str(value)
+
+
+def show(what: str, name: str) -> str:
+    """The whole box of a method, collective or codec, and its settings."""
+    found, make = describe(what, name), FIND[what][1](name)
+    parts = [f"{found['name']}: {found['class']}", textwrap.indent(box(make), "  ")]
+    if what == "methods":
+        facts = {title: found[key] for key, title in COLUMNS[what].items() if key != "name"}
+        parts.append(textwrap.indent("\n".join(f"{title + ':':14}{fact}" for title, fact in facts.items()), "  "))
+    rows = [
+        (name, ", ".join(kind_words(kinds)), "" if default is inspect.Parameter.empty else shell_word(default))
+        for name, default, kinds in _settings(make)
+    ]
+    title = "Settings, given as --set NAME=VALUE" if what == "methods" else "Settings, in Python"
+    parts.append(f"{title}:\n" + textwrap.indent(grid(("name", "value", "default"), rows, 100), "  ") if rows else "It has no settings.")
+    return "\n\n".join(parts)
+
+
+def listing(what: str, width: int) -> str:
+    """All of them as a table of at most `width` columns, as far as words can be broken into lines."""
+    columns = COLUMNS[what]
+    rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
+    table = grid(tuple(columns.values()), rows, width)
+    hints = {
+        "methods": f"{LEGEND}\n\n`workbench methods NAME` tells all of one, and its settings.",
+        "collectives": "Written as ring, or with a codec as ring:truncate16, or once:top-k+feedback with error feedback.",
+        "codecs": "Bytes on the wire of 1e6 float32 values, 4e6 uncompressed. Summable: messages are added undecoded.",
+    }
+    return f"{table}\n\n{_filled(hints[what], width)}"
+
+
+def markdown(what: str) -> str:
+    """The table as Markdown, for a page."""
+    columns = COLUMNS[what]
+    rows = [tuple(columns.values()), ["---"] * len(columns), *([_cell(found, key) for key in columns] for found in describe_all(what))]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def _cell(found: dict[str, Any], key: str) -> str:
+    if key == "wire":
+        return f"{found['wire_bytes'] / 1e6:.3f}e6"
+    value = found[key]
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _filled(text: str, width: int) -> str:
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in text.split("\n\n"))
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Rows of text under a head, cells broken into lines where the whole would be wider than `width`.
+
+    >>> print(grid(("a", "words"), [("1", "one two three")], 12))
+    a  words
+    -  ---------
+    1  one two
+       three
+    """
+    tied = [[re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", TIED), cell) for cell in row] for row in rows]
+    body, widths = tied, _widths([head, *tied], width)
+    if sum(widths) + 2 * (len(widths) - 1) > width:
+        body, widths = [list(row) for row in rows], _widths([head, *rows], width)
+    lines = []
+    for row in (head, ["-" * column for column in widths], *body):
+        cells = [
+            textwrap.wrap(cell, column, break_long_words=False, break_on_hyphens=False) or [""]
+            for cell, column in zip(row, widths, strict=True)
+        ]
+        for line in range(max(map(len, cells))):
+            words = [(cell[line] if line < len(cell) else "").ljust(column) for cell, column in zip(cells, widths, strict=True)]
+            lines.append("  ".join(words).replace(TIED, " ").rstrip())
+    return "\n".join(lines)
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Of each column: as wide as its widest cell, and the widest are narrowed, down to their longest word, until all fit."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        able = [number for number in range(len(widths)) if widths[number] > least[number]]
+        if not able:
+            break
+        widths[max(able, key=lambda number: widths[number])] -= 1
+    return widths
