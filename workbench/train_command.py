@@ -39,6 +39,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--micro-batches", type=int, default=1, dest="num_micro")
     add("--clip-norm", type=float)
     add("--ema-decay", type=float, help="evaluate a moving average of the parameters, such as 0.999")
+    add("--progress", default="auto", help="how communication goes on while a rank computes: blocking, tests, thread, library or process")
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
     add("--evaluate-every", type=int, metavar="STEPS", help="0: at the end only; default: once an epoch")
@@ -100,6 +101,7 @@ def _settings(options: argparse.Namespace) -> Any:
         "lr",
         "clip_norm",
         "ema_decay",
+        "progress",
         "num_micro",
         "precision",
         "compile",
