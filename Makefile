@@ -57,6 +57,11 @@ lint: $(INSTALLED) ## style, format, types, layers
 bench: $(INSTALLED) ## step times against torch's DDP on this machine
 	$(BIN)/python tests/benchmarks/step_time.py
 
+.PHONY: study
+study: $(INSTALLED) ## every method on the digits: margins in loss over ten seeds, then the table over runtimes (half an hour)
+	$(BIN)/python -m tests.benchmarks.digits_methods margins
+	$(BIN)/python -m tests.benchmarks.digits_methods table
+
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

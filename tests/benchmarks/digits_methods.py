@@ -1,6 +1,6 @@
 """Every method on the digits: the margin in loss to the synchronous one over paired seeds, and what ran on which runtime.
 
-    python -m tests.benchmarks.digits_methods margins   # simulated cluster, 10 seeds; writes records/digits-margins.json
+    python -m tests.benchmarks.digits_methods margins [WORDS]   # simulated cluster, 10 seeds; writes records/digits-margins.json
     python -m tests.benchmarks.digits_methods table     # and on real gloo and MPI ranks; writes records/digits-methods.json
 
 The margins are those of margins.json, which was committed before. A difference is of two runs of one seed.
@@ -89,6 +89,7 @@ def entries() -> list[Entry]:
         Entry(a.DiLoCo(every=12), SELDOM),
         Entry(a.DiLoCo(every=12, fragments=3, delay=2, mix=0.5), SELDOM),
         Entry(a.DiLoCo(every=12, eager=True), SELDOM),
+        Entry(a.DiLoCo(every=12, eager=True, outer_lr=0.5, outer_momentum=0.3), SELDOM),
         Entry(StaleSGD(staleness=Constant(4)), INJECTED),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16())), HALF),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16(rounding="nearest"))), HALF),
@@ -152,11 +153,15 @@ def verdict(differences: list[float], margin: float) -> tuple[float, float, str]
     return mean, half, "met" if mean + half < margin else "not met" if mean - half > margin else "underpowered"
 
 
-def margins() -> None:
+def margins(only: str = "") -> None:
+    """All methods, or those whose name holds some words; the rows of the others stay as recorded."""
     seeds = range(HOW["seeds"])
     reference = [simulate(entries()[0], seed)["loss"] for seed in seeds]
-    rows = []
+    path = RECORDS / "digits-margins.json"
+    rows = [row for row in json.loads(path.read_text())["rows"] if only not in row["method"]] if only else []
     for entry in entries():
+        if only not in entry.name:
+            continue
         runs = [simulate(entry, seed) for seed in seeds]
         differences = [run["loss"] - base for run, base in zip(runs, reference, strict=True)]
         mean, half, said = verdict(differences, MARGINS[entry.margin])
@@ -214,4 +219,4 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    {"margins": margins, "table": table}[sys.argv[1]]()
+    {"margins": margins, "table": table}[sys.argv[1]](*sys.argv[2:])

@@ -32,7 +32,9 @@ class DiLoCo(Algorithm):
 
     Eager: the sum has a whole period. At its n-th turn a rank steps with its own new D_i and the others' last ones,
     D = D_i[n] / p + (mean_j D_j[n-1] - D_i[n-1] / p); D[0] = 0.
-    Anchors then differ between ranks.
+    Anchors then differ between ranks. Sums that come a period late bear less momentum, as any late gradient does: on the
+    digits eager updates go astray with the default outer step, and not with outer_lr=0.5, outer_momentum=0.3
+    (records/digits-margins.json).
 
     At the end of a run outer steps in flight are taken (eager ones were), and the parameters averaged unless they are equal.
     Staleness 0 (of a rank's own updates). Memory: anchor and outer momentum, and a fragment for each sum in flight.
