@@ -46,25 +46,30 @@ def ranks_here(num_workers: int) -> int:
 
 @final
 class TorchTransport(Transport):
-    """A rank of torch.distributed's default group, on groups of its own, so that nothing mixes with the user's calls."""
+    """A rank of `among` (the default group), on groups of its own, so that nothing mixes with the user's calls."""
 
-    def __init__(self, device: torch.device | None = None, timeout_s: float | None = None) -> None:
-        self.rank, self.num_workers = dist.get_rank(), dist.get_world_size()
+    def __init__(
+        self, device: torch.device | None = None, timeout_s: float | None = None, among: dist.ProcessGroup | None = None
+    ) -> None:
+        self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
+        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank here -> rank of the default group
         self._store = dist.distributed_c10d._get_default_store()
-        run = (self._store.add(f"{FAILURE_KEY}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run
-        self._key = f"{FAILURE_KEY}/{run}"
+        place = FAILURE_KEY if among is None else f"{FAILURE_KEY}/{'-'.join(map(str, self._ranks))}"
+        run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run
+        self._key = f"{place}/{run}"
         patience = Patience("all ranks to join the run", lambda: None, timeout_s)  # new_group itself would wait for half an hour
-        while self._store.add(f"{FAILURE_KEY}/runs", 0) < (run + 1) * self.num_workers:
+        while self._store.add(f"{place}/runs", 0) < (run + 1) * self.num_workers:
             patience.pause()
-        backend = dist.get_backend()
+        self._backend = backend = dist.get_backend(among)
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
         self.enter_thread()
         # NCCL's own limit comes after ours; gloo's would close connections that a late rank needs to hear why the others left.
         limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
-        self._group = dist.new_group(backend=backend, timeout=limit)
-        self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo")
+        self._some = {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}  # the others do not call it
+        self._group = dist.new_group(backend=backend, timeout=limit, **self._some)
+        self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo", **self._some)
         self._limit = limit
-        self._lanes = [dist.new_group(backend=backend, timeout=limit)]  # lane -> its collectives' group
+        self._lanes = [dist.new_group(backend=backend, timeout=limit, **self._some)]  # lane -> its collectives' group
         self.library = f"torch.distributed {backend}"
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         if self.device.type == "cpu" and torch.cuda.is_available():
@@ -74,7 +79,7 @@ class TorchTransport(Transport):
 
     def open_lanes(self, num_lanes: int) -> None:
         while len(self._lanes) < num_lanes:
-            self._lanes.append(dist.new_group(backend=dist.get_backend(), timeout=self._limit))
+            self._lanes.append(dist.new_group(backend=self._backend, timeout=self._limit, **self._some))
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
         self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat).wait(patience)
@@ -108,7 +113,7 @@ class TorchTransport(Transport):
         return StreamHandle(work) if flat.is_cuda else self._waiters.watch(work, flat, self.rank)
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
-        self._collective(dist.broadcast(flat, root, group=self._group, async_op=True), flat).wait(patience)
+        self._collective(dist.broadcast(flat, self._ranks[root], group=self._group, async_op=True), flat).wait(patience)
 
     def barrier(self, patience: Patience) -> None:
         word = torch.zeros(1)
@@ -119,11 +124,11 @@ class TorchTransport(Transport):
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = flat.cpu()  # NCCL knows no tags and needs both ends in step: single messages go through the host
-        return self._waiters.watch(dist.isend(host, to, group=self._host_group, tag=tag), host, to)
+        return self._waiters.watch(dist.isend(host, self._ranks[to], group=self._host_group, tag=tag), host, to)
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         host = torch.empty_like(flat, device="cpu") if flat.is_cuda else flat
-        work = dist.irecv(host, None if source < 0 else source, group=self._host_group, tag=tag)
+        work = dist.irecv(host, None if source < 0 else self._ranks[source], group=self._host_group, tag=tag)
         return self._waiters.watch(work, host, source, flat if flat.is_cuda else None)
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
