@@ -25,6 +25,7 @@ _NAMES = MappingProxyType(
         "algorithms": "",
         "collectives": "",
         "codecs": "",
+        "TorchHook": "workbench.runtimes.torch_hook",
         "schedules": "",
         "Settings": "workbench.settings",
         # where
@@ -33,6 +34,7 @@ _NAMES = MappingProxyType(
         "costs": "",
         "replay": "workbench.runtimes.replay",
         "Trainer": "workbench.trainer",
+        "ddp_hook": "workbench.runtimes.ddp_hook",
         # what came of it
         "Run": "workbench.trace.run",
         "open_run": "workbench.trace",

@@ -26,6 +26,15 @@ class StrandHandle(Handle):
         self.event = threading.Event()
         self.value: Any = None
         self.error: BaseException | None = None
+        self.then: Callable[[], None] | None = None  # called at its end, on the thread that brought it there; must not raise
+
+    def end(self, value: Any = None, error: BaseException | None = None) -> None:
+        """It has come to this."""
+        self.value, self.error = value, error
+        self.finished_s = time.perf_counter()
+        self.event.set()
+        if self.then is not None:
+            self.then()
 
     def poll(self) -> bool:
         return self.event.is_set()
@@ -94,11 +103,9 @@ class Strand:
                 if self._take(request):
                     return False
         except StopIteration as stop:
-            self.handle.value = stop.value
+            self.handle.end(stop.value)
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
-            self.handle.error = error
-        self.handle.finished_s = time.perf_counter()
-        self.handle.event.set()
+            self.handle.end(error=error)
         return True
 
     def _take(self, request: Request) -> bool:
@@ -146,8 +153,7 @@ class Lane:
                 try:
                     strand.block(self._ledger.patience("what a sub-program waits for", LANE_SPINS))
                 except BaseException as error:  # noqa: BLE001 - as in `advance`
-                    strand.handle.error = error
-                    strand.handle.event.set()
+                    strand.handle.end(error=error)
                     break
 
     def close(self) -> None:
@@ -217,8 +223,7 @@ class Round:
                     self._end(strand, error)
 
     def _end(self, strand: Strand, error: BaseException) -> None:
-        strand.handle.error = error
-        strand.handle.event.set()
+        strand.handle.end(error=error)
         self._active.remove(strand)
 
     def close(self) -> None:

@@ -48,9 +48,7 @@ def ranks_here(num_workers: int) -> int:
 class TorchTransport(Transport):
     """A rank of `among` (the default group), on groups of its own, so that nothing mixes with the user's calls."""
 
-    def __init__(
-        self, device: torch.device | None = None, timeout_s: float | None = None, among: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, device: torch.device | None = None, timeout_s: float | None = None, among: dist.ProcessGroup | None = None) -> None:
         self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
         self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank here -> rank of the default group
         self._store = dist.distributed_c10d._get_default_store()
@@ -65,7 +63,9 @@ class TorchTransport(Transport):
         self.enter_thread()
         # NCCL's own limit comes after ours; gloo's would close connections that a late rank needs to hear why the others left.
         limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
-        self._some = {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}  # the others do not call it
+        self._some: dict[str, Any] = (
+            {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}
+        )  # the others do not call it
         self._group = dist.new_group(backend=backend, timeout=limit, **self._some)
         self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo", **self._some)
         self._limit = limit
