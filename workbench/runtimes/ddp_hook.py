@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from workbench.codecs.base import Codec
+from workbench.codecs import Codec, check_codec
 from workbench.collectives import Collective, Native, Ring, check_collective, with_codec
 from workbench.errors import ConfigError, LaunchError, PeerFailed
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
@@ -249,12 +249,12 @@ def ddp_hook(
         (tensor([[1., 1., 1.]]), 1)
         >>> dist.destroy_process_group()
     """
-    if collective is None:
-        collective = Ring(codec=codec) if codec is not None else Native()
-    elif codec is not None:
-        check_collective(collective)
-        collective = with_codec(collective, codec)
+    if codec is not None:
+        check_codec(codec)
+    collective = collective or (Native() if codec is None else Ring())
     check_collective(collective)
+    if codec is not None:
+        collective = with_codec(collective, codec)
     if isinstance(collective, TorchHook):
         raise ConfigError(f"{collective} is torch's own: give its hook to register_comm_hook itself")
     if not (dist.is_available() and dist.is_initialized()):
@@ -283,14 +283,14 @@ def _layout_of(bucket: dist.GradBucket, buffer: Tensor) -> Layout:
         Slot(
             index=index,
             name=f"parameter {index} of bucket {bucket.index()}",
-            shape=tuple(gradient.shape),
-            stride=tuple(gradient.stride()),
+            shape=tuple(param.shape),
+            stride=tuple(torch.empty_like(param, device="meta").stride()),  # DDP lays gradients as their parameters lie
             offset=int(gradient.storage_offset()) - int(buffer.storage_offset()),
-            numel=gradient.numel(),
+            numel=param.numel(),
             bucket=0,
-            dtype=gradient.dtype,
+            dtype=param.dtype,
         )
-        for index, gradient in enumerate(bucket.gradients())
+        for index, (param, gradient) in enumerate(zip(bucket.parameters(), bucket.gradients(), strict=True))
     )
     end = buffer.numel()
     return Layout(slots, (BucketSlice(0, slots, 0, end, end),), end, dtype, buffer.device)

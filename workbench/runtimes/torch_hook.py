@@ -13,9 +13,11 @@ from torch import Tensor
 
 from workbench.collectives.base import Collective
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient
+from workbench.gradients import BucketSlice, Gradient
 from workbench.ops import AllReduce, Local, Program, Value
 from workbench.program import Context
+from workbench.runtimes.torch_dist import failure_in_last_run
+from workbench.runtimes.transport import Patience
 from workbench.settings import describe
 
 
@@ -80,14 +82,17 @@ class TorchHook(Collective):
         for piece, flat in value.slices():
             size = piece.tail - piece.start
             yield AllReduce(flat[size:])
-            views = [value.view(slot) for slot in piece.slots]
-            bucket = HookBucket(piece.index, flat[:size], views, is_last=piece.index == last)
+            bucket = HookBucket(piece, flat[:size], is_last=piece.index == last)
             yield Local("all_reduce", 0, partial(self._through, bucket, flat[:size], ctx.num_workers))
         return value
 
     def _through(self, bucket: HookBucket, body: Tensor, num_workers: int) -> None:
         body.mul_(num_workers)
-        body.copy_(self.hook(self.state, bucket).wait())
+        future = self.hook(self.state, bucket)
+        patience = Patience(f"other ranks in {self}", failure_in_last_run, None)  # the group of the hook has a time-out of its own
+        while not future.done():
+            patience.pause()
+        body.copy_(future.wait())
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """NaN: only the hook knows."""
@@ -98,12 +103,12 @@ class TorchHook(Collective):
 class HookBucket:
     """What a hook sees of a bucket: torch's `GradBucket` cannot be made outside DDP."""
 
-    def __init__(self, index: int, buffer: Tensor, gradients: list[Tensor], *, is_last: bool) -> None:
-        self._index, self._buffer, self._gradients, self._is_last = index, buffer, gradients, is_last
+    def __init__(self, piece: BucketSlice, buffer: Tensor, *, is_last: bool) -> None:
+        self._piece, self._buffer, self._is_last = piece, buffer, is_last
 
     def index(self) -> int:
         """Which bucket of the gradient."""
-        return self._index
+        return self._piece.index
 
     def buffer(self) -> Tensor:
         """The flat gradients."""
@@ -114,8 +119,9 @@ class HookBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """Each parameter's, in the order in which they lie in the buffer; shares memory with it."""
-        return self._gradients
+        """Each parameter's, in the order in which they lie in the buffer of now; shares memory with it."""
+        start = self._piece.start
+        return [self._buffer[slot.offset - start : slot.offset - start + slot.numel].view(slot.shape) for slot in self._piece.slots]
 
     def is_last(self) -> bool:
         """Whether no bucket of this gradient comes after it."""
