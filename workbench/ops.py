@@ -175,7 +175,7 @@ class Local(Request):
     """Work of this rank's processor inside a communication: named and counted, so that a record can say where time went.
 
     Args:
-        kind: "encode", "decode" or "sum".
+        kind: "encode", "decode" or "sum"; "all_reduce" for another library's, of whose bytes nothing is known.
         num_bytes: of uncompressed values that it goes through.
         action: does it; the answer is what it returns.
     """

@@ -254,6 +254,8 @@ def ddp_hook(
     collective = collective or (Native() if codec is None else Ring())
     check_collective(collective)
     if codec is not None:
+        if getattr(collective, "codec", None) is not None:
+            raise ConfigError(f"codec={codec}: {collective} has a codec already: give one of the two")
         collective = with_codec(collective, codec)
     if isinstance(collective, TorchHook):
         raise ConfigError(f"{collective} is torch's own: give its hook to register_comm_hook itself")

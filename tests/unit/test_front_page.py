@@ -1,0 +1,16 @@
+"""The package's public names."""
+
+from __future__ import annotations
+
+import workbench
+
+
+def test_public_names_are_these_and_all_are_there() -> None:
+    expected = """
+        __version__ Problem problems SynchronousSGD LayerwiseSGD PipeSGD DelayedSGD ApplyOrder algorithms collectives codecs TorchHook
+        Settings Cluster simulate costs Trainer ddp_hook Run open_run list_runs compare summary plots Algorithm Context ops units
+    """
+    assert workbench.__all__ == expected.split()
+    for name in workbench.__all__:
+        value = getattr(workbench, name)
+        assert getattr(value, "__name__", name).rpartition(".")[2] == name
