@@ -40,7 +40,8 @@ class TorchHook(Collective):
         hook: as `register_comm_hook` takes it: (state, bucket) -> future. It sees `index`, `buffer`, `gradients`, `is_last`
             and `set_buffer` of a bucket; no parameters, so a hook that updates them is refused.
         state: what it is given first: None or a process group, a `PowerSGDState`, ... It is yours and outlives the run: a
-            second run with the same object goes on from it, and a checkpoint does not keep it.
+            second run with the same object goes on from it, and a checkpoint does not keep it. A `PowerSGDState` wants a process
+            group when it is unpickled: use it where there is one already, as in a `Trainer` under torchrun.
 
     Example:
         >>> from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
