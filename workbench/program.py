@@ -142,6 +142,11 @@ class Algorithm(ABC):
         """Whether `ctx.link` must be measured before the run."""
         return bool(getattr(getattr(self, "collective", None), "needs_link", False))
 
+    @property
+    def runtime(self) -> str | None:
+        """The only runtime it works on; None: any."""
+        return getattr(getattr(self, "collective", None), "runtime", None)
+
     def num_computing(self, num_ranks: int) -> int:
         """How many ranks, from rank 0 on, compute gradients."""
         return num_ranks

@@ -7,8 +7,9 @@ import workbench
 
 def test_public_names_are_these_and_all_are_there() -> None:
     expected = """
-        __version__ Problem problems SynchronousSGD LayerwiseSGD PipeSGD DelayedSGD ApplyOrder algorithms collectives codecs TorchHook
-        Settings Cluster simulate costs Trainer ddp_hook Run open_run list_runs compare summary plots Algorithm Context ops units
+        __version__ Problem problems SynchronousSGD LayerwiseSGD PipeSGD DelayedSGD ApplyOrder algorithms collectives codecs
+        TorchHook schedules Settings Cluster simulate costs replay Trainer ddp_hook Run open_run list_runs compare summary plots
+        Algorithm Context ops units
     """
     assert workbench.__all__ == expected.split()
     for name in workbench.__all__:

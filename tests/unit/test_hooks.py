@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from tests.laws import tiny
 from workbench.algorithms import LayerwiseSGD, SynchronousSGD
+from workbench.clusters import Cluster
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError, LaunchError
@@ -36,18 +37,30 @@ def group_of_one() -> Iterator[None]:
     "method", [SynchronousSGD(collective=TorchHook(hook=allreduce_hook)), LayerwiseSGD(collective=TorchHook(hook=allreduce_hook))]
 )
 def test_a_torch_hook_is_refused_where_there_is_no_torch_distributed(method: Algorithm) -> None:
-    with pytest.raises(ConfigError, match="runtime='torch'"):
+    with pytest.raises(ConfigError, match="works on runtime='torch' alone"):
         simulate(method, tiny.problem(), workers=2, steps=1)
 
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_torch_hook_is_refused_by_simulated_workers_beside_a_real_group() -> None:
-    method = SynchronousSGD(collective=TorchHook(hook=allreduce_hook))
-    with pytest.raises(ConfigError, match=r"torch\.distributed's 1 ranks, and this run has 2"):
-        simulate(method, tiny.problem(), workers=2, steps=1)
-    program: Any = method.collective.all_reduce(SimpleNamespace(rank=1, num_workers=1), torch.zeros(3))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="as rank 0 for rank 1"):
+    with pytest.raises(ConfigError, match="'torch' alone, and this one is 'simulated'"):
+        simulate(SynchronousSGD(collective=TorchHook(hook=allreduce_hook)), tiny.problem(), workers=1, steps=1)
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_a_torch_hook_does_not_speak_for_another_rank(initialised: bool, request: pytest.FixtureRequest) -> None:
+    if initialised:
+        request.getfixturevalue("group_of_one")
+    program: Any = TorchHook(hook=allreduce_hook).all_reduce(SimpleNamespace(rank=1, num_workers=2), torch.zeros(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="and not rank 1 of 2: run it with runtime='torch'"):
         next(program)
+
+
+def test_a_cluster_of_mpi_refuses_a_torch_hook_before_it_starts_anything() -> None:
+    cluster = object.__new__(Cluster)
+    cluster.runtime = "mpi"
+    with pytest.raises(ConfigError, match="'torch' alone, and this one is 'mpi'"):
+        cluster.train(SynchronousSGD(collective=TorchHook(hook=allreduce_hook)), tiny.problem(), steps=1)
 
 
 @pytest.mark.usefixtures("group_of_one")

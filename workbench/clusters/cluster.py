@@ -137,7 +137,7 @@ class Cluster:
         from workbench.runtimes.launch import Job
         from workbench.runtimes.worker import check_what, run_info
 
-        check_what(algorithm, problem)
+        check_what(algorithm, problem, self.runtime)
         algorithm.check(self.num_ranks)
         chosen = _settings(settings)
         self._check_free()

@@ -45,6 +45,11 @@ class Collective(ABC):
         return False
 
     @property
+    def runtime(self) -> str | None:
+        """The only runtime it works on; None: any."""
+        return None
+
+    @property
     def lossy(self) -> bool:
         """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
         return getattr(self, "codec", None) is not None

@@ -219,8 +219,7 @@ def ddp_hook(
     Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
 
     Args:
-        collective: any of `workbench.collectives`, such as `Once(codec=...)` or `PowerSGD()`. None: `Native()`, or with a
-            codec `Ring()`.
+        collective: any of `workbench.collectives`, such as `PowerSGD()`. None: `Native()`, or with a codec `Ring()`.
         codec: goes into the collective's hops.
         process_group: the one that DDP was given; None for the default.
         seed: of stochastic codecs and first factors; the same on all ranks.
@@ -235,8 +234,7 @@ def ddp_hook(
         ConfigError: a codec and a collective that do not go together, or too many or too few ranks.
 
     Example:
-        In a script under `torchrun --nproc-per-node 4`, without the store and the numbers:
-
+        In a script under `torchrun`, without the store and the numbers:
         >>> from torch import nn
         >>> from torch.nn.parallel import DistributedDataParallel
         >>> from workbench.codecs import Truncate16

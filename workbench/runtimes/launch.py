@@ -24,7 +24,7 @@ from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.link import measure_link
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
-from workbench.runtimes.worker import Worker, model_info, run_info, share_cores
+from workbench.runtimes.worker import Worker, check_runtime, model_info, run_info, share_cores
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
@@ -153,6 +153,7 @@ def _ranks_on_this_host(transport: Transport, timeout_s: float) -> int:
 
 def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[str, Any]:
     rank, num_workers, settings = transport.rank, transport.num_workers, job.settings
+    check_runtime(job.algorithm, job.runtime)
     job.algorithm.check(num_workers)
     worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica

@@ -54,7 +54,7 @@ class Simulation:
         timing_only: bool = False,
         check_in_flight: bool = False,
     ) -> None:
-        check_what(algorithm, problem)
+        check_what(algorithm, problem, "simulated")
         if not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
@@ -197,7 +197,7 @@ def simulate(
         timing_only: compute no gradients: what time does, and nothing else.
         settings: those of `workbench.settings.Settings`.
     """
-    check_what(algorithm, problem)
+    check_what(algorithm, problem, "simulated")
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
     compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)

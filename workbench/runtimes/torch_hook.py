@@ -67,16 +67,18 @@ class TorchHook(Collective):
     def lossy(self) -> bool:
         return True  # for all that is known
 
-    def check(self, num_workers: int) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ConfigError(f"{self} speaks torch.distributed itself: run it with runtime='torch', or use a collective of ours")
-        if dist.get_world_size() != num_workers:
-            raise ConfigError(f"{self} sums over torch.distributed's {dist.get_world_size()} ranks, and this run has {num_workers}")
+    @property
+    def runtime(self) -> str | None:
+        return "torch"
 
     def all_reduce(self, ctx: Context, value: Value) -> Program:
-        self.check(ctx.num_workers)
-        if dist.get_rank() != ctx.rank:  # simulated workers share a process
-            raise ConfigError(f"{self} would speak as rank {dist.get_rank()} for rank {ctx.rank}: run it with runtime='torch'")
+        there = dist.is_available() and dist.is_initialized()
+        found = (dist.get_rank(), dist.get_world_size()) if there else "not initialised"
+        if found != (ctx.rank, ctx.num_workers):
+            raise ConfigError(
+                f"{self} speaks torch.distributed itself, which is {found} here, and not rank {ctx.rank} of {ctx.num_workers}: "
+                "run it with runtime='torch', or a Trainer under torchrun"
+            )
         if not isinstance(value, Gradient):
             raise ConfigError(f"{self} takes gradients, and was given a plain tensor: use it with a method that sums gradients")
         last = len(value.layout.buckets) - 1

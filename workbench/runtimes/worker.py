@@ -233,13 +233,20 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def check_what(algorithm: Any, problem: Any) -> None:
-    """Raise `ConfigError` unless these are a method and a problem; says what was probably meant."""
+def check_runtime(algorithm: Algorithm, runtime: str) -> None:
+    """Raise `ConfigError` if the method works on another runtime only."""
+    if algorithm.runtime not in (None, runtime):
+        raise ConfigError(f"{algorithm} works on runtime={algorithm.runtime!r} alone, and this one is {runtime!r}")
+
+
+def check_what(algorithm: Any, problem: Any, runtime: str) -> None:
+    """Raise `ConfigError` unless these are a method, of that runtime, and a problem; says what was probably meant."""
     for what, kind, value in (("algorithm", Algorithm, algorithm), ("problem", Problem, problem)):
         if not isinstance(value, kind):
             name = getattr(value, "__name__", None)
             hint = f"call it: {name}()" if callable(value) and name else f"give a {kind.__name__}"
             raise ConfigError(f"{what}= is {name or f'a {type(value).__name__}'}, which is no {kind.__name__}: {hint}")
+    check_runtime(algorithm, runtime)
 
 
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
