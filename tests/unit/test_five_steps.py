@@ -15,9 +15,12 @@ import pytest
 
 from tests.unit.test_style import ROOT, project_files
 
+pytestmark = pytest.mark.timeout(300)  # each starts Python several times, beside whatever else the machine does
+
 BLOCK = re.compile(r'^( *)```(\w+) title="([^"]+)"\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 NAME, CLASS = "halves-sgd", "HalvesSGD"
-LAWS = ("tests/laws", "tests/unit/test_halves.py", "-k", f"test_halves or {CLASS} and (simulated or resumed_at_any_step)")
+# The cheap ones, which need no processes of their own.
+LAWS = ("tests/laws", "tests/unit/test_halves.py", "-k", f"test_halves or {CLASS} and not (torch or mpi or real or every_runtime)")
 
 
 def five_steps() -> str:
