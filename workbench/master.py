@@ -75,7 +75,7 @@ class Master:
 
     def pack(self, bucket: int | None) -> Gradient:
         """The parameters as they are now; the word of control that gradients brought goes with them."""
-        return pack(self.parameters, self.layout, bucket, self.control_seen, max(self.updates))
+        return pack(self.parameters, self.layout, bucket, self.control_seen, max(self.updates) if bucket is None else self.updates[bucket])
 
     def state(self) -> dict[str, Any]:
         """All that a resumed server needs."""
