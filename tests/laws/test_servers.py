@@ -215,4 +215,4 @@ def test_each_worker_has_its_own_statistics_and_dropout(runtime: str) -> None:
 def test_what_servers_cannot_do_is_refused(how: dict[str, object], words: str) -> None:
     for algorithm in (AsyncSGD(shards=2), BackupSGD(backups=0, shards=2)):
         with pytest.raises(ConfigError, match=words):
-            train("simulated", 3, algorithm, tiny.problem(), settings(**how))
+            Simulation(algorithm, tiny.problem(), settings(**how), 3, network=NETWORK, compute=COMPUTE)
