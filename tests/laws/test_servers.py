@@ -13,9 +13,12 @@ from tests.laws.reference import serial
 from tests.laws.train import COMPUTE, NETWORK, RUNTIMES, Trained, assert_same, on_all_runtimes, on_real_runtimes, relative_error, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, ParameterServerSGD
+from workbench.algorithms.servers import LAST, stamp_of
 from workbench.errors import ConfigError
+from workbench.gradients import Gradient, build_layout, trainable
+from workbench.ops import Apply, Local, Message, PackParameters, Recv
 from workbench.problems.base import Problem
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Context
 from workbench.runtimes.simulated import Simulation
 from workbench.settings import Settings
 
@@ -216,3 +219,29 @@ def test_what_servers_cannot_do_is_refused(how: dict[str, object], words: str) -
     for algorithm in (AsyncSGD(shards=2), BackupSGD(backups=0, shards=2)):
         with pytest.raises(ConfigError, match=words):
             Simulation(algorithm, tiny.problem(), settings(**how), 3, network=NETWORK, compute=COMPUTE)
+
+
+def test_compensation_by_hand() -> None:
+    """w was 1 when worker 1 read it and is 4 when its gradient 2 comes, of half the batch: 2 + 0.5 * 2 * 2 * (4 - 1) = 8 on the mean."""
+    layout = build_layout(trainable(torch.nn.Linear(1, 1, bias=False)))
+
+    def message(value: float, weight: float) -> Gradient:
+        return Gradient(torch.tensor([value * weight, weight, 0.0, 1.0]), layout, -1, 0, 0)
+
+    program = DelayCompensatedSGD(strength=0.5).serve(Context(0, 2, num_steps=1, layout=layout), 0)
+    assert isinstance(next(program), PackParameters)
+    request, applied = program.send(message(1.0, 1.0)), []
+    present, pushes = {0: 1.0, 1: 4.0}, iter([(0, 0.0), (1, 2.0)])
+    while len(applied) < 2:
+        match request:
+            case Recv():
+                source, value = next(pushes)
+                request = program.send(Message(source, message(value, 0.5).flat, stamp_of(0, LAST)))
+            case PackParameters():
+                request = program.send(message(present[len(applied)], 1.0))
+            case Local(action=action):
+                request = program.send(action())
+            case Apply(gradient):
+                applied.append(float(gradient.flat[0]) / 0.5)
+                request = program.send(None)
+    assert applied == [0.0, 8.0]
