@@ -17,13 +17,14 @@ from workbench.updater import Updater
 class Master:
     """Parameters that gradients are applied to but never taken at: a worker may compute beside it with those it has read.
 
-    Made as a copy of a replica's parameters. A server updates the buckets it owns; the optimizer keeps state of those alone.
+    Made as a copy of a replica's parameters. A server updates the buckets it owns, each with an optimizer of its own: two shards
+    on one rank are at updates of their own, and so at places of their own in the schedule.
 
     Args:
         parameters: the replica's, in the layout's order.
         make_optimizer: parameters -> optimizer.
-        schedule: made for the optimizer; advanced at each update of the bucket that was updated first.
-        ema_decay: keep an exponential moving average for evaluation.
+        schedule: made for each bucket's optimizer; advanced at each update of the bucket.
+        ema_decay: keep an exponential moving average for evaluation, a step an update: of one bucket that holds everything.
     """
 
     def __init__(
@@ -37,15 +38,22 @@ class Master:
     ) -> None:
         self.layout = layout
         self.parameters = [nn.Parameter(param.detach().clone()) for param in parameters]
-        self.updater = Updater(make_optimizer(self.parameters), self.parameters, layout, schedule=schedule, clip_norm=None)
+        self._make_optimizer, self._schedule = make_optimizer, schedule
+        self._updaters: dict[int, Updater] = {}  # bucket -> its own, made at its first update
         self.updates = [0] * len(layout.buckets)
         self.control_seen = 0
         self.average = Average(self.parameters, ema_decay) if ema_decay is not None else None
-        self._clock: int | None = None  # the bucket whose updates the schedule counts
 
     @property
     def lr(self) -> float:
-        return float(self.updater.optimizer.param_groups[0]["lr"])
+        made = [updater.optimizer for updater in list(self._updaters.values())] or [self._make_optimizer(self.parameters)]
+        return float(made[0].param_groups[0]["lr"])
+
+    def _updater(self, bucket: int) -> Updater:
+        if bucket not in self._updaters:
+            optimizer = self._make_optimizer(self.parameters)  # keeps state of those alone with which it is stepped
+            self._updaters[bucket] = Updater(optimizer, self.parameters, self.layout, schedule=self._schedule, clip_norm=None)
+        return self._updaters[bucket]
 
     def apply(self, gradient: Gradient, lr_scale: float) -> int:
         """One optimizer step with a sum of shares; returns the largest staleness of what was summed, by the gradient's version."""
@@ -61,32 +69,32 @@ class Master:
                 param = self.parameters[slot.index]
                 param.grad = gradient.view(slot).to(param.dtype) if num_users > 0 else None
                 touched.append(param)
-        self.updater.step(gradient.bucket, lr_scale)
+        for bucket in buckets:
+            self._updater(bucket).step(bucket, lr_scale)
+            self._updater(bucket).advance_schedule()
+            self.updates[bucket] += 1
         for param in touched:
             param.grad = None
-        for bucket in buckets:
-            self.updates[bucket] += 1
-        self._clock = buckets[0] if self._clock is None else self._clock
-        if self._clock in buckets:
-            self.updater.advance_schedule()
-            if self.average is not None:
-                self.average.update()
+        if self.average is not None:
+            self.average.update()
         return staleness
 
     def pack(self, bucket: int | None) -> Gradient:
         """The parameters as they are now; the word of control that gradients brought goes with them."""
-        return pack(self.parameters, self.layout, bucket, self.control_seen, max(self.updates))
+        return pack(self.parameters, self.layout, bucket, self.control_seen, max(self.updates) if bucket is None else self.updates[bucket])
 
     def state(self) -> dict[str, Any]:
         """All that a resumed server needs."""
-        kept = {"parameters": [param.detach() for param in self.parameters], **self.updater.state(), "updates": list(self.updates)}
-        return {**kept, "clock": self._clock, "average": self.average.state() if self.average else None}
+        updaters = {bucket: updater.state() for bucket, updater in self._updaters.items()}
+        kept = {"parameters": [param.detach() for param in self.parameters], "updaters": updaters, "updates": list(self.updates)}
+        return {**kept, "average": self.average.state() if self.average else None}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
         for param, value in zip(self.parameters, state["parameters"], strict=True):
             param.data.copy_(value)
-        self.updater.load(state)
-        self.updates, self._clock = list(state["updates"]), state["clock"]
+        for bucket, kept in state["updaters"].items():
+            self._updater(bucket).load(kept)
+        self.updates = list(state["updates"])
         if self.average is not None and state["average"] is not None:
             self.average.load(state["average"])

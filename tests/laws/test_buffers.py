@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.laws import tiny
 from tests.laws.train import COMPUTE, NETWORK, REAL, Wrapper, make_job, on_all_runtimes, run_job, run_on_ranks
-from tests.laws.variants import name_of, variants
-from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
+from tests.laws.variants import COLLECTIVES, name_of, representatives, variants
+from workbench.algorithms import DeAR, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Native, Ring, flat_of
 from workbench.gradients import BufferPool, Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Value, Wait, WaitAny
@@ -24,6 +24,7 @@ from workbench.runtimes.launch import Job
 from workbench.runtimes.simulated import Simulation
 from workbench.settings import Settings
 
+NOT_SEALED = (DeAR, PartialAllReduce)  # they take a sum's halves apart; a rank without a gradient sums one of no owner
 HOW = Settings(steps=6, batch_size=3, timeout_s=30)
 
 
@@ -135,12 +136,16 @@ def simulate(algorithm: Algorithm, num_workers: int, check_in_flight: bool = Tru
     return simulation
 
 
+SUMMING = [item for item in variants() if item.settings().get("collective") in COLLECTIVES and not isinstance(item, NOT_SEALED)]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("algorithm", variants(), ids=name_of)
+@pytest.mark.parametrize("algorithm", SUMMING, ids=name_of)
 def test_no_gradient_in_flight_is_written(algorithm: Algorithm) -> None:
+    """With codecs too this is so, but what they sum is not what they were given."""
     sealed = Sealed(inner=algorithm)
     simulate(sealed, 3)
-    for runtime in REAL:
+    for runtime in REAL if algorithm in representatives() or isinstance(algorithm, PipeSGD | LayerwiseSGD) else ():
         run_on_ranks(run_job, make_job(runtime, 3, sealed, tiny.problem(), HOW), 3)
 
 

@@ -1,6 +1,7 @@
 """Every method of the package, found by walking it, in the settings in which the laws are to hold.
 
-A new file in `workbench/algorithms` is held to them with its defaults, without being named here.
+A new file in `workbench/algorithms` is held to them with its defaults, without being named here. Which law is for which
+method is decided by what a method says of itself (`replicas`, `asynchronous`, `has_servers`, `max_staleness`, ...).
 """
 
 from __future__ import annotations
@@ -8,66 +9,103 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from functools import cache
+
+import torch
 
 import workbench.algorithms
 from workbench.algorithms import (
     AdaptiveDelaySGD,
     ApplyOrder,
+    AsyncSGD,
+    BackupSGD,
     Constant,
     DeAR,
+    DelayCompensatedSGD,
     DiLoCo,
     FirstSteps,
     LayerwiseSGD,
     LocalSGD,
-    NoCommunication,
     PartialAllReduce,
     PipeSGD,
+    Quorum,
     SendOrder,
     SerialSGD,
+    SoftsyncSGD,
     StaleSGD,
+    StaleSynchronousSGD,
     SynchronousSGD,
     Uniform,
 )
-from workbench.collectives import HalvingDoubling, Linear, Native, Ring, Tree
+from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
+from workbench.collectives import HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
+from workbench.errors import ConfigError
 from workbench.program import Algorithm
 
-COLLECTIVES = (Native(), Ring(), Linear(), Tree(), HalvingDoubling())
+COLLECTIVES = (Native(), Ring(), Linear())
+MORE_COLLECTIVES = (
+    Tree(),
+    HalvingDoubling(),
+    Hierarchical(group=2),
+    Ring(codec=Truncate16()),
+    Once(codec=Truncate16()),
+    Once(codec=ErrorFeedback(codec=TopK(k=5))),
+    Once(codec=QSGD()),
+    PowerSGD(rank=1),
+)
 SMALL_BUCKET = 200.0  # bytes; cuts the tiny model's six tensors into four buckets
 
 SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
-    SynchronousSGD: [SynchronousSGD(collective=collective) for collective in COLLECTIVES],
+    SynchronousSGD: [SynchronousSGD(collective=collective) for collective in (*COLLECTIVES, *MORE_COLLECTIVES)],
     LayerwiseSGD: [
+        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=ApplyOrder.ANY),
         *(LayerwiseSGD(bucket_bytes=size) for size in (0, None)),
-        *(LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=order) for order in ApplyOrder),
+        *(LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=order) for order in (ApplyOrder.ALL, ApplyOrder.BACKWARD)),
         LayerwiseSGD(bucket_bytes=0, apply=ApplyOrder.ANY, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=ApplyOrder.BACKWARD, collective=Linear()),
-        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2),
-        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2, collective=Linear()),
+        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, order=SendOrder.PRIORITY, collective=Ring()),
     ],
     PipeSGD: [
-        *(PipeSGD(width=width) for width in (1, 2, 3, 4)),
+        *(PipeSGD(width=width) for width in (2, 1, 3, 4)),
         PipeSGD(width=2, collective=Ring()),
         PipeSGD(width=3, collective=Linear()),
         PipeSGD(width=3, warmup_steps=2),
         PipeSGD(width=3, first=FirstSteps.DUPLICATE),
+        PipeSGD(width=2, collective=Ring(codec=Truncate16())),
     ],
-    AdaptiveDelaySGD: [AdaptiveDelaySGD(max_delay=1, adapt_every=2), AdaptiveDelaySGD(max_delay=3, adapt_every=2, collective=Ring())],
+    AdaptiveDelaySGD: [AdaptiveDelaySGD(max_delay=2, adapt_every=2), AdaptiveDelaySGD(max_delay=0)],
     DeAR: [
-        *(DeAR(bucket_bytes=size) for size in (0, SMALL_BUCKET, None)),
+        DeAR(bucket_bytes=SMALL_BUCKET),
+        DeAR(bucket_bytes=0),
+        DeAR(bucket_bytes=None),
         DeAR(bucket_bytes=SMALL_BUCKET, collective=Native()),
     ],
-    PartialAllReduce: [PartialAllReduce(quorum="all"), PartialAllReduce(quorum="solo"), PartialAllReduce(collective=Linear())],
-    LocalSGD: [LocalSGD(every=1), LocalSGD(every=3, after=2), LocalSGD(every=2, collective=Ring())],
+    LocalSGD: [LocalSGD(every=3), LocalSGD(every=1), LocalSGD(every=2, after=3), LocalSGD(every=2, collective=Ring())],
     DiLoCo: [
-        DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
-        DiLoCo(every=3),
-        DiLoCo(every=4, fragments=2, delay=1, mix=0.5, collective=Ring()),
+        DiLoCo(every=2),
+        DiLoCo(every=1),
+        DiLoCo(every=3, fragments=2, nesterov=False),
+        DiLoCo(every=2, delay=1, mix=0.5, collective=Ring()),
         DiLoCo(every=2, eager=True),
     ],
-    StaleSGD: [StaleSGD(staleness=Constant(2)), StaleSGD(staleness=Uniform(0, 3), ramp_steps=2)],
-    NoCommunication: [NoCommunication()],
+    StaleSGD: [StaleSGD(staleness=Uniform(0, 3)), StaleSGD(staleness=Constant(0)), StaleSGD(staleness=Constant(2), ramp_steps=4)],
+    PartialAllReduce: [PartialAllReduce(quorum=quorum) for quorum in (Quorum.MAJORITY, Quorum.SOLO, Quorum.ALL, 2)],
     SerialSGD: [SerialSGD(), SerialSGD(delay=2)],
+    AsyncSGD: [AsyncSGD(), AsyncSGD(shards=3), AsyncSGD(shards=2, clip_norm=0.1), AsyncSGD(dedicated=True), AsyncSGD(cutoff=1)],
+    BackupSGD: [
+        BackupSGD(backups=1, shards=2),
+        BackupSGD(backups=1),
+        BackupSGD(backups=0),
+        BackupSGD(backups=0, shards=3),
+        BackupSGD(backups=0, dedicated=True),
+        BackupSGD(backups=1, dedicated=True),
+        BackupSGD(backups="online"),
+        BackupSGD(backups=0, timeout_s=0.3),
+    ],
+    DelayCompensatedSGD: [DelayCompensatedSGD(), DelayCompensatedSGD(strength=0), DelayCompensatedSGD(strength=0.5, shards=2)],
+    SoftsyncSGD: [SoftsyncSGD(), SoftsyncSGD(splits=2, dedicated=True), SoftsyncSGD(splits=3, shards=2, divide=False)],
+    StaleSynchronousSGD: [StaleSynchronousSGD(bound=1), StaleSynchronousSGD(bound=0, shards=2), StaleSynchronousSGD(dedicated=True)],
 }
 
 
@@ -82,12 +120,66 @@ def find_algorithms() -> list[type[Algorithm]]:
     return found
 
 
-def variants() -> list[Algorithm]:
+def all_variants() -> list[Algorithm]:
     """Each method in each of its settings; with its defaults where there is no entry."""
     return [variant for kind in find_algorithms() for variant in SETTINGS.get(kind, [kind()])]
 
 
+def variants(num_ranks: int = 3) -> list[Algorithm]:
+    """Those that can run on so many ranks."""
+    return [variant for variant in all_variants() if runs_on(variant, num_ranks)]
+
+
+def representatives(num_ranks: int = 3) -> list[Algorithm]:
+    """One of each method: what is run where every run costs time."""
+    first: dict[type[Algorithm], Algorithm] = {}
+    for variant in variants(num_ranks):
+        first.setdefault(type(variant), variant)
+    return list(first.values())
+
+
+def runs_on(algorithm: Algorithm, num_ranks: int) -> bool:
+    """Whether `check` lets it."""
+    try:
+        algorithm.check(num_ranks)
+    except ConfigError:
+        return False
+    return True
+
+
+def in_step(algorithms: list[Algorithm]) -> list[Algorithm]:
+    """Methods whose ranks take their steps together."""
+    return [item for item in algorithms if not item.asynchronous]
+
+
+@cache
+def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
+    """Whether its numbers are the same however long things take: then they are on every runtime, and when resumed.
+
+    Found out by trying: the same run on a quick network and on one that takes as long as the steps.
+    """
+    from tests.laws import tiny
+    from workbench.costs import Compute, Network
+    from workbench.runtimes.simulated import Simulation
+    from workbench.settings import Settings
+
+    ends = []
+    for latency_s, jitter in ((1e-6, 0.0), (0.7, 0.6), (0.1, 1.5)):
+        network, compute = Network(latency_s=latency_s, bandwidth_bytes_per_s=1e6), Compute(forward_s=0.3, backward_s=0.7, jitter=jitter)
+        how = Settings(steps=7, batch_size=3, optimizer=tiny.momentum)
+        simulation = Simulation(algorithm, tiny.problem(), how, num_ranks, network=network, compute=compute)
+        simulation.run()
+        ends.append(simulation.workers[0].trained.read_parameters())
+    return all(torch.equal(end, ends[0]) for end in ends)
+
+
 def name_of(algorithm: Algorithm) -> str:
     """Short, for a test's id: PipeSGD-3-Ring."""
-    words = [type(value).__name__ if hasattr(value, "all_reduce") else str(value) for value in algorithm.settings().values()]
+    words = [word_of(value) for value in algorithm.settings().values()]
     return "-".join([type(algorithm).__name__, *words])
+
+
+def word_of(value: object) -> str:
+    if not hasattr(value, "all_reduce"):
+        return str(value)
+    return str(value).replace("()", "")

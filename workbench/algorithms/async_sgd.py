@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import DROPPED, FINAL, LAST, Desk, ServerMethod, check_positive, fresh, push_pull, split
-from workbench.ops import Apply, EndStep, Program
+from workbench.algorithms.servers import DROPPED, FINAL, GONE, LAST, Desk, ServerMethod, check_positive, split, take_steps
+from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
 
@@ -45,12 +45,16 @@ class AsyncSGD(ServerMethod):
             check_positive("cutoff", self.cutoff, int, 0, "the largest staleness that is applied, 0 or more, or None")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, version = Desk(self, ctx, shard), 0
-        last: list[int] = []
+        desk = Desk(self, ctx, shard)
+        version = yield from desk.open()
+        last: dict[int, bool] = {}  # worker -> whether its last push came too late
         dropped: list[tuple[int, int]] = []
         while len(last) < desk.num_workers:
             message = yield desk.hear()
             gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            if flags & GONE:
+                last[message.source] = False
+                continue
             push = (message.source, gradient.version)
             late = self.cutoff is not None and version - gradient.version > self.cutoff
             if late:
@@ -60,16 +64,12 @@ class AsyncSGD(ServerMethod):
                 version += 1
                 dropped = []
             if flags & LAST:
-                last.append(message.source)
+                last[message.source] = late
             else:
                 yield from desk.reply(message.source, version, DROPPED * late)
-        for source in last:  # all have ended: what they get now is the same for all
-            yield from desk.reply(source, version, FINAL)
+        for source, late in last.items():  # all have ended: what they get now is the same for all
+            yield from desk.reply(source, version, FINAL | DROPPED * late)
         yield from desk.close()
 
     def work(self, ctx: Context) -> Program:
-        assert ctx.layout is not None
-        versions = fresh(ctx.layout, 0)
-        for step in ctx.steps():
-            replies = yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step), self.clip_norm)
-            yield EndStep(step, dropped=any(flags & DROPPED for flags in replies.values()))
+        yield from take_steps(self, ctx, self.clip_norm)

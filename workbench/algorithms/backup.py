@@ -74,7 +74,8 @@ class BackupSGD(ServerMethod):
         return ServerMethod.bytes_per_step(self, rank, num_ranks, layout)
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, version, end = Desk(self, ctx, shard), ctx.first_step, ctx.num_steps or 0
+        desk, end = Desk(self, ctx, shard), ctx.num_steps or 0
+        version = yield from desk.open()
         times, noise = ArrivalTimes(desk.num_workers), NoiseScale(self.noise_scale)
         quorum = desk.num_workers - (0 if self.backups == "online" else self.backups)
         answered = dict.fromkeys(range(desk.num_workers), (yield Now()))
@@ -132,13 +133,14 @@ class BackupSGD(ServerMethod):
         return max(0.0, first_s + self.timeout_s - (yield Now()))
 
     def work(self, ctx: Context) -> Program:
-        assert ctx.layout is not None
-        versions = fresh(ctx.layout, ctx.first_step) if ctx.first_step < (ctx.num_steps or 0) else {}
+        known = fresh(ctx)
+        versions = {shard: version for shard, version in known.items() if version < (ctx.num_steps or 0)}
         while versions:
             step = min(versions.values())
             replies = yield from push_pull(self, ctx, step, versions)
+            known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, dropped=any(flags & DROPPED for flags in replies.values()))
+            yield EndStep(step, state=tuple(known.values()), dropped=any(flags & DROPPED for flags in replies.values()))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class

@@ -8,9 +8,9 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.servers import FINAL, LAST, Desk, ServerMethod, body_of, check_positive, fresh, push_pull, split
+from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, body_of, check_positive, split, take_steps
 from workbench.gradients import WEIGHT, Gradient
-from workbench.ops import Apply, EndStep, Local, PackParameters, Program
+from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context
 
 
@@ -41,13 +41,16 @@ class DelayCompensatedSGD(ServerMethod):
         check_positive("strength", self.strength, (int, float), 0, "lambda, 0 (no compensation) or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, version = Desk(self, ctx, shard), 0
-        last: list[int] = []
+        desk, last = Desk(self, ctx, shard), list[int]()
         first: Gradient = yield PackParameters(shard, master=True)
+        version = first.version
         read: dict[int, Gradient] = dict.fromkeys(range(desk.num_workers), first)
         while len(last) < desk.num_workers:
             message = yield desk.hear()
             gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            if flags & GONE:
+                last.append(message.source)
+                continue
             present = yield PackParameters(shard, master=True)
             moved = partial(self._compensate, gradient, body_of(present), body_of(read[message.source]))
             yield Local("sum", gradient.message_bytes, moved)
@@ -67,8 +70,4 @@ class DelayCompensatedSGD(ServerMethod):
         body.add_(body * body * (present - read) * (self.strength / weight))  # share s g: s g + s strength g g d
 
     def work(self, ctx: Context) -> Program:
-        assert ctx.layout is not None
-        versions = fresh(ctx.layout, 0)
-        for step in ctx.steps():
-            yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step))
-            yield EndStep(step)
+        yield from take_steps(self, ctx)

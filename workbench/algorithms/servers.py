@@ -8,7 +8,6 @@ whoever comes first. Servers are ranks of their own behind the workers, or run b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,6 +21,7 @@ from workbench.ops import (
     FREE,
     Backward,
     Discard,
+    EndStep,
     Local,
     Message,
     PackParameters,
@@ -38,7 +38,8 @@ from workbench.program import Algorithm, Context, Replicas
 REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
-DROPPED = 2  # the push that this answers came too late
+GONE = 2  # of a worker's only push: it has no step to take, and this is no gradient
+DROPPED = 2  # of a reply: the push that this answers came too late
 
 
 def stamp_of(version: int, flags: int = 0) -> int:
@@ -177,6 +178,30 @@ def push_pull(
     return replies
 
 
+def take_steps(method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> Program:
+    """A worker that takes every step of the run: push, pull, end the step."""
+    versions = fresh(ctx)
+    for step in ctx.steps():
+        replies = yield from push_pull(method, ctx, step, versions, LAST * ctx.is_last(step), clip_norm)
+        yield EndStep(step, state=tuple(versions.values()), dropped=any(flags & DROPPED for flags in replies.values()))
+    if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
+        yield from _leave(method, ctx, versions)
+
+
+def _leave(method: ServerMethod, ctx: Context, versions: dict[int, int]) -> Program:
+    """A worker that had taken all its steps when the run was stopped: servers wait for its last push, and it for the last parameters."""
+    assert ctx.layout is not None
+    sending = []
+    for shard, version in versions.items():
+        nothing, server = torch.zeros_like(like_of(ctx.layout, shard)), method.server_of(shard, ctx.num_workers)
+        sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, LAST | GONE)))))
+    for shard in versions:
+        message = yield Recv(method.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+        yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))
+    for ticket in sending:
+        yield Wait(ticket)
+
+
 def like_of(layout: Layout, shard: int) -> Tensor:
     """The size and dtype of a shard's messages."""
     piece = layout.buckets[shard]
@@ -202,6 +227,11 @@ class Desk:
         self.num_workers = method.num_computing(ctx.num_workers)
         self.like = like_of(ctx.layout, shard)
         self._sending: dict[int, Ticket] = {}
+
+    def open(self) -> Program:
+        """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
+        packed = yield PackParameters(self.shard, master=True)
+        return packed.version
 
     def hear(self) -> Recv:
         """The request for the next push, whoever's it is."""
@@ -250,11 +280,8 @@ def ended(versions: dict[int, int], replies: dict[int, int]) -> None:
             del versions[shard]
 
 
-def fresh(layout: Layout, first: int) -> dict[int, int]:
-    """shard -> version, at the beginning."""
-    return {piece.index: first for piece in layout.buckets}
-
-
-def sources(of: Sequence[tuple[int, int]]) -> list[int]:
-    """Who pushed."""
-    return [source for source, _ in of]
+def fresh(ctx: Context) -> dict[int, int]:
+    """shard -> version that a worker begins with: 0, or that of the last reply before the run was stopped."""
+    assert ctx.layout is not None
+    known = ctx.resumed or (0,) * len(ctx.layout.buckets)
+    return {piece.index: version for piece, version in zip(ctx.layout.buckets, known, strict=True)}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import FINAL, LAST, Desk, ServerMethod, add, body_of, check_positive, fresh, push_pull, split
+from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, add, body_of, check_positive, split, take_steps
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Apply, EndStep, Local, Program
+from workbench.ops import Apply, Local, Program
 from workbench.program import Card, Context
 
 
@@ -51,7 +51,8 @@ class SoftsyncSGD(ServerMethod):
             raise ConfigError(f"splits={self.splits} on {self.num_computing(num_ranks)} workers: at most one update a gradient")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, version = Desk(self, ctx, shard), 0
+        desk = Desk(self, ctx, shard)
+        version = yield from desk.open()
         group = max(1, desk.num_workers // self.splits)
         last: list[int] = []
         of: list[tuple[int, int]] = []
@@ -59,17 +60,18 @@ class SoftsyncSGD(ServerMethod):
         while len(last) < desk.num_workers:
             message = yield desk.hear()
             gradient, flags = desk.gradient(message), split(message.stamp)[1]
-            of.append((message.source, gradient.version))
-            stale = version - gradient.version
-            if self.divide and stale > 1:
-                yield Local("sum", gradient.message_bytes, partial(body_of(gradient).div_, stale))
-            if total is None:
-                total = gradient
-            else:
-                yield add(total, gradient)
+            if not flags & GONE:
+                of.append((message.source, gradient.version))
+                stale = version - gradient.version
+                if self.divide and stale > 1:
+                    yield Local("sum", gradient.message_bytes, partial(body_of(gradient).div_, stale))
+                if total is None:
+                    total = gradient
+                else:
+                    yield add(total, gradient)
             if flags & LAST:
                 last.append(message.source)
-            if len(of) == group or len(last) == desk.num_workers:
+            if total is not None and (len(of) == group or len(last) == desk.num_workers):
                 yield Apply(total, master=True, of=tuple(of))
                 version += 1
                 of, total = [], None
@@ -80,8 +82,4 @@ class SoftsyncSGD(ServerMethod):
         yield from desk.close()
 
     def work(self, ctx: Context) -> Program:
-        assert ctx.layout is not None
-        versions = fresh(ctx.layout, 0)
-        for step in ctx.steps():
-            yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step))
-            yield EndStep(step)
+        yield from take_steps(self, ctx)

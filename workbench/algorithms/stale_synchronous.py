@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import FINAL, LAST, Desk, ServerMethod, check_positive, fresh, push_pull, split
-from workbench.ops import Apply, EndStep, Program
+from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, check_positive, split, take_steps
+from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
 
@@ -37,16 +37,18 @@ class StaleSynchronousSGD(ServerMethod):
         check_positive("bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, version = Desk(self, ctx, shard), 0
+        desk = Desk(self, ctx, shard)
+        version = yield from desk.open()
         clocks = dict.fromkeys(range(desk.num_workers), 0)
         held: list[int] = []  # workers that wait for the slowest
         last: list[int] = []
         while len(last) < desk.num_workers:
             message = yield desk.hear()
             gradient, flags = desk.gradient(message), split(message.stamp)[1]
-            yield Apply(gradient, master=True, of=((message.source, gradient.version),))
-            version += 1
-            clocks[message.source] += 1
+            if not flags & GONE:
+                yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+                version += 1
+                clocks[message.source] += 1
             if flags & LAST:
                 last.append(message.source)
             else:
@@ -60,8 +62,4 @@ class StaleSynchronousSGD(ServerMethod):
         yield from desk.close()
 
     def work(self, ctx: Context) -> Program:
-        assert ctx.layout is not None
-        versions = fresh(ctx.layout, 0)
-        for step in ctx.steps():
-            yield from push_pull(self, ctx, step, versions, LAST * ctx.is_last(step))
-            yield EndStep(step)
+        yield from take_steps(self, ctx)

@@ -23,6 +23,7 @@ from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.worker import run_info
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -51,6 +52,9 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     name = (run.info.get("method") or {}).get("name")
     if name != type(algorithm).__name__:
         raise ConfigError(f"the run {run.id} is of {name}: it cannot be replayed as {type(algorithm).__name__}")
+    recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
+    if recorded != (run.info["method"].get("settings") or {}):
+        raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, and not with {recorded}")
     if settings.as_record() != run.info.get("settings"):
         recorded = run.info.get("settings") or {}
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}

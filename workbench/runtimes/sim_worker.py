@@ -139,8 +139,8 @@ class Shapes(_Counted):
     def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
         piece = None if bucket is None else self.layout.buckets[bucket]
         numel = self.layout.numel if piece is None else piece.stop - piece.start
-        flat = torch.empty(numel, dtype=self.layout.dtype, device="meta")
-        return Gradient(flat, self.layout, -1, max((self.master if master else self).updates), bucket)
+        flat, updates = torch.empty(numel, dtype=self.layout.dtype, device="meta"), (self.master if master else self).updates
+        return Gradient(flat, self.layout, -1, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Nothing is kept."""

@@ -1,0 +1,73 @@
+"""An exponential moving average of the parameters, evaluated in their place: against one taken by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.laws import tiny
+from tests.laws.reference import serial
+from tests.laws.test_features import initial
+from tests.laws.train import on_all_runtimes, train
+from tests.laws.variants import name_of
+from workbench.algorithms import ApplyOrder, AsyncSGD, BackupSGD, DeAR, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.settings import Settings
+
+DECAY, STEPS = 0.7, 6
+HOW = Settings(steps=STEPS, batch_size=4, optimizer=tiny.momentum, ema_decay=DECAY, evaluate_every=0, timeout_s=30)
+
+
+def by_hand(problem: Problem, num_workers: int, updates: int = STEPS) -> float:
+    """Test loss at a[t] = decay a[t-1] + (1 - decay) w[t], a[0] = w[0]."""
+    model = initial(problem)
+    average = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    for parameters in serial(problem, HOW, num_workers)[:updates]:
+        average = DECAY * average + (1 - DECAY) * parameters
+    torch.nn.utils.vector_to_parameters(average, model.parameters())
+    x, y = problem.test_data().tensors  # type: ignore[union-attr]
+    with torch.no_grad():
+        return float(cross_entropy(model(x), y))
+
+
+def evaluated(runtime: str, num_ranks: int, algorithm: Algorithm) -> float:
+    found = train(runtime, num_ranks, algorithm, tiny.problem(), HOW).run.evaluations()[-1]["test_loss"]
+    assert isinstance(found, float)
+    return found
+
+
+@on_all_runtimes
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        SynchronousSGD(),
+        PipeSGD(width=1),
+        LayerwiseSGD(bucket_bytes=200.0, apply=ApplyOrder.ANY),
+        DeAR(bucket_bytes=200.0),
+        BackupSGD(backups=0),
+        LocalSGD(every=3, after=STEPS),
+    ],
+    ids=name_of,
+)
+def test_an_average_of_the_synchronous_updates(algorithm: Algorithm, runtime: str) -> None:
+    assert evaluated(runtime, 3, algorithm) == pytest.approx(by_hand(tiny.problem(), 3), rel=1e-9)
+
+
+@on_all_runtimes
+def test_a_server_keeps_one_too(runtime: str) -> None:
+    assert evaluated(runtime, 1, AsyncSGD()) == pytest.approx(by_hand(tiny.problem(), 1), rel=1e-9)
+
+
+def test_it_is_not_the_parameters_themselves() -> None:
+    """So the laws above could fail: one update less is another loss."""
+    problem = tiny.problem()
+    assert by_hand(problem, 3) != pytest.approx(by_hand(problem, 3, STEPS - 1), rel=1e-4)
+
+
+def test_it_goes_on_when_resumed() -> None:
+    for algorithm in (SynchronousSGD(), BackupSGD(backups=0)):
+        first = train("simulated", 3, algorithm, tiny.problem(), HOW, stop_after=2)
+        second = train("simulated", 3, algorithm, tiny.problem(), HOW, resume=first.checkpoint)
+        assert second.run.evaluations()[-1]["test_loss"] == pytest.approx(by_hand(tiny.problem(), 3), rel=1e-9)

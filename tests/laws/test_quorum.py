@@ -1,0 +1,162 @@
+"""Which gradients an update is made of: those it should be, each once, and every other one accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import pytest
+
+from tests.laws import tiny
+from tests.laws.train import COMPUTE, NETWORK, Wrapper, on_all_runtimes, train
+from tests.laws.variants import name_of, variants
+from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, Quorum, SoftsyncSGD
+from workbench.gradients import WEIGHT
+from workbench.ops import Apply, EndStep, Program
+from workbench.program import Algorithm, Context
+from workbench.runtimes.simulated import Simulation
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+HOW = Settings(steps=8, batch_size=3, timeout_s=30)
+NUM_RANKS = 4
+
+
+def of_shard(run: Run, shard: int) -> list[dict[str, Any]]:
+    return [update for update in run.updates() if update["bucket"] == shard]
+
+
+def applied(update: dict[str, Any]) -> list[tuple[int, int]]:
+    """(source, version) of each gradient in it."""
+    return [(source, update["update"] - 1 - late) for source, late in zip(update["sources"], update["staleness"], strict=True)]
+
+
+def check_once(run: Run, shard: int) -> None:
+    """No gradient is in two updates, and none is both applied and dropped."""
+    used = [push for update in of_shard(run, shard) for push in applied(update)]
+    dropped = [tuple(push) for update in of_shard(run, shard) for push in update["dropped"]]
+    assert max(Counter([*used, *dropped]).values()) == 1
+
+
+BACKUP = [
+    BackupSGD(backups=0),
+    BackupSGD(backups=1),
+    BackupSGD(backups=2, shards=2),
+    BackupSGD(backups=1, dedicated=True),
+    BackupSGD(backups=1, timeout_s=0.2),
+    BackupSGD(backups="online"),
+]
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", BACKUP, ids=name_of)
+def test_an_update_sums_the_first_n_gradients_of_its_own_version(algorithm: BackupSGD, runtime: str) -> None:
+    run = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW).run
+    workers = algorithm.num_computing(NUM_RANKS)
+    for shard in range(algorithm.shards):
+        mine = of_shard(run, shard)
+        assert [update["update"] for update in mine] == list(range(1, HOW.steps + 1)), "one update a step"
+        for update in mine:
+            assert set(update["staleness"]) == {0}
+            assert len(set(update["sources"])) == len(update["sources"])
+            if isinstance(algorithm.backups, int) and algorithm.timeout_s is None:
+                assert len(update["sources"]) == workers - algorithm.backups
+            for _, version in update["dropped"]:
+                assert version < update["update"], "dropped because it was late"
+        check_once(run, shard)
+        pushed = sum(len(rows_of(run, rank)) for rank in range(workers))
+        seen = sum(len(update["sources"]) + len(update["dropped"]) for update in mine)
+        if algorithm.shards == 1:
+            assert 0 <= pushed - seen <= workers, "at most one gradient a worker was dropped after the last update"
+
+
+def rows_of(run: Run, rank: int) -> list[dict[str, Any]]:
+    return [row for row in run.metrics[rank] if "evaluation" not in row]
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(cutoff=1), AsyncSGD(cutoff=0), SoftsyncSGD(splits=2)], ids=name_of)
+def test_every_push_is_applied_or_dropped(algorithm: Algorithm, runtime: str) -> None:
+    run = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW).run
+    if not isinstance(algorithm, SoftsyncSGD):  # a quick worker may push twice between two updates
+        check_once(run, 0)
+    mine = of_shard(run, 0)
+    used = Counter(source for update in mine for source in update["sources"])
+    dropped = Counter(source for update in mine for source, _ in update["dropped"])
+    for rank in range(NUM_RANKS):
+        rows = rows_of(run, rank)
+        marked = sum(bool(row.get("dropped")) for row in rows)
+        assert len(rows) == HOW.steps
+        assert used[rank] + marked == HOW.steps, "the worker was told of each gradient that was dropped"
+        assert dropped[rank] <= marked, "of those after the last update no update tells"
+    if getattr(algorithm, "cutoff", None) is None:
+        assert not dropped
+
+
+def test_softsync_updates_once_for_every_group() -> None:
+    for splits in (1, 2, 4):
+        run = train("simulated", NUM_RANKS, SoftsyncSGD(splits=splits), tiny.problem(), HOW).run
+        sizes = [len(update["sources"]) for update in of_shard(run, 0)]
+        assert sizes == [NUM_RANKS // splits] * (HOW.steps * splits)
+
+
+def test_a_rest_of_gradients_makes_a_last_update() -> None:
+    """Three workers by twos: 24 pushes of 3 x 8, and with 7 steps 21, of which the last is alone."""
+    run = train("simulated", 5, SoftsyncSGD(splits=2), tiny.problem(), Settings(steps=7, batch_size=3)).run
+    sizes = [len(update["sources"]) for update in of_shard(run, 0)]
+    assert sizes == [2] * 17 + [1]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening(Wrapper):
+    """Another algorithm, whose updates are noted."""
+
+    heard: list[tuple[int, int, tuple[tuple[int, int], ...], float]] = field(default_factory=list, compare=False)
+
+    def worker(self, ctx: Context) -> Program:
+        program, answer, round_number = self.inner.worker(ctx), None, 0
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, Apply):
+                weight = float(request.gradient.tail()[WEIGHT])
+                self.heard.append((ctx.rank, round_number, request.of, weight))
+                round_number += 1
+            if isinstance(request, EndStep):
+                assert request.step == round_number - 1, "every step ends with its round"
+            answer = yield request
+
+
+@pytest.mark.parametrize("quorum", [Quorum.SOLO, Quorum.MAJORITY, Quorum.ALL, 2], ids=str)
+def test_a_round_sums_what_was_not_yet_used(quorum: Quorum | int) -> None:
+    """Each rank's own gradients once; the summed weight is that of the minibatches in it, each a share of a quarter."""
+    method = PartialAllReduce(quorum=quorum)
+    listening = Listening(inner=method)
+    problem = tiny.problem(num_samples=24)  # every share is full
+    Simulation(listening, problem, HOW, NUM_RANKS, network=NETWORK, compute=COMPUTE).run()
+    of_round: Counter[int] = Counter()
+    weights: dict[int, set[float]] = {}
+    for rank in range(NUM_RANKS):
+        own = [(number, of) for by, number, of, _ in listening.heard if by == rank]
+        assert [number for number, _ in own] == list(range(HOW.steps))
+        pushes = [push for _, of in own for push in of]
+        assert len(set(pushes)) == len(pushes) and {source for source, _ in pushes} <= {rank}
+        for number, of in own:
+            of_round[number] += len(of)
+            assert all(version <= number for _, version in of)
+    for _, number, _, weight in listening.heard:
+        weights.setdefault(number, set()).add(weight)
+    for number, found in weights.items():
+        assert len(found) == 1, "all ranks applied the same sum"
+        assert found.pop() == pytest.approx(of_round[number] / NUM_RANKS)
+        assert of_round[number] >= 1
+    if quorum == Quorum.ALL:
+        assert set(of_round.values()) == {NUM_RANKS}
+
+
+def test_every_quorum_is_among_the_laws() -> None:
+    assert {item.quorum for item in variants() if isinstance(item, PartialAllReduce)} >= set(Quorum)

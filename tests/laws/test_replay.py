@@ -1,0 +1,107 @@
+"""A real run of an asynchronous method, run again in one process with its messages in the same order: the same numbers, to the last bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from tests.laws import tiny
+from tests.laws.train import Trained, on_all_runtimes, on_real_runtimes, train
+from tests.laws.variants import name_of, representatives
+from workbench.algorithms import AsyncSGD, BackupSGD, StaleSynchronousSGD
+from workbench.errors import ConfigError, Stalled
+from workbench.program import Algorithm
+from workbench.runtimes.replay import Replay, replay
+from workbench.runtimes.worker import run_info
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+NUM_RANKS = 3
+settings = partial(Settings, steps=6, batch_size=3, timeout_s=30, optimizer=tiny.momentum, schedule=tiny.step_lr)
+MORE = [
+    AsyncSGD(shards=3),
+    AsyncSGD(shards=2, cutoff=1, clip_norm=0.1),
+    AsyncSGD(dedicated=True),
+    BackupSGD(backups=1),
+    BackupSGD(backups="online"),
+    BackupSGD(backups=0, timeout_s=0.002),
+    StaleSynchronousSGD(bound=0),
+]
+REPLAYED = [*(item for item in representatives() if item.has_servers), *MORE]
+
+
+def of(run: Run, algorithm: Algorithm, how: Settings) -> Run:
+    """The run as it would be recorded without the test's wrapper around the method."""
+    return replace(run, info={**run.info, "method": run_info(algorithm, tiny.problem(), how, "", 1)["method"]})
+
+
+def again(trained: Trained, algorithm: Algorithm, how: Settings) -> Replay:
+    return replay(of(trained.run, algorithm, how), algorithm, tiny.problem(), how)
+
+
+def made_of(run: Run) -> Counter[str]:
+    """What each update of each server was made of."""
+    names = ("rank", "bucket", "update", "sources", "staleness", "dropped")
+    return Counter(str([update[name] for name in names]) for update in run.updates())
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", REPLAYED, ids=name_of)
+def test_a_replay_is_the_run(algorithm: Algorithm, runtime: str) -> None:
+    trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), settings())
+    replayed = again(trained, algorithm, settings())
+    assert made_of(replayed.run) == made_of(trained.run)
+    for rank in range(algorithm.num_computing(NUM_RANKS)):
+        assert torch.equal(replayed.parameters[rank], trained.parameters[rank][-1])
+        rows = [row for row in replayed.run.metrics[rank] if "evaluation" not in row]
+        assert [(row["step"], row["loss"]) for row in rows] == [(row["step"], row["loss"]) for row in trained.rows(rank)]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1)], ids=name_of)
+def test_a_stopped_run_is_replayed_to_where_it_stopped(algorithm: Algorithm, runtime: str) -> None:
+    """Of methods whose workers end by themselves; a server that ends a run for all (BackupSGD) leaves no note of when it heard the word."""
+    trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), settings(steps=12), control=[{"stop": True}])
+    assert trained.run.info["status"] == "stopped"
+    replayed = again(trained, algorithm, settings(steps=12))
+    assert made_of(replayed.run) == made_of(trained.run)
+    for rank in range(NUM_RANKS):
+        assert torch.equal(replayed.parameters[rank], trained.parameters[rank][-1])
+
+
+@on_all_runtimes
+def test_another_order_is_another_run(runtime: str) -> None:
+    """Two messages that the server heard one after the other, swapped: other numbers, or an order that cannot be."""
+    if runtime == "simulated":
+        return  # it records no order: it is the same run whenever it is run
+    how = settings()
+    trained = train(runtime, NUM_RANKS, AsyncSGD(), tiny.problem(), how)
+    events = deepcopy(trained.run.events)
+    heard = sorted((row for row in events[0] if "any" in row), key=lambda row: row["any"])
+    position = next(at for at in range(4, len(heard)) if heard[at]["source"] != heard[at + 1]["source"])
+    heard[position]["source"], heard[position + 1]["source"] = heard[position + 1]["source"], heard[position]["source"]
+    swapped = replace(of(trained.run, AsyncSGD(), how), folder=None, recorded_events=events)
+    try:
+        found = replay(swapped, AsyncSGD(), tiny.problem(), how)
+    except (ConfigError, Stalled):
+        return
+    assert not torch.equal(found.parameters[0], trained.final)
+
+
+def test_what_was_not_recorded_cannot_be_replayed() -> None:
+    how = settings()
+    trained = train("torch", NUM_RANKS, AsyncSGD(), tiny.problem(), how)
+    recorded = of(trained.run, AsyncSGD(), how)
+    with pytest.raises(ConfigError, match="AsyncSGD"):
+        replay(recorded, BackupSGD(), tiny.problem(), how)
+    with pytest.raises(ConfigError, match="cutoff"):
+        replay(recorded, AsyncSGD(cutoff=1), tiny.problem(), how)
+    with pytest.raises(ConfigError, match="seed"):
+        replay(recorded, AsyncSGD(), tiny.problem(), replace(how, seed=1))
+    with pytest.raises(ConfigError, match="no events"):
+        replay(replace(recorded, folder=None, recorded_events={}), AsyncSGD(), tiny.problem(), how)

@@ -1,0 +1,37 @@
+"""A simulation without gradients takes the same times and sends the same bytes as one with them, whatever the method."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.laws import tiny
+from tests.laws.train import COMPUTE, NETWORK
+from tests.laws.variants import all_variants, name_of, runs_on
+from workbench.algorithms import BackupSGD
+from workbench.program import Algorithm
+from workbench.runtimes.simulated import Simulation
+from workbench.settings import Settings
+
+HOW = Settings(steps=6, batch_size=3, optimizer=tiny.momentum, seed=1)
+
+
+@pytest.mark.parametrize("algorithm", all_variants(), ids=name_of)
+def test_times_are_those_with_gradients(algorithm: Algorithm) -> None:
+    """Unless the method decides by values: backup workers chosen online measure the noise of gradients."""
+    num_ranks = 3 if runs_on(algorithm, 3) else 1
+    runs = [
+        Simulation(algorithm, tiny.problem(test=None), HOW, num_ranks, network=NETWORK, compute=COMPUTE, timing_only=timing_only).run()
+        for timing_only in (False, True)
+    ]
+    if isinstance(algorithm, BackupSGD) and algorithm.backups == "online":
+        assert len(runs[1].updates()) == HOW.steps
+        return
+    assert runs[0].spans.table.tolist() == runs[1].spans.table.tolist()
+    assert runs[0].updates() == runs[1].updates()
+    assert runs[0].info["result"] == runs[1].info["result"]
+    for rank, rows in runs[0].metrics.items():
+        for row, other in zip(rows, runs[1].metrics[rank], strict=True):
+            for name in ("step", "samples", "num_samples", "bytes_sent", "staleness"):
+                assert row[name] == other[name]
+            assert other["seconds"] == pytest.approx(row["seconds"], abs=1e-6)
+            assert other["loss"] is None
