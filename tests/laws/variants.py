@@ -63,6 +63,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         *(LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=order) for order in (ApplyOrder.ALL, ApplyOrder.BACKWARD)),
         LayerwiseSGD(bucket_bytes=0, apply=ApplyOrder.ANY, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=ApplyOrder.BACKWARD, collective=Linear()),
+        LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, order=SendOrder.PRIORITY, collective=Ring()),
     ],
@@ -85,12 +86,14 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
     DiLoCo: [
         DiLoCo(every=2),
         DiLoCo(every=1),
+        DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
         DiLoCo(every=3, fragments=2, nesterov=False),
         DiLoCo(every=2, delay=1, mix=0.5, collective=Ring()),
         DiLoCo(every=2, eager=True),
     ],
     StaleSGD: [StaleSGD(staleness=Uniform(0, 3)), StaleSGD(staleness=Constant(0)), StaleSGD(staleness=Constant(2), ramp_steps=4)],
-    PartialAllReduce: [PartialAllReduce(quorum=quorum) for quorum in (Quorum.MAJORITY, Quorum.SOLO, Quorum.ALL, 2)],
+    PartialAllReduce: [PartialAllReduce(quorum=quorum) for quorum in (Quorum.MAJORITY, Quorum.SOLO, Quorum.ALL, 2)]
+    + [PartialAllReduce(collective=Linear())],
     SerialSGD: [SerialSGD(), SerialSGD(delay=2)],
     AsyncSGD: [AsyncSGD(), AsyncSGD(shards=3), AsyncSGD(shards=2, clip_norm=0.1), AsyncSGD(dedicated=True), AsyncSGD(cutoff=1)],
     BackupSGD: [
