@@ -133,6 +133,11 @@ class Algorithm(ABC):
         return self.has_servers
 
     @property
+    def replayable(self) -> bool:
+        """Whether all that chance decides in a run is in the answers that a record keeps."""
+        return True
+
+    @property
     def num_lanes(self) -> int:
         """Lanes on which it starts collectives of the library."""
         return int(getattr(self, "lanes", 1))

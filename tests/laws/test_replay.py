@@ -13,7 +13,7 @@ import torch
 from tests.laws import tiny
 from tests.laws.train import Trained, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives
-from workbench.algorithms import AsyncSGD, BackupSGD, StaleSynchronousSGD
+from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, StaleSynchronousSGD
 from workbench.errors import ConfigError, Stalled
 from workbench.program import Algorithm
 from workbench.runtimes.replay import Replay, replay
@@ -63,9 +63,8 @@ def test_a_replay_is_the_run(algorithm: Algorithm, runtime: str) -> None:
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1)], ids=name_of)
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1), BackupSGD(shards=2)], ids=name_of)
 def test_a_stopped_run_is_replayed_to_where_it_stopped(algorithm: Algorithm, runtime: str) -> None:
-    """Of methods whose workers end by themselves; a server that ends a run for all (BackupSGD) leaves no note of when it heard the word."""
     trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), settings(steps=12), control=[{"stop": True}])
     assert trained.run.info["status"] == "stopped"
     replayed = again(trained, algorithm, settings(steps=12))
@@ -103,5 +102,10 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
         replay(recorded, AsyncSGD(cutoff=1), tiny.problem(), how)
     with pytest.raises(ConfigError, match="seed"):
         replay(recorded, AsyncSGD(), tiny.problem(), replace(how, seed=1))
+    with pytest.raises(ConfigError, match="went on from"):
+        replay(replace(recorded, info={**recorded.info, "resumed": "yesterday"}), AsyncSGD(), tiny.problem(), how)
+    partial_run = replace(recorded, info={**recorded.info, "method": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["method"]})
+    with pytest.raises(ConfigError, match="in no message"):
+        replay(partial_run, PartialAllReduce(), tiny.problem(), how)
     with pytest.raises(ConfigError, match="no events"):
         replay(replace(recorded, folder=None, recorded_events={}), AsyncSGD(), tiny.problem(), how)

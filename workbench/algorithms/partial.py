@@ -86,6 +86,10 @@ class PartialAllReduce(Algorithm):
                 return math.ceil(float(self.quorum) * num_ranks)
 
     @property
+    def replayable(self) -> bool:
+        return self._is_synchronous
+
+    @property
     def max_staleness(self) -> int | None:
         return 0 if self._is_synchronous else None
 

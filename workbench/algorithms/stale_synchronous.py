@@ -17,7 +17,7 @@ class StaleSynchronousSGD(ServerMethod):
 
     A worker's clock is the steps it has taken. Between its read and its push at most 2 bound + 1 pushes of any other are
     applied, so staleness is at most (p - 1)(2 bound + 1). `bound=0` keeps workers in step: every one waits for all, and
-    each gradient is still an update of its own. One worker is serial SGD.
+    each gradient is still an update of its own. One worker is serial SGD. A resumed run counts from where each worker stood.
 
     Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """

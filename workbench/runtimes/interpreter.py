@@ -54,7 +54,6 @@ class Interpreter:
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
-        self.ending = False  # the run ends early, because it was asked to
         self._minibatch = minibatch
         self._post = Post(transport)
         self._here = Endpoint(transport, self.ledger, self._post)

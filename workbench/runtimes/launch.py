@@ -175,7 +175,13 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
         if rank == 0:
             notes = [*run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"], *transport.notes]
             update_run(
-                folder, status="running", model=model_info(replica.layout), library=transport.library, num_workers=num_workers, notes=notes
+                folder,
+                status="running",
+                resumed=job.resume,
+                model=model_info(replica.layout),
+                library=transport.library,
+                num_workers=num_workers,
+                notes=notes,
             )
         session = Session(job.algorithm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
         return session.run(ctx, at)

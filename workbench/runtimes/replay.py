@@ -59,6 +59,10 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         recorded = run.info.get("settings") or {}
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
         raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
+    if run.info.get("resumed"):
+        raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay begins at the beginning, so replay that one")
+    if not algorithm.replayable:
+        raise ConfigError(f"{algorithm} cannot be replayed: what its worker hands to its rounds is in no message, and so in no record")
     if algorithm.asynchronous and not run.events:
         raise ConfigError(f"the run {run.id} has no events: without the order of its messages it cannot be replayed")
     threads = int(run.headers.get(0, {}).get("threads", 1))

@@ -24,7 +24,7 @@ class Script:
         self._positions = deque(row["position"] for row in mine if "wait_any" in row)
         self._nows = deque(row["now"] for row in mine if "now" in row)
         self.position = -1  # of the last `WaitAny`
-        self.stops = {row["stop"] for row in mine if "stop" in row}
+        self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank heard that it should stop
 
     def source(self) -> int:
         """Who was heard by the next receive from any rank; any where the record ends: nobody waited for it."""

@@ -44,6 +44,7 @@ class Session:
         self._pending: tuple[Any, ...] | None = None
         self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
         self._last_end = EndStep(-1)
+        self._ending = False  # this rank's next step is its last, because the run was asked to stop
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
 
     def run(self, ctx: Context, at: list[int]) -> dict[str, Any]:
@@ -117,13 +118,11 @@ class Session:
         self._recorder.end_step()
         if not self._replica.control_out and _asked_to_stop(self._folder):
             self._replica.control_out = STOP
+            self._recorder.event({"strand": 0, "control": end.step})
         alone = self._algorithm.replicas == Replicas.NEVER and self._replica.control_out >= STOP  # nobody else need know
-        if (alone or self._replica.control_seen >= STOP) and not ctx.stopping:
-            ctx.stopping = True
-        if ctx.stopping and ctx.num_steps is not None and not self._interpreter.ending:
-            self._interpreter.ending = True
+        if (alone or self._replica.control_seen >= STOP) and not self._ending and ctx.num_steps is not None:
+            self._ending = True
             ctx.num_steps = min(ctx.num_steps, end.step + 2)
-            self._recorder.event({"strand": 0, "stop": end.step})
 
     def _finish_alone(self, last: int, ctx: Context) -> bool:
         """After the last step of all ranks, which now hold the same parameters; True if the run was stopped before its end."""
@@ -137,7 +136,7 @@ class Session:
             self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
         self._paused_s = interpreter.ledger.now() - seconds
         self._recorder.end_step()
-        stopped = ctx.stopping or self._stop_after is not None
+        stopped = self._ending or ctx.stopping or self._stop_after is not None
         if stopped:
             self._checkpoint(self._last_end)
         return stopped

@@ -72,6 +72,7 @@ class Simulation:
         self.stopped = False
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
+        self._ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
@@ -94,7 +95,7 @@ class Simulation:
             if waiting:
                 named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:16])
                 raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
-            if self.algorithm.asynchronous and (stop_after is not None or self.stopped):
+            if self.algorithm.asynchronous and (stop_after is not None or self._ending):
                 for worker in self.workers:
                     self.keep(worker, worker.last_end)
             if stop_after is None or self.algorithm.asynchronous:
@@ -131,11 +132,18 @@ class Simulation:
         return stop
 
     def look_for_stop(self, worker: SimWorker, step: int | None = None) -> None:
-        """Where ranks are at steps of their own, a stop is an early end: a server's word, or the record's that is replayed."""
-        ctx, script = self.contexts[worker.rank], self.script_of(worker.rank, 0)
-        asked = worker.replica.control_seen or (worker.replica.has_master and worker.replica.master.control_seen)
-        ctx.stopping = ctx.stopping or bool(asked) or (script is not None and step in script.stops)
-        if step is not None and ctx.stopping and not self.stopped and ctx.num_steps is not None:
+        """Where ranks are at steps of their own, a stop is an early end: by the word that servers pass on (`step`: of the worker
+        that has come to its end), which in a replay is said when it was said then."""
+        ctx, replica = self.contexts[worker.rank], worker.replica
+        if step is None:
+            ctx.stopping = ctx.stopping or bool(replica.master.control_seen)
+            return
+        script = self.script_of(worker.rank, 0)
+        if script is not None and step in script.controls:
+            replica.control_out = 1
+        alone = self.algorithm.replicas == Replicas.NEVER and replica.control_out
+        if (alone or replica.control_seen) and worker.rank not in self._ending and ctx.num_steps is not None:
+            self._ending.add(worker.rank)
             ctx.num_steps = min(ctx.num_steps, step + 2)
 
     def keep(self, worker: SimWorker, end: EndStep) -> None:
@@ -166,7 +174,7 @@ class Simulation:
         info = run_info(self.algorithm, self.problem, self.settings, "simulated", self.num_workers)
         done = self.workers[0].last_step + 1
         costs = [f"simulated: {self.network}", f"simulated: {self.compute}"]
-        status = "stopped" if self.stop_after is not None or any(ctx.stopping for ctx in self.contexts) else "finished"
+        status = "stopped" if self.stop_after is not None or self._ending else "finished"
         result = {"steps": done, "seconds": self.clock.now_s, "last_step": done - 1}
         return {
             **info,

@@ -39,6 +39,7 @@ class Worker:
         self.problem, self.settings = problem, settings
         self.rank, self.device = rank, device
         self.batch_size = settings.batch_size or problem.batch_size
+        self._served = algorithm.has_servers
         self._data, self._test = data or (problem.train_data(), problem.test_data())
         self.sampler = Sampler(len(self._data), self.batch_size, algorithm.num_computing(num_workers), settings.seed)  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
@@ -128,6 +129,12 @@ class Worker:
         model.train()
         return sums
 
+    def _lr(self) -> float | None:
+        """Of the optimizer that counts; None on a rank that serves nothing, of a method with servers."""
+        if self.replica.has_master:
+            return self.replica.master.lr
+        return None if self._served else self.replica.lr
+
     def metrics(
         self, step: int, seconds: float, bytes_sent: float, staleness: int | None, loss: Tensor | None, *, dropped: bool = False
     ) -> dict[str, Any]:
@@ -150,7 +157,7 @@ class Worker:
             "staleness": staleness,
             "loss": value,
             "num_samples": self.sampler.share_size(step, self.rank),
-            "lr": self.replica.master.lr if self.replica.has_master else self.replica.lr,
+            "lr": self._lr(),
             **({"dropped": True} if dropped else {}),
         }
 
