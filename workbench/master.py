@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class Master:
         self._updaters: dict[int, Updater] = {}  # bucket -> its own, made at its first update
         self.updates = [0] * len(layout.buckets)
         self.control_seen = 0
+        self._updating = Lock()  # a server updates on a thread of its own
         self.average = Average(self.parameters, ema_decay) if ema_decay is not None else None
 
     @property
@@ -57,6 +59,16 @@ class Master:
 
     def apply(self, gradient: Gradient, lr_scale: float) -> int:
         """One optimizer step with a sum of shares; returns the largest staleness of what was summed, by the gradient's version."""
+        with self._updating:
+            return self._apply(gradient, lr_scale)
+
+    def evaluated(self) -> list[Tensor]:
+        """What an evaluation looks at: the averages where they are kept, else the parameters. A copy, also while a server updates."""
+        with self._updating:
+            values = self.average.values if self.average is not None else self.parameters
+            return [value.detach().clone() for value in values]
+
+    def _apply(self, gradient: Gradient, lr_scale: float) -> int:
         buckets = range(len(self.updates)) if gradient.bucket is None else (gradient.bucket,)
         staleness = max(self.updates[bucket] for bucket in buckets) - gradient.version
         touched = []

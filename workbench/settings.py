@@ -39,7 +39,7 @@ class Settings:
         seed: of data order, initial weights and dropout.
         timeout_s: how long a rank may wait for its peers before the run is ended with an error.
         trace_steps: record spans of the first this many steps only; None for all, 0 for none.
-        progress: how communication in the background goes on while a rank computes: see `runtimes.interpreter`.
+        progress: how communication in the background goes on while a rank computes: see `runtimes.background`.
         threads: compute threads of a rank; None to share the machine's cores among its ranks.
     """
 

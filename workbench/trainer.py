@@ -18,6 +18,7 @@ from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.program import Algorithm, Context
 from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
+from workbench.runtimes.background import check_lanes
 from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import transport_here
@@ -97,6 +98,7 @@ class Trainer:
             self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, **more)
             self._patience = self._interpreter.ledger.patience
             algorithm.check(self.num_workers)
+            check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.num_lanes)
             check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)

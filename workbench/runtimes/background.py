@@ -4,7 +4,7 @@
 |---|---|---|
 | "auto" | by the library where it moves bytes by itself (gloo, NCCL), else on a lane's thread (MPI) | on a lane's thread |
 | "blocking" | at once, in the foreground: nothing is hidden | the same |
-| "tests" | begun without blocking, and looked after at every request and every gradient of backward | the same |
+| "tests" | begun without blocking, and looked after at every request and every gradient of backward; one lane only | the same |
 | "thread" | on a lane's thread | on a lane's thread |
 | "library" | begun without blocking, and left to the library | refused |
 | "process" | by a helper process on shared memory | refused |
@@ -22,7 +22,7 @@ from workbench import ops
 from workbench.collectives import flat_of
 from workbench.errors import ConfigError
 from workbench.ops import FREE, Request, Ticket
-from workbench.program import perform
+from workbench.program import Algorithm, perform
 from workbench.runtimes.endpoint import Endpoint, Ledger
 from workbench.runtimes.helper import Helper
 from workbench.runtimes.post import Post
@@ -63,6 +63,9 @@ class Background:
         self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
         self._lanes: dict[int, Lane | Round] = {}
         self._num_started = self._num_strands = 0
+        self._last: dict[int, StrandHandle] = {}  # range of tags -> the sub-program that had it last
+        if not transport.has_threads and progress in ("auto", "thread"):
+            self._progress = "tests"
 
     @property
     def ticks(self) -> bool:
@@ -124,15 +127,21 @@ class Background:
         if not isinstance(work, Request):  # only these may be answered by chance, and are counted alike on every library
             self._num_strands += 1
             strand_number = self._num_strands
-        tags = 0 if request.shares_tags else (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
+        number = self._num_started % NUM_TAG_RANGES
+        tags = 0 if request.shares_tags else (1 + number) * TAG_SPAN
         endpoint = Endpoint(
             self.transport.for_lane(max(lane, 0)), self.ledger, self._post, spins=LANE_SPINS, tags=tags, strand=strand_number
         )
         program = perform(work) if isinstance(work, Request) else work
-        strand = Strand(program, endpoint, self.ledger, self._own, request.priority)
+        after = None if request.shares_tags else self._last.get(number)
+        strand = Strand(program, endpoint, self.ledger, self._own, priority=request.priority, after=after, serves=request.shares_tags)
+        if not request.shares_tags:
+            self._last[number] = strand.handle
         ticket = Ticket(self._num_started, work, strand.handle)
         if self._progress in ("library", "process") and not request.shares_tags and not isinstance(work, Request):
             raise ConfigError(f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'")
+        if request.shares_tags and not self.transport.has_threads:
+            raise ConfigError("a server beside a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one is not: use dedicated=True")
         if self._progress in ("blocking", "tests") and not request.shares_tags:
             self._turns.submit(strand, lane)
             if self._progress == "blocking":
@@ -158,3 +167,9 @@ class Background:
             lane.close()
         if self._helper is not None:
             self._helper.close()
+
+
+def check_lanes(algorithm: Algorithm, progress: str) -> None:
+    """Raise `ConfigError` for what would deadlock: looked after now and then, lanes would block in another order on each rank."""
+    if progress == "tests" and algorithm.num_lanes > 1:
+        raise ConfigError(f"progress='tests' looks after one lane, and this method has {algorithm.num_lanes}: use progress='thread'")

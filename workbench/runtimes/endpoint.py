@@ -26,6 +26,7 @@ class Ledger:
         self.origin_s = time.perf_counter()
         self.step = 0
         self.bytes_sent = 0.0
+        self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
         self._transport = transport
         self._timeout_s = timeout_s
         self._lock = Lock()
@@ -41,7 +42,12 @@ class Ledger:
 
     def patience(self, what: str, spins: int = SPINS) -> Patience:
         """How this rank waits for `what`."""
-        return Patience(what, self._transport.peer_failure, self._timeout_s, spins)
+        return Patience(what, self._failed, self._timeout_s, spins)
+
+    def _failed(self) -> str | None:
+        if self.failure is not None:
+            raise self.failure
+        return self._transport.peer_failure()
 
 
 @final

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -39,10 +40,13 @@ class Helper:
     def __init__(self, rank: int, num_workers: int, store: Path, timeout_s: float) -> None:
         place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folder = tempfile.TemporaryDirectory(prefix="workbench-helper-", dir=place)
-        self._maps: dict[int, str] = {}  # address of a shared buffer -> its file
+        self._maps: dict[int, str] = {}  # address of a shared buffer, which lives as long as this does -> its file
+        self._buffers: list[Tensor] = []
+        self._copies: list[Tensor] = []  # free ones, for memory that is not shared
         self._under_way: deque[HelperHandle] = deque()
         self._text = b""
-        command = [sys.executable, "-m", "workbench.runtimes.helper", str(rank), str(num_workers), str(store), repr(timeout_s)]
+        command = [sys.executable, "-m", "workbench.runtimes.helper", str(rank), str(num_workers), str(store)]
+        command += [repr(timeout_s), self._folder.name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._wait_for_start()
 
@@ -57,27 +61,42 @@ class Helper:
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A tensor whose memory the helper sees too."""
-        path = str(Path(self._folder.name) / f"buffer-{len(self._maps)}")
+        path = str(Path(self._folder.name) / f"buffer-{len(self._buffers)}")
         flat = torch.from_file(path, shared=True, size=numel, dtype=dtype)
+        self._buffers.append(flat)
         self._maps[flat.untyped_storage().data_ptr()] = path
         return flat
 
     def start_all_reduce(self, flat: Tensor) -> HelperHandle:
         """Sum a part of a shared buffer over all ranks, in the helper; other memory goes through a buffer of its own."""
-        path = self._maps.get(flat.untyped_storage().data_ptr())
         copy = None
-        if path is None:
-            copy = self.allocate(flat.numel(), flat.dtype)
-            copy.copy_(flat)
-            path = self._maps[copy.untyped_storage().data_ptr()]
+        if flat.untyped_storage().data_ptr() not in self._maps:
+            copy = self._copy_of(flat)
         source = flat if copy is None else copy
+        path = self._maps[source.untyped_storage().data_ptr()]
         words = (path, source.untyped_storage().nbytes() // source.element_size(), source.storage_offset(), source.numel(), source.dtype)
-        assert self._process.stdin is not None
-        self._process.stdin.write((" ".join(map(str, words)) + "\n").encode())
-        self._process.stdin.flush()
         handle = HelperHandle(self, None if copy is None else (flat, copy))
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write((" ".join(map(str, words)) + "\n").encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            handle.error = RuntimeError(f"the helper process is gone ({error}): use progress='auto'")
+            return handle
         self._under_way.append(handle)
         return handle
+
+    def _copy_of(self, flat: Tensor) -> Tensor:
+        found = next((copy for copy in self._copies if (copy.numel(), copy.dtype) == (flat.numel(), flat.dtype)), None)
+        if found is None:
+            found = self.allocate(flat.numel(), flat.dtype)
+        else:
+            self._copies = [copy for copy in self._copies if copy is not found]
+        return found.copy_(flat)
+
+    def give_back(self, copy: Tensor) -> None:
+        """A copy is free again."""
+        self._copies.append(copy)
 
     def look(self) -> None:
         """Take note of what has been done since."""
@@ -94,8 +113,9 @@ class Helper:
         assert self._process.stdout is not None
         if select.select([self._process.stdout], [], [], seconds)[0]:
             data = os.read(self._process.stdout.fileno(), 65536)
-            if not data and self._under_way:
-                self._under_way[0].error = RuntimeError("the helper process is gone")
+            if not data:
+                for handle in self._under_way:
+                    handle.error = RuntimeError("the helper process is gone: see this rank's error output, or use progress='auto'")
             self._text += data
 
     def close(self) -> None:
@@ -126,6 +146,7 @@ class HelperHandle(Handle):
         """It is done."""
         if self._back is not None:
             self._back[0].copy_(self._back[1])
+            self._helper.give_back(self._back[1])
         self.finished_s = time.perf_counter()
 
     def poll(self) -> bool:
@@ -166,6 +187,7 @@ def main(arguments: list[str]) -> None:
     import torch.distributed as dist
 
     rank, num_workers, store_path, timeout_s = int(arguments[0]), int(arguments[1]), arguments[2], float(arguments[3])
+    threading.Thread(target=_leave_with, args=(os.getppid(), arguments[4]), daemon=True).start()
     torch.set_num_threads(1)
     store = dist.FileStore(store_path, num_workers)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=timedelta(seconds=timeout_s))
@@ -184,6 +206,14 @@ def main(arguments: list[str]) -> None:
             output.write(f"{error}".replace("\n", " ").encode() + b"\n")
         output.flush()
     os._exit(0)  # the others may be gone already
+
+
+def _leave_with(parent: int, folder: str) -> None:
+    """End with the rank, however it ends, and give the shared memory back."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

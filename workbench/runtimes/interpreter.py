@@ -105,7 +105,7 @@ class Interpreter:
         """Requests that concern this rank's replica and clock alone; a server's come from a thread of their own."""
         match request:
             case ops.Apply(gradient) if request.master:
-                return self._apply_master(request, gradient)
+                return self._apply_master(request, gradient, strand)
             case ops.Apply(gradient, lr_scale, local):
                 return self._apply(gradient, lr_scale, local)
             case ops.Discard(gradient):
@@ -173,15 +173,17 @@ class Interpreter:
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.ledger.now(), gradient.step, bucket_of(gradient))
 
-    def _apply_master(self, request: ops.Apply, gradient: Gradient) -> None:
+    def _apply_master(self, request: ops.Apply, gradient: Gradient, strand: int) -> None:
         begin = self.ledger.now()
         master = self.replica.master
         master.apply(gradient, request.lr_scale)
+        update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
+        if strand == 0:  # a server on a rank of its own: its updates are its steps
+            self.ledger.step = update - 1
         if master.control_seen and self.context is not None:
             self.context.stopping = True
         end = self.ledger.now()
         self.recorder.span("apply", "server", begin, end, max(self.ledger.step, 0), bucket_of(gradient))
-        update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
         self.recorder.event(update_event(request, bucket_of(gradient), update, end))
 
     # -- background --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
 from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
+from workbench.runtimes.background import check_lanes
 from workbench.runtimes.checkpoint import resume
 from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
@@ -166,6 +167,7 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
     try:
         check_agreement(_description(job, worker), transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
+        check_lanes(job.algorithm, settings.progress)
         transport.open_lanes(job.algorithm.num_lanes)
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
         if job.algorithm.needs_link:
@@ -178,6 +180,7 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
                 folder,
                 status="running",
                 resumed=job.resume,
+                stop_after=job.stop_after,
                 model=model_info(replica.layout),
                 library=transport.library,
                 num_workers=num_workers,

@@ -53,7 +53,7 @@ class MpiTransport(Transport):
         self._staged = self.device.type == "cuda" and not is_cuda_aware()
         if self._staged:
             self.notes.append(f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory")
-        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._threads = self.has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         if not self._threads:
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first

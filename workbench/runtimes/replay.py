@@ -71,5 +71,5 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
     )
     simulation.scripts = run.events
-    replayed = simulation.run()
+    replayed = simulation.run(stop_after=run.info.get("stop_after"))
     return Replay(replayed, [worker.trained.read_parameters() for worker in simulation.workers])

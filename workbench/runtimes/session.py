@@ -58,6 +58,7 @@ class Session:
         interpreter.context = ctx
         if self._algorithm.asynchronous and self._stop_after is not None and ctx.num_steps is not None:
             ctx.num_steps = min(ctx.num_steps, self._stop_after + 1)
+        self._last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
         program = self._algorithm.worker(ctx)
         stopped, last = False, ctx.first_step - 1
         at[0] = ctx.first_step  # the step under way, for the words of a failure
@@ -67,13 +68,16 @@ class Session:
             at[0] = last + 1
         program.close()
         if self._algorithm.asynchronous:
-            stopped = self._finish_alone(last, ctx)
+            stopped = self._ended_early(ctx)
         elif not stopped:
             self._finish(last)
         self._flush_pending()
+        seconds = interpreter.ledger.now() - self._paused_s
+        interpreter.flush()
         offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
         self._recorder.clock(interpreter.ledger.now(), offset_s - shift)
-        seconds = interpreter.ledger.now() - self._paused_s
+        if self._algorithm.asynchronous:
+            self._finish_alone(last, seconds, stopped)
         self._keep(last, seconds, stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
@@ -89,6 +93,7 @@ class Session:
         row = (end.step, interpreter.ledger.now() - self._paused_s, interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
         interpreter.staleness = None
         if end.dropped:
+            self._flush_pending()
             self._recorder.metrics(worker.metrics(*row, dropped=True))
         elif self._lagging:
             self._flush_pending()
@@ -124,22 +129,21 @@ class Session:
             self._ending = True
             ctx.num_steps = min(ctx.num_steps, end.step + 2)
 
-    def _finish_alone(self, last: int, ctx: Context) -> bool:
-        """After the last step of all ranks, which now hold the same parameters; True if the run was stopped before its end."""
-        interpreter, transport = self._interpreter, self._transport
-        seconds = interpreter.ledger.now() - self._paused_s
-        interpreter.flush()
-        if transport.rank == 0 and self._worker.can_evaluate:
+    def _ended_early(self, ctx: Context) -> bool:
+        """Whether a run whose ranks end it themselves was asked to end before its last step."""
+        cut = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
+        return self._ending or ctx.stopping or cut
+
+    def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
+        """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
+        if stopped:
+            self._checkpoint(self._last_end)
+        if self._transport.rank == 0 and self._worker.can_evaluate:
             for row, snapshot in self._snapshots:
                 self._recorder.metrics({**row, "evaluation": self._worker.evaluate_snapshot(snapshot)})
             row = {**self._row_of_evaluation(last), "seconds": round(seconds, 6)}
             self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
-        self._paused_s = interpreter.ledger.now() - seconds
         self._recorder.end_step()
-        stopped = self._ending or ctx.stopping or self._stop_after is not None
-        if stopped:
-            self._checkpoint(self._last_end)
-        return stopped
 
     def _row_of_evaluation(self, step: int) -> dict[str, Any]:
         interpreter, samples = self._interpreter, self._worker.sampler.samples_before(step + 1)

@@ -180,12 +180,14 @@ class SimThread:
         end = clock.now_s + seconds
         if request.master:
             update = worker.apply_master(gradient, request.lr_scale)
+            if self.strand == 0:  # a server on a rank of its own: its updates are its steps
+                worker.step = update - 1
             worker.recorder.event(update_event(request, bucket_of(gradient), update, end))
             self.simulation.look_for_stop(worker)
         else:
             worker.apply(gradient, request.lr_scale, request.local)
         lane = "server" if request.master else "compute"
-        worker.recorder.span("apply", lane, clock.now_s, end, max(gradient.step, 0), bucket_of(gradient))
+        worker.recorder.span("apply", lane, clock.now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
         clock.at(end, lambda: self._resume(None))
 
     def _local(self, kind: str, num_bytes: int, action: Callable[[], Any]) -> None:

@@ -1,6 +1,6 @@
 """A simulated cluster in one process: virtual time from a cost model, real gradients or none at all.
 
-The same programs as on real ranks. Work of the foreground and of one background lane a worker is timed; a minibatch's
+The same programs as on real ranks. Work of the foreground and of what it starts is timed; a minibatch's
 gradients are really computed (unless timing only), and sums are taken in rank order, so a run is a pure function of its inputs.
 """
 
@@ -72,6 +72,7 @@ class Simulation:
         self.stopped = False
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
+        self._ended_s = 0.0
         self._ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
@@ -87,7 +88,7 @@ class Simulation:
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), lambda value: None)
+                thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended)
                 self.threads.append(thread)
                 self.clock.at(0.0, thread.begin)
             self.clock.run()
@@ -108,9 +109,19 @@ class Simulation:
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
+        worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
         if self.algorithm.asynchronous and self.stop_after is not None:
             ctx.num_steps = min(worker.num_steps, self.stop_after + 1)
         return ctx
+
+    def _program_ended(self, value: Any) -> None:
+        """A worker's program is over: time-outs that nobody waits for any more do not count."""
+        self._ended_s = self.clock.now_s
+
+    @property
+    def seconds(self) -> float:
+        """Virtual seconds that the run took."""
+        return self._ended_s or self.clock.now_s
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
@@ -168,14 +179,15 @@ class Simulation:
         """The first worker of these looks at the test data, at its own parameters."""
         parameters = workers[0].evaluated_parameters()
         if parameters is not None:
-            workers[0].evaluate(step, self.clock.now_s, parameters)
+            workers[0].evaluate(step, self.clock.now_s if step < workers[0].num_steps - 1 else self.seconds, parameters)
 
     def _info(self) -> dict[str, Any]:
         info = run_info(self.algorithm, self.problem, self.settings, "simulated", self.num_workers)
         done = self.workers[0].last_step + 1
         costs = [f"simulated: {self.network}", f"simulated: {self.compute}"]
-        status = "stopped" if self.stop_after is not None or self._ending else "finished"
-        result = {"steps": done, "seconds": self.clock.now_s, "last_step": done - 1}
+        cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < self.workers[0].num_steps)
+        status = "stopped" if cut or self._ending else "finished"
+        result = {"steps": done, "seconds": self.seconds, "last_step": done - 1}
         return {
             **info,
             "notes": [*info["notes"], *costs],

@@ -14,7 +14,6 @@ from workbench.runtimes.endpoint import Endpoint, Ledger
 from workbench.runtimes.transport import Handle, Patience
 
 LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
-MOST_FREE = 24  # free sub-programs at once: fewer than there are ranges of tags
 
 
 @final
@@ -50,13 +49,23 @@ class Strand:
 
     Args:
         answer: answers the requests that concern the replica and time; the rest goes to the endpoint.
-        ready: another program's handle; completed when this one ends.
+        after: the sub-program that had its tags before, which must have ended.
+        serves: nobody may be waiting for it when it fails, so that the ledger is told.
     """
 
     def __init__(
-        self, program: Program, endpoint: Endpoint, ledger: Ledger, answer: Callable[[Request, int], Any], priority: int = 0
+        self,
+        program: Program,
+        endpoint: Endpoint,
+        ledger: Ledger,
+        answer: Callable[[Request, int], Any],
+        *,
+        priority: int = 0,
+        after: StrandHandle | None = None,
+        serves: bool = False,
     ) -> None:
         self.handle = StrandHandle()
+        self._after, self._serves = after, serves
         self.priority = priority
         self.endpoint = endpoint
         self._program, self._ledger, self._answer = program, ledger, answer
@@ -68,6 +77,10 @@ class Strand:
 
     def ready(self) -> bool:
         """Whether it can go on; takes note of what it was waiting for."""
+        if self._after is not None:
+            if not self._after.poll():
+                return False
+            self._after = None
         if not self._tickets:
             return True
         for position, ticket in enumerate(self._tickets):
@@ -105,8 +118,14 @@ class Strand:
         except StopIteration as stop:
             self.handle.end(stop.value)
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
-            self.handle.end(error=error)
+            self.fail(error)
         return True
+
+    def fail(self, error: BaseException) -> None:
+        """It ends with this."""
+        if self._serves and self._ledger.failure is None:
+            self._ledger.failure = error
+        self.handle.end(error=error)
 
     def _take(self, request: Request) -> bool:
         """Answer a request, or note what it waits for: True."""
@@ -149,12 +168,12 @@ class Lane:
     def _run(self) -> None:
         while (strand := self._queue.get()) is not None:
             strand.endpoint.enter_thread()
-            while not strand.advance():
-                try:
+            try:
+                strand.block(self._ledger.patience("tags that another sub-program uses", LANE_SPINS))
+                while not strand.advance():
                     strand.block(self._ledger.patience("what a sub-program waits for", LANE_SPINS))
-                except BaseException as error:  # noqa: BLE001 - as in `advance`
-                    strand.handle.end(error=error)
-                    break
+            except BaseException as error:  # noqa: BLE001 - as in `advance`
+                strand.fail(error)
 
     def close(self) -> None:
         self._queue.put(None)
@@ -165,13 +184,13 @@ class Lane:
 class Round:
     """A thread that goes round all free sub-programs and lets each go on as far as it can, the most urgent first.
 
-    They may be started in any order: each has tags of its own and none keeps another from moving.
+    They may move in any order: those that are active have tags of their own. One that would share them with an older one that
+    is still active waits for its end, as on every rank.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._arrived: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
-        self._waiting: list[Strand] = []
         self._active: list[Strand] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="workbench-round", daemon=True)
@@ -191,10 +210,7 @@ class Round:
                 self._closing = True
                 return
             strand.endpoint.enter_thread()
-            self._waiting.append(strand)
-        room = MOST_FREE - len(self._active)
-        self._active += self._waiting[:room]
-        del self._waiting[:room]
+            self._active.append(strand)
         self._active.sort(key=lambda strand: strand.priority)  # stable: in order of starting where equally urgent
 
     def _run(self) -> None:
@@ -223,7 +239,7 @@ class Round:
                     self._end(strand, error)
 
     def _end(self, strand: Strand, error: BaseException) -> None:
-        strand.handle.end(error=error)
+        strand.fail(error)
         self._active.remove(strand)
 
     def close(self) -> None:

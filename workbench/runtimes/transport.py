@@ -85,6 +85,7 @@ class Transport(ABC):
     num_workers: int
     device: torch.device
     library: str  # for the record
+    has_threads = True  # whether several threads of a rank may use it at once
     notes: list[str]  # what the user should know: staging, missing threads
 
     @abstractmethod

@@ -36,7 +36,7 @@ class Turns:
                         break
                     ended = line[0].advance()
                 except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
-                    line[0].handle.end(error=error)
+                    line[0].fail(error)
                     ended = True
                 moved = True
                 if not ended:

@@ -76,15 +76,14 @@ class Worker:
         """What an evaluation looks at, flat: the server's copy where this rank holds a whole one, and averages where they are kept."""
         replica = self.replica
         if replica.has_master and all(replica.master.updates):
-            average = replica.master.average
-            values = average.values if average else [param.detach() for param in replica.master.parameters]
+            values = replica.master.evaluated()
         else:
             values = replica.average.values if replica.average else [param.detach() for param in replica.parameters]
         return torch.cat([value.reshape(-1).to(replica.layout.dtype) for value in values])
 
     def snapshot(self) -> tuple[Tensor, list[Tensor]]:
         """What an evaluation looks at, kept for one that comes later: parameters, and buffers such as BatchNorm's."""
-        return self.evaluated_parameters(), [buffer.clone() for buffer in self.replica.float_buffers()]
+        return self.evaluated_parameters().cpu(), [buffer.cpu().clone() for buffer in self.replica.float_buffers()]
 
     @torch.no_grad()
     def evaluate_snapshot(self, snapshot: tuple[Tensor, list[Tensor]]) -> dict[str, Any]:
@@ -94,7 +93,7 @@ class Worker:
         for buffer, value in zip(buffers, snapshot[1], strict=True):
             buffer.copy_(value)
         try:
-            return self.evaluate_at(snapshot[0], 0, 1)
+            return self.evaluate_at(snapshot[0].to(self.device), 0, 1)
         finally:
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)

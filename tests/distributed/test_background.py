@@ -1,0 +1,166 @@
+"""Many things under way at once, and what goes wrong in them: tags, servers, their errors, slow evaluations, helpers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.pool import shared_pool
+from tests.laws import tiny
+from tests.laws.train import COMPUTE, NETWORK, assert_same, make_job, on_all_runtimes, on_real_runtimes, run_job, run_on_ranks, train
+from workbench.algorithms import AsyncSGD, BackupSGD, LayerwiseSGD, NoCommunication, PipeSGD, SendOrder, StaleSynchronousSGD
+from workbench.algorithms.quorum import NoiseScale
+from workbench.collectives import PowerSGD, Ring
+from workbench.errors import ConfigError
+from workbench.runtimes.helper import Helper
+from workbench.runtimes.replay import replay
+from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.worker import run_info
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+settings = partial(Settings, steps=4, batch_size=3, timeout_s=30)
+
+
+@on_real_runtimes
+def test_more_free_sub_programs_than_ranges_of_tags(runtime: str) -> None:
+    """Fifty buckets by priority: the last started go first, and the 29th must not meet the messages of the first."""
+    priority = LayerwiseSGD(bucket_bytes=0, order=SendOrder.PRIORITY, collective=Ring())
+    found = train(runtime, 3, priority, tiny.problem(tiny.ManyParameters), settings())
+    expected = train("simulated", 3, LayerwiseSGD(bucket_bytes=0), tiny.problem(tiny.ManyParameters), settings())
+    for rank in range(3):
+        assert_same(found.parameters[rank], expected.parameters[0], 1e-11)
+
+
+@on_real_runtimes
+def test_many_servers_on_a_rank(runtime: str) -> None:
+    """Servers never end, so none may wait for another's place."""
+    trained = train(runtime, 2, AsyncSGD(shards=40), tiny.problem(tiny.ManyParameters), settings())
+    assert {row["bucket"] for row in trained.run.updates()} == set(range(40))
+    assert torch.equal(trained.parameters[0][-1], trained.parameters[1][-1])
+
+
+class BreaksInItsServer(torch.optim.SGD):
+    """Fails in its third step."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 3:
+            raise RuntimeError("out of memory, say")
+        return super().step(closure)
+
+
+@on_real_runtimes
+def test_a_servers_error_is_heard_at_once_and_by_its_own_name(runtime: str) -> None:
+    how = settings(optimizer=partial(BreaksInItsServer, lr=0.1), timeout_s=40)
+    job = make_job(runtime, 3, AsyncSGD(), tiny.problem(), how)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="out of memory, say"):
+        run_on_ranks(run_job, job, 3)
+    assert time.monotonic() - begin < 30
+    assert "out of memory, say" in (Path(job.folder) / "failed-00000.json").read_text()
+
+
+@on_real_runtimes
+def test_nobody_waits_for_rank_0_to_evaluate_an_asynchronous_run(runtime: str) -> None:
+    """Ten evaluations of half a second each, and ranks that wait two seconds for each other."""
+    how = settings(steps=10, evaluate_every=1, timeout_s=2.0)
+    problem = tiny.problem()
+    job = make_job(runtime, 2, AsyncSGD(), replace(problem, correct=slowly(problem.correct)), how)
+    run_on_ranks(run_job, job, 2)
+    run = Run.load(job.folder)
+    assert run.info["status"] == "finished"
+    assert len(run.evaluations()) == 10
+
+
+def slowly(correct: Any) -> Any:
+    def judge(model: torch.nn.Module, batch: Any) -> Any:
+        time.sleep(0.5)
+        return correct(model, batch)
+
+    return judge
+
+
+def test_looking_after_several_lanes_now_and_then_is_refused() -> None:
+    lanes = LayerwiseSGD(bucket_bytes=0, lanes=2, collective=PowerSGD())
+    with pytest.raises(ConfigError, match="looks after one lane"):
+        train("torch", 2, lanes, tiny.problem(), settings(progress="tests"))
+
+
+def sums_in_a_helper(folder: str) -> list[float]:
+    """On a rank: sums of memory that is not shared, several in flight, some of it freed and had again."""
+    rank = torch.distributed.get_rank()
+    helper = Helper(rank, 2, Path(folder) / "store", 30.0)
+    try:
+        found = []
+        for _ in range(3):
+            values = [torch.full((5,), float(10 * number + rank)) for number in range(4)]
+            handles = [helper.start_all_reduce(value) for value in values]
+            while not all(handle.poll() for handle in handles):
+                time.sleep(1e-3)
+            found += [float(value[0]) for value in values]
+        return found
+    finally:
+        helper.close()
+
+
+def test_a_helper_keeps_sums_in_flight_apart(tmp_path: Path) -> None:
+    for found in shared_pool("torch", 2).run(sums_in_a_helper, str(tmp_path)):
+        assert found == [1.0, 21.0, 41.0, 61.0] * 3
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), StaleSynchronousSGD(bound=1)], ids=["async", "ssp"])
+def test_stopped_twice_takes_every_step_once(algorithm: Any, runtime: str) -> None:
+    how = settings(steps=6)
+    first = train(runtime, 2, algorithm, tiny.problem(), how, stop_after=5)
+    assert first.run.info["status"] == "finished", "a stop behind the last step is none"
+    first = train(runtime, 2, algorithm, tiny.problem(), how, stop_after=1)
+    second = train(runtime, 2, algorithm, tiny.problem(), how, resume=first.checkpoint, stop_after=1)
+    third = train(runtime, 2, algorithm, tiny.problem(), how, resume=second.checkpoint)
+    for rank in range(2):
+        assert [row["step"] for part in (first, second, third) for row in part.rows(rank)] == list(range(6))
+
+
+def test_a_run_cut_short_is_replayed_as_far_as_it_went() -> None:
+    how = settings(steps=8)
+    trained = train("torch", 2, AsyncSGD(), tiny.problem(), how, stop_after=3)
+    trained.run.info["method"] = run_info(AsyncSGD(), tiny.problem(), how, "torch", 2)["method"]
+    replayed = replay(trained.run, AsyncSGD(), tiny.problem(), how)
+    assert torch.equal(replayed.parameters[1], trained.parameters[1][-1])
+
+
+def test_a_time_out_that_was_not_needed_takes_no_time() -> None:
+    def seconds(timeout_s: float | None) -> float:
+        method = BackupSGD(backups=0, timeout_s=timeout_s)
+        return Simulation(method, tiny.problem(), settings(), 2, network=NETWORK, compute=COMPUTE).run().info["result"]["seconds"]
+
+    assert seconds(1e4) == seconds(None)
+
+
+def test_noise_is_never_measured_for_the_last_time() -> None:
+    """Small noise at first, much of it later: an update of a single gradient would tell nothing of it."""
+    trained = train("simulated", 4, BackupSGD(backups="online"), tiny.problem(num_samples=200), settings(steps=30))
+    assert min(len(row["sources"]) for row in trained.run.updates()) >= 2
+    assert NoiseScale(3.0).value() == 3.0
+
+
+@on_real_runtimes
+def test_who_never_communicates_can_still_be_stopped(runtime: str) -> None:
+    trained = train(runtime, 2, NoCommunication(), tiny.problem(), settings(steps=500), control=[{"stop": True}])
+    assert trained.run.info["status"] == "stopped"
+    assert max(row["step"] for rank in range(2) for row in trained.rows(rank)) < 10
+
+
+@on_real_runtimes
+def test_a_delayed_method_leaves_nothing_posted(runtime: str) -> None:
+    """Runs of one pool one after the other: what one leaves behind would meet the next."""
+    for _ in range(3):
+        for algorithm in (AsyncSGD(shards=2), PipeSGD(collective=Ring())):
+            train(runtime, 2, algorithm, tiny.problem(), settings())
