@@ -167,6 +167,11 @@ class Background:
             lane.close()
         if self._helper is not None:
             self._helper.close()
+        self._own = _nobody  # the interpreter's own method: with it both would keep each other, and the library's sockets, alive
+
+
+def _nobody(request: Request, strand: int) -> Any:
+    raise RuntimeError(f"{type(request).__name__} was asked for after the end of the run")
 
 
 def check_lanes(algorithm: Algorithm, progress: str) -> None:
