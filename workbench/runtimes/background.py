@@ -170,7 +170,7 @@ class Background:
         self._own = _nobody  # the interpreter's own method: with it both would keep each other, and the library's sockets, alive
 
 
-def _nobody(request: Request, strand: int) -> Any:
+def _nobody(request: Request, strand: int) -> Any:  # noqa: ARG001 - the signature it stands in for
     raise RuntimeError(f"{type(request).__name__} was asked for after the end of the run")
 
 
