@@ -167,6 +167,11 @@ class Algorithm(ABC):
         collective = getattr(self, "collective", None)
         return None if collective is None else float(collective.bytes_of(rank, num_ranks, layout))
 
+    def defaults(self) -> list[str]:
+        """Names of fields that are at their default, without the one that a reader wants to see anyway: the method's own first."""
+        own = next((name for name in type(self).__annotations__ if name != "card"), None)
+        return [item.name for item in fields(self) if item.name != own and getattr(self, item.name) == item.default]
+
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""
         return {item.name: getattr(self, item.name) for item in fields(self)}

@@ -262,6 +262,7 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
         "clock": "virtual" if runtime == "simulated" else "wall",
         "method": {
             "name": type(algorithm).__name__,
+            "defaults": algorithm.defaults(),
             "settings": {name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()},
         },
         "problem": {"name": problem.name, "note": problem.note, "optimizer": describe(settings.optimizer or problem.optimizer)},

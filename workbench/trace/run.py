@@ -80,16 +80,21 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The method and its settings that are numbers, as legends and tables call it.
+        """The method and its settings that are numbers, as legends and tables call it; what is at its default is left out.
 
         >>> Run(info={"method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
         """
         method = self.info.get("method") or {}
-        given = (method.get("settings") or {}).items()
-        settings = [
-            key if value is True else f"{key}={value:g}" for key, value in given if isinstance(value, int | float) and value is not False
-        ]
+        quiet = method.get("defaults")
+        settings = []
+        for key, value in (method.get("settings") or {}).items():
+            if key in (quiet or ()) or value is False or value is None:
+                continue
+            if isinstance(value, int | float):
+                settings.append(key if value is True else f"{key}={value:g}")
+            elif quiet is not None and "(" not in str(value):  # a word, and no description of an object
+                settings.append(f"{key}={value}")
         name = str(method.get("name") or "run")
         return f"{name}({', '.join(settings)})" if settings else name
 
