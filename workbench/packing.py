@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -55,18 +54,6 @@ class Average:
     def update(self) -> None:
         """After an update of the parameters."""
         torch._foreach_lerp_(self.values, [param.detach() for param in self._parameters], 1.0 - self._decay)
-
-    @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """With the averages in the parameters' place."""
-        kept = [param.detach().clone() for param in self._parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(list(self._parameters), self.values)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._parameters), kept)
 
     def state(self) -> list[Tensor]:
         """To be kept."""

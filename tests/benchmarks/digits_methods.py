@@ -109,23 +109,17 @@ def entries() -> list[Entry]:
     ]
 
 
+def settings(entry: Entry, seed: int) -> dict[str, Any]:
+    """How an entry is trained, on every runtime alike; the serial reference takes the whole batch."""
+    batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)
+    plain = {"epochs": HOW["epochs"], "evaluate_every": 0, "trace_steps": 0, "timeout_s": 60.0}
+    return {**plain, "batch_size": batch, "lr": 0.1 / entry.divide_lr, "seed": seed}
+
+
 def simulate(entry: Entry, seed: int) -> dict[str, Any]:
-    problem = wb.problems.digits_mlp()
-    batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)  # the serial reference takes the whole batch
-    run = wb.simulate(
-        entry.algorithm,
-        problem,
-        workers=entry.workers,
-        network=costs.ethernet_1g,
-        compute=costs.Compute(forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, jitter=HOW["jitter"]),
-        epochs=HOW["epochs"],
-        batch_size=batch,
-        lr=0.1 / entry.divide_lr,
-        seed=seed,
-        evaluate_every=0,
-        trace_steps=0,
-    )
-    return outcome(run)
+    compute = costs.Compute(forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, jitter=HOW["jitter"])
+    where: dict[str, Any] = {"workers": entry.workers, "network": costs.ethernet_1g, "compute": compute}
+    return outcome(wb.simulate(entry.algorithm, wb.problems.digits_mlp(), **where, **settings(entry, seed)))
 
 
 def outcome(run: Any) -> dict[str, Any]:
@@ -187,16 +181,7 @@ def table() -> None:
         for runtime in ("torch", "mpi"):
             found[runtime] = []
             for seed in range(3):
-                batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)
-                how = wb.Settings(
-                    epochs=HOW["epochs"],
-                    batch_size=batch,
-                    lr=0.1 / entry.divide_lr,
-                    seed=seed,
-                    evaluate_every=0,
-                    trace_steps=0,
-                    timeout_s=60,
-                )
+                how = wb.Settings(**settings(entry, seed))
                 job = make_job(runtime, entry.workers, entry.algorithm, wb.problems.digits_mlp(), how)
                 run_on_ranks(run_job, job, entry.workers)
                 found[runtime].append(outcome(Run.load(job.folder)))
