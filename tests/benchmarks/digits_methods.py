@@ -117,7 +117,7 @@ def settings(entry: Entry, seed: int) -> dict[str, Any]:
 
 
 def simulate(entry: Entry, seed: int) -> dict[str, Any]:
-    compute = costs.Compute(forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, jitter=HOW["jitter"])
+    compute = costs.Compute(forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, stragglers=(costs.Lognormal(sigma=HOW["jitter"]),))
     where: dict[str, Any] = {"workers": entry.workers, "network": costs.ethernet_1g, "compute": compute}
     return outcome(wb.simulate(entry.algorithm, wb.problems.digits_mlp(), **where, **settings(entry, seed)))
 

@@ -12,7 +12,7 @@ from tests.laws import tiny
 from tests.laws.train import COMPUTE, NETWORK, Trained, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, Geometric, SoftsyncSGD, StaleSGD, StaleSynchronousSGD, Uniform
-from workbench.costs import Compute, Network
+from workbench.costs import Compute, Lognormal, Network
 from workbench.program import Algorithm
 from workbench.runtimes.simulated import Simulation
 from workbench.settings import Settings
@@ -58,7 +58,7 @@ def test_of_softsync_it_is_about_n(splits: int) -> None:
 
 def slow_rank(algorithm: Algorithm, num_ranks: int, jitter: float = 1.0) -> Run:
     """Workers of very unequal steps."""
-    compute = Compute(forward_s=0.3, backward_s=0.7, jitter=jitter)
+    compute = Compute(forward_s=0.3, backward_s=0.7, stragglers=(Lognormal(sigma=jitter),))
     return Simulation(
         algorithm, tiny.problem(), Settings(steps=30, batch_size=1), num_ranks, network=NETWORK, compute=compute, timing_only=True
     ).run()
@@ -143,4 +143,4 @@ def test_updates_are_numbered_in_order(algorithm: Algorithm) -> None:
         assert all(one["seconds"] <= two["seconds"] for one, two in pairwise(mine))
         if isinstance(algorithm, BackupSGD):
             assert not any(late(run))
-    assert COMPUTE.jitter, "workers of unequal steps"
+    assert COMPUTE.stragglers, "workers of unequal steps"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.pool import shared_pool
-from workbench.costs import Compute, Network
+from workbench.costs import Compute, Lognormal, Network
 from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Replicas
@@ -34,7 +34,7 @@ on_all_runtimes = pytest.mark.parametrize("runtime", ["simulated", "torch", MPI]
 
 # An all-reduce of the tiny model takes about as long as a step, and no two steps or ranks take equally long.
 NETWORK = Network(latency_s=0.1, bandwidth_bytes_per_s=1000.0)
-COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, jitter=0.5)
+COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, stragglers=(Lognormal(sigma=0.5),))
 
 _seen: dict[int, list[Tensor]] = {}  # rank -> what `Watched` saw there, in this process
 

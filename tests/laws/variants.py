@@ -162,13 +162,16 @@ def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
     Found out by trying: the same run on a quick network and on one that takes as long as the steps.
     """
     from tests.laws import tiny
-    from workbench.costs import Compute, Network
+    from workbench.costs import Compute, Lognormal, Network
     from workbench.runtimes.simulated import Simulation
     from workbench.settings import Settings
 
     ends = []
     for latency_s, jitter in ((1e-6, 0.0), (0.7, 0.6), (0.1, 1.5)):
-        network, compute = Network(latency_s=latency_s, bandwidth_bytes_per_s=1e6), Compute(forward_s=0.3, backward_s=0.7, jitter=jitter)
+        network, compute = (
+            Network(latency_s=latency_s, bandwidth_bytes_per_s=1e6),
+            Compute(forward_s=0.3, backward_s=0.7, stragglers=(Lognormal(sigma=jitter),)),
+        )
         how = Settings(steps=7, batch_size=3, optimizer=tiny.momentum)
         simulation = Simulation(algorithm, tiny.problem(), how, num_ranks, network=network, compute=compute)
         simulation.run()

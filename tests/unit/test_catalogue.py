@@ -216,7 +216,7 @@ def test_bytes_of_the_card_are_those_that_are_sent(name: str) -> None:
         problem,
         workers=ranks,
         network=Network(latency_s=1e-4, bandwidth_bytes_per_s=1e7),
-        compute=Compute(forward_s=0.01, backward_s=0.02, update_s=0.001, jitter=0.0),
+        compute=Compute(forward_s=0.01, backward_s=0.02, update_s=0.001),
         timing_only=True,
         steps=STEPS,
         trace_steps=0,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import final
 
+import numpy as np
 import torch
 
 from workbench.backward import Hooks, Micro
+from workbench.costs.stragglers import Array, Stragglers
 from workbench.errors import ConfigError
+from workbench.gradients import Layout
 from workbench.problems.base import Problem, fetch
 from workbench.replica import Replica, compute_threads
-from workbench.rng import generator
 from workbench.settings import OptimizerFactory
 
 
@@ -23,31 +26,64 @@ class Compute:
     """Forward, backward and update of one full minibatch; fewer samples take proportionally less.
 
     Attributes:
-        forward_s, backward_s, update_s: mean seconds.
-        jitter: standard deviation of the logarithm of a step's slowness (lognormal with mean 1); 0 for none.
-        slow: rank -> factor for machines that are slower for good.
+        forward_s, backward_s, update_s: seconds where nothing is in the way.
+        stragglers: what is in the way of forward and backward; several multiply.
+        forward_shares, backward_shares: of each parameter in order of registration, what part of the pass is spent where it is
+            used; empty: in proportion to its elements.
     """
 
     forward_s: float
     backward_s: float
     update_s: float = 0.0
-    jitter: float = 0.0
-    slow: tuple[tuple[int, float], ...] = ()
+    stragglers: tuple[Stragglers, ...] = ()
+    forward_shares: tuple[float, ...] = ()
+    backward_shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.forward_s, self.backward_s, self.update_s, self.jitter) < 0:
-            raise ConfigError(f"{self}: seconds and jitter must be 0 or more")
+        if isinstance(self.stragglers, Stragglers):
+            object.__setattr__(self, "stragglers", (self.stragglers,))
+        if min(self.forward_s, self.backward_s, self.update_s) < 0:
+            raise ConfigError(f"{self}: seconds must be 0 or more")
 
     def __str__(self) -> str:
         parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
-        return f"{parts}, jitter {self.jitter:g}" + (f", slow ranks {dict(self.slow)}" if self.slow else "")
+        return parts + "".join(f", {law}" for law in self.stragglers)
 
-    def slowness(self, seed: int, rank: int, step: int) -> float:
-        """By what factor this rank is slower than the mean in this step."""
-        factor = dict(self.slow).get(rank, 1.0)
-        if self.jitter:
-            factor *= generator(seed, "jitter", rank, step).lognormal(-(self.jitter**2) / 2, self.jitter)
-        return factor
+    @property
+    def timed(self) -> bool:
+        """Whether how long work takes depends on when it begins."""
+        return any(law.timed for law in self.stragglers)
+
+    def factors(self, seed: int, step: int, num_workers: int) -> Array:
+        """(num_workers,) by what each worker's forward and backward are slower in this step."""
+        found = np.ones(num_workers)
+        for law in self.stragglers:
+            found *= law.factors(seed, step, num_workers)
+        return found
+
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float) -> float:
+        """When this worker ends work of so many seconds that it begins at `begin_s`."""
+        for law in self.stragglers:
+            seconds = law.finish_s(seed, rank, begin_s, seconds) - begin_s
+        return begin_s + seconds
+
+    def ready_shares(self, layout: Layout) -> tuple[float, ...]:
+        """Of each bucket in order, after what part of backward its gradients are final; ascending to 1."""
+        return _cumulative(layout, self.backward_shares)
+
+    def forward_parts(self, layout: Layout) -> tuple[float, ...]:
+        """Of each bucket in order of index, what part of forward is spent where its parameters are used."""
+        ends = (0.0, *_cumulative(layout, self.forward_shares))
+        return tuple(after - before for before, after in pairwise(ends))
+
+
+def _cumulative(layout: Layout, shares: tuple[float, ...]) -> tuple[float, ...]:
+    if shares and len(shares) != len(layout.slots):
+        raise ConfigError(f"Compute has shares of {len(shares)} parameters and the model has {len(layout.slots)}: measure this model")
+    weights = shares or tuple(slot.numel for slot in layout.slots)
+    total = sum(weights) or 1.0
+    sums = accumulate(sum(weights[slot.index] for slot in piece.slots) / total for piece in layout.buckets)
+    return tuple(min(1.0, value) for value in sums)
 
 
 def measure_compute(

@@ -10,6 +10,20 @@ from workbench.units import GBIT_PER_S, MICROSECOND
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a message gets from one worker to another.
+
+    Attributes:
+        latency_s: alpha, from the last byte sent to the last byte there.
+        stages: (number, seconds a byte) of each interface and switch port on the way; a number names one that others may share.
+    """
+
+    latency_s: float
+    stages: tuple[tuple[int, float], ...]
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Equal full-duplex links, one network interface a worker.
@@ -36,6 +50,11 @@ class Network:
     def __str__(self) -> str:
         rate = f"{self.bandwidth_bytes_per_s / GBIT_PER_S:g} Gbit/s"
         return f"{self.name} ({self.latency_s * 1e6:.3g} µs, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
+
+    def route(self, sender: int, receiver: int) -> Route:
+        """Out by the sender's interface, in by the receiver's; each is full duplex."""
+        per_byte = 1 / self.bandwidth_bytes_per_s
+        return Route(self.latency_s, ((2 * sender, per_byte), (2 * receiver + 1, per_byte)))
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
         """Ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (thakur2005optimization)."""

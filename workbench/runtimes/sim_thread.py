@@ -130,15 +130,16 @@ class SimThread:
         worker, clock, compute = self.worker, self.simulation.clock, self.simulation.compute
         worker.step = request.step
         share = worker.fraction_of_batch(request.step)
-        slow = compute.slowness(self.simulation.settings.seed, worker.rank, request.step) * share
+        slow = self.simulation.slowness(request.step, worker.rank) * share
         layout = worker.replica.layout
+        forward_parts = compute.forward_parts(layout)
         needed = [piece.index for piece in reversed(layout.buckets)] if request.before_forward else []
 
         def forward(position: int) -> None:
             """The piece of the pass that uses bucket `needed[position]`, once it is there."""
             seconds = compute.forward_s * slow
             if needed:
-                seconds *= sum(slot.numel for slot in layout.buckets[needed[position]].slots) / layout.parameter_numel
+                seconds *= forward_parts[needed[position]]
             begin, end = clock.now_s, clock.now_s + seconds
             worker.recorder.span("forward", "compute", begin, end, request.step)
             last = position + 1 >= len(needed)
@@ -162,16 +163,13 @@ class SimThread:
             return
         tickets: list[Ticket] = []
         layout, on_bucket = gradient.layout, request.on_bucket
-        finished = 0
 
         def launch(bucket: int) -> None:
             work = on_bucket(gradient.part(bucket))
             tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work)))
 
-        for piece in layout.buckets:
-            finished += sum(slot.numel for slot in piece.slots)
-            ready = begin + (end - begin) * finished / layout.parameter_numel
-            clock.at(min(ready, end), partial(launch, piece.index))
+        for piece, share in zip(layout.buckets, self.simulation.compute.ready_shares(layout), strict=True):
+            clock.at(min(begin + (end - begin) * share, end), partial(launch, piece.index))
         clock.at(end, lambda: self._resume(tuple(tickets)))
 
     def _apply(self, request: ops.Apply) -> None:

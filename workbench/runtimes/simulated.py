@@ -30,6 +30,8 @@ from workbench.runtimes.worker import check_what, model_info, run_info
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
+KEPT_STEPS = 256  # of which the workers' slowness is kept; who lags further behind draws it anew
+
 
 @final
 class Simulation:
@@ -73,6 +75,7 @@ class Simulation:
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
         self._ended_s = 0.0
+        self._factors: dict[int, list[float]] = {}  # step -> of each worker
         self._ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
@@ -122,6 +125,14 @@ class Simulation:
     def seconds(self) -> float:
         """Virtual seconds that the run took."""
         return self._ended_s or self.clock.now_s
+
+    def slowness(self, step: int, rank: int) -> float:
+        """By what factor this worker's compute is slower in this step."""
+        if step not in self._factors:
+            if len(self._factors) > KEPT_STEPS:
+                del self._factors[next(iter(self._factors))]
+            self._factors[step] = self.compute.factors(self.settings.seed, step, self.num_workers).tolist()
+        return self._factors[step][rank]
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
