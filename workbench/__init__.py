@@ -44,7 +44,7 @@ _NAMES = MappingProxyType(
         "Settings": "workbench.settings",
         # where
         "Cluster": "workbench.clusters",
-        "simulate": "workbench.runtimes.simulated",
+        "simulate": "workbench.runtimes.simulate",
         "costs": "",
         "replay": "workbench.runtimes.replay",
         "Trainer": "workbench.trainer",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import wraps
 from typing import Any, ClassVar, final
 
 from torch import Tensor
 
 from workbench.gradients import Layout
-from workbench.ops import Program, Request, Ticket
+from workbench.ops import Program, Request, Ticket, Value
 
 
 @final
@@ -31,6 +32,7 @@ class Context:
             leaves over, a low-rank factor to start from. Every sub-program sees the same one.
         link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
         stopping: the run was asked to stop: a server ends it for all at one version.
+        rehearsed: where values do not matter, gives a sub-program that asks for the same messages at less cost; see `by_heart`.
     """
 
     rank: int
@@ -43,6 +45,7 @@ class Context:
     memory: dict[str, Tensor] = field(default_factory=dict)
     link: Any = None
     stopping: bool = False
+    rehearsed: Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program] | None = None
 
     def steps(self) -> Iterator[int]:
         """The steps to take; looks at `num_steps` anew each time, so that a caller can end the loop."""
@@ -133,6 +136,14 @@ class Algorithm(ABC):
         return self.has_servers
 
     @property
+    def symmetric(self) -> bool:
+        """Whether all ranks ask for the same, whatever their rank, the time and the values, and of gradients for sums alone.
+
+        Then a simulation can run one program for all (`runtimes.lockstep`).
+        """
+        return False
+
+    @property
     def replayable(self) -> bool:
         """Whether all that chance decides in a run is in the answers that a record keeps."""
         return True
@@ -175,6 +186,22 @@ class Algorithm(ABC):
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def by_heart(method: Callable[[Any, Context, Value], Request | Program]) -> Callable[[Any, Context, Value], Request | Program]:
+    """For a collective's method whose messages depend on the rank, on their number and on the value's size alone.
+
+    A simulation without values then runs it once and repeats what it asked (`runtimes.tapes`).
+    """
+
+    @wraps(method)
+    def begin(collective: Any, ctx: Context, value: Value) -> Request | Program:
+        if ctx.rehearsed is None:
+            return method(collective, ctx, value)
+        plain = replace(ctx, rehearsed=None)
+        return ctx.rehearsed((method, collective, ctx.rank, ctx.num_workers), lambda value: method(collective, plain, value), value)
+
+    return begin
 
 
 def complete(state: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -49,6 +49,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--trace-steps", type=int, help="record the timeline of the first so many steps only")
     add("--network", help="of simulated workers; ethernet-10g by default")
     add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
+    add("--detail", default="auto", help="simulated: messages (each one an event), formula (closed forms, with --timing-only); auto")
     add("--resume", metavar="RUN", help="go on from a stopped run")
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
     train.set_defaults(command=_train)
@@ -135,7 +136,7 @@ def _optimizer(options: argparse.Namespace) -> Any:
 
 def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any) -> Path:
     from workbench import costs
-    from workbench.runtimes.simulated import Simulation
+    from workbench.runtimes.simulate import run_simulation
     from workbench.runtimes.worker import run_info
     from workbench.trace.store import new_run, update_run
 
@@ -143,12 +144,10 @@ def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settin
         raise ConfigError("--resume is for real ranks: a simulated run is repeated from its seed")
     network = costs.get(options.network or "ethernet-10g")
     compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=settings.threads or 1)
-    simulation = Simulation(
-        algorithm, problem, settings, options.workers, network=network, compute=compute, timing_only=options.timing_only
-    )
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
     try:
-        run = simulation.run()
+        how = {"network": network, "compute": compute, "timing_only": options.timing_only, "detail": options.detail}
+        run = run_simulation(algorithm, problem, settings, options.workers, **how)
     except BaseException as error:
         update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
         raise

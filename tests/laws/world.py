@@ -154,7 +154,7 @@ class Timed:
         self.fabric = Fabric(self.clock, self.network, len(self.programs))
         self.left = len(self.programs)
         for rank in range(len(self.programs)):
-            self.clock.at(0.0, partial(self.step, rank, None))
+            self.clock.at(0.0, partial(self.step, rank))
         self.clock.run()
         assert not self.left, "a deadlock"
         return self.clock.now_s
@@ -176,18 +176,16 @@ class Timed:
                 self.step(rank, ticket.value)
             case Local(kind, num_bytes, action):
                 cost_s = num_bytes * self.network.sum_s_per_byte if kind == "sum" else 0.0
-                self.clock.at(self.clock.now_s + cost_s, lambda: self.step(rank, action()))
+                self.clock.at(self.clock.now_s + cost_s, lambda _: self.step(rank, action()))
             case _:
                 self.post(rank, request, partial(self.step, rank))
 
     def post(self, rank: int, request: Any, then: Callable[[Any], None]) -> None:
         if isinstance(request, Send):
             num_bytes = request.value.numel() * request.value.element_size()
-            self.fabric.send((request.tag,), request.to, num_bytes, (rank, request.value, lambda _: then(None)))
+            self.fabric.send(0, request.tag, request.to, rank, num_bytes, request.value, then, None)
             return
-        box: list[Message] = []
-        arrival = (rank, lambda source, value: box.append(Message(source, value.clone())), lambda _: then(box[0]))
-        self.fabric.receive((request.tag,), request.source, arrival)
+        self.fabric.receive(0, request.tag, request.source, rank, lambda _, source, value: then(Message(source, value.clone())), None)
 
     def finish(self, ticket: Ticket, value: Any) -> None:
         ticket.done, ticket.value = True, value

@@ -20,7 +20,7 @@ from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
 from workbench.problems.base import Problem
-from workbench.runtimes.simulated import simulate
+from workbench.runtimes.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4

@@ -22,7 +22,7 @@ from workbench.errors import ConfigError, LaunchError
 from workbench.gradients import build_layout
 from workbench.program import Algorithm
 from workbench.runtimes.ddp_hook import ddp_hook
-from workbench.runtimes.simulated import simulate
+from workbench.runtimes.simulate import simulate
 from workbench.runtimes.torch_hook import HookBucket, TorchHook
 
 

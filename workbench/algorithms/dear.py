@@ -49,6 +49,10 @@ class DeAR(Algorithm):
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """The first step sends half of what the others do."""
 
+    @property
+    def symmetric(self) -> bool:
+        return True
+
     def worker(self, ctx: Context) -> Program:
         due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()] = ctx.resumed or ()
         for step in ctx.steps():

@@ -72,6 +72,10 @@ class LayerwiseSGD(Algorithm):
     def applies_buckets(self) -> bool:
         return self.apply != ApplyOrder.ALL
 
+    @property
+    def symmetric(self) -> bool:
+        return self.apply != ApplyOrder.ANY and self.order == SendOrder.READY
+
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
             tickets = yield Backward(step, on_bucket=partial(self._begin, ctx))

@@ -61,6 +61,10 @@ class PipeSGD(Algorithm):
     def max_staleness(self) -> int:
         return self.width - 1
 
+    @property
+    def symmetric(self) -> bool:
+        return True
+
     def worker(self, ctx: Context) -> Program:
         resumed = ctx.resumed or ()
         in_flight: deque[Ticket] = deque(item for item in resumed if isinstance(item, Ticket))

@@ -58,6 +58,10 @@ class StaleSGD(Algorithm):
         drawn = self.staleness.draw(generator(seed, "staleness", step=step))
         return drawn * step // self.ramp_steps if step < self.ramp_steps else drawn
 
+    @property
+    def symmetric(self) -> bool:
+        return True
+
     def worker(self, ctx: Context) -> Program:
         history: deque[Tensor] = deque(ctx.resumed or (), maxlen=self.staleness.longest + 1)  # the last ones, newest at the right
         for step in ctx.steps():

@@ -30,6 +30,10 @@ class SynchronousSGD(Algorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
 
+    @property
+    def symmetric(self) -> bool:
+        return True
+
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
             gradient = yield Backward(step)

@@ -11,7 +11,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Value
-from workbench.program import Context
+from workbench.program import Context, by_heart
 
 FOLD_IN, FIRST = 0, 1  # hops
 
@@ -36,6 +36,7 @@ class HalvingDoubling(Collective):
     def __post_init__(self) -> None:
         check_codec(self.codec)
 
+    @by_heart
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         place = Place.of(ctx.rank, ctx.num_workers)
         for wire in wires(ctx, value, self.codec):

@@ -14,7 +14,7 @@ from workbench.collectives.rooted import Rooted
 from workbench.collectives.wire import check_codec
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program, Recv, Request, Send, Start, Value, Wait
-from workbench.program import Context, perform
+from workbench.program import Context, by_heart, perform
 from workbench.rng import derive_seed
 
 
@@ -63,6 +63,7 @@ class Hierarchical(Collective):
     def check(self, num_workers: int) -> None:
         self.outer.check(-(-num_workers // self.group))
 
+    @by_heart
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         inner, outer = self._levels()
         first = ctx.rank // self.group * self.group

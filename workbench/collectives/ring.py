@@ -13,7 +13,7 @@ from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_sh
 from workbench.errors import ConfigError
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Ticket, Value
-from workbench.program import Context
+from workbench.program import Context, by_heart
 
 
 @final
@@ -43,12 +43,15 @@ class Ring(Collective):
     def splits(self) -> bool:
         return True
 
+    @by_heart
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, 0, 2 * (ctx.num_workers - 1))
 
+    @by_heart
     def reduce_scatter(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, 0, ctx.num_workers - 1)
 
+    @by_heart
     def all_gather(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, ctx.num_workers - 1, 2 * (ctx.num_workers - 1))
 

@@ -1,11 +1,12 @@
 """What compute and communication cost in virtual time."""
 
 from workbench.costs.compute import Compute, measure_compute
-from workbench.costs.network import Network, Route, ethernet, ethernet_1g, ethernet_10g, ethernet_25g, ethernet_100g, free
+from workbench.costs.network import AnyNetwork, Network, Route, ethernet, ethernet_1g, ethernet_10g, ethernet_25g, ethernet_100g, free
 from workbench.costs.stragglers import Lognormal, SlowMachines, Stragglers
 from workbench.naming import unknown
 
 __all__ = [
+    "AnyNetwork",
     "Compute",
     "Lognormal",
     "Network",

@@ -90,6 +90,9 @@ class Network:
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
 
+AnyNetwork = Network
+
+
 def ethernet(gbit_per_s: float, latency_s: float = 30 * MICROSECOND) -> Network:
     """TCP over Ethernet of that line rate.
 

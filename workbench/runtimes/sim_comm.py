@@ -54,23 +54,25 @@ def communicate(thread: SimThread, request: Request, then: Then, channel: str) -
 
 def _send(thread: SimThread, request: ops.Send, then: Then) -> None:
     worker, value = thread.worker, request.value
-    snapshot = flat_of(value).clone()  # what a wire would have copied
+    flat = flat_of(value)
+    snapshot = flat if flat.is_meta else flat.clone()  # what a wire would have copied
     num_bytes = size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
     counted = 0 if request.to == worker.rank else num_bytes
 
     def sent(begin: float) -> None:
+        worker.bytes_sent += counted
         span(thread, "send", begin, value, counted, request.to)
         then(None)
 
     load = (snapshot, request.stamp or 0, request.stamp is not None)
-    thread.simulation.fabric.send((thread.key, request.tag), request.to, num_bytes, (worker.rank, load, sent), thread.priority)
+    fabric = thread.simulation.fabric
+    fabric.send(thread.key, request.tag, request.to, worker.rank, num_bytes, load, sent, fabric.clock.now_s, thread.priority)
 
 
 def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
     worker, simulation, like = thread.worker, thread.simulation, request.like
-    box: list[Message] = []
 
-    def receive(sender: int, load: tuple[torch.Tensor, int, bool]) -> None:
+    def received(begin: float, sender: int, load: tuple[torch.Tensor, int, bool]) -> None:
         flat, stamp, stamped = load
         if flat.numel() != like.numel() or flat.dtype != like.dtype:
             raise ConfigError(
@@ -78,15 +80,13 @@ def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
                 f"which sent {flat.numel()} of {flat.dtype}"
             )
         assert stamped == request.stamped, f"rank {sender} and rank {worker.rank} do not agree on whether a message has a stamp"
-        box.append(Message(sender, flat, stamp))
-
-    def received(begin: float) -> None:
-        num_bytes = 0 if box[0].source == worker.rank else size_of(like)
-        worker.recorder.span("recv", "comm", begin, simulation.clock.now_s, worker.step, -1, num_bytes, box[0].source)
-        then(box[0])
+        if worker.traced:
+            num_bytes = 0 if sender == worker.rank else size_of(like)
+            worker.recorder.span("recv", "comm", begin, simulation.clock.now_s, worker.step, -1, num_bytes, sender)
+        then(Message(sender, flat, stamp))
 
     source = request.source if request.source != ops.ANY else thread.source_of_any()
-    simulation.fabric.receive((thread.key, request.tag), source, (worker.rank, receive, received))
+    simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, simulation.clock.now_s)
 
 
 def _join(
@@ -102,6 +102,7 @@ def _join(
     seal = _checksum(value) if thread.simulation.check_in_flight else None
 
     def finish(begin: float) -> None:
+        thread.worker.bytes_sent += num_bytes
         span(thread, kind, begin, value, num_bytes)
         then(value)
 
@@ -115,9 +116,10 @@ def _join(
 
 
 def span(thread: SimThread, kind: str, begin: float, value: Any, num_bytes: float, peer: int = -1) -> None:
-    """Book a message's bytes and draw it."""
+    """Draw a message or a collective."""
     worker = thread.worker
-    worker.bytes_sent += num_bytes
+    if not worker.traced:
+        return
     step = value.step if isinstance(value, Gradient) and value.step >= 0 else worker.step
     worker.recorder.span(kind, "comm", begin, thread.simulation.clock.now_s, step, bucket_of(value), int(num_bytes), peer)
 

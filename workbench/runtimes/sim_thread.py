@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from workbench import ops
@@ -13,13 +12,16 @@ from workbench.program import perform
 from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
+from workbench.runtimes.sim_backward import begin_backward
 from workbench.runtimes.sim_comm import communicate
 from workbench.runtimes.sim_worker import SimWorker
+from workbench.runtimes.tapes import Player, Tape
 
 if TYPE_CHECKING:
     from workbench.runtimes.simulated import Simulation
 
 Then = Callable[[Any], None]
+PENDING, CLOSED = object(), object()
 
 
 @final
@@ -35,7 +37,7 @@ class SimThread:
 
     def __init__(self, simulation: Simulation, worker: SimWorker, program: Program, then: Then, *, key: int = 0, strand: int = 0) -> None:
         self.simulation, self.worker = simulation, worker
-        self.pending: Request | None = None
+        self.pending: Request | Player | None = None
         self.key, self.strand, self.priority = key, strand, 0
         self.channel = "foreground"  # of its collectives
         self.free = False  # runs beside everything, and may still wait when a run is stopped
@@ -45,79 +47,86 @@ class SimThread:
         self._num_started = self._num_strands = 0
         self._waiting_since = 0.0
 
-    def begin(self) -> None:
+    def begin(self, _: None = None) -> None:
         """Set off."""
-        self._resume(None)
+        self.resume(None)
 
-    def _resume(self, answer: Any) -> None:
+    def resume(self, answer: Any) -> None:
         """Go on until something takes time."""
         self.pending = None
         while True:
             try:
                 request = self._program.send(answer)
             except StopIteration as stop:
+                self.simulation.threads.pop(self, None)
                 self._then(stop.value)
                 return
-            done, answer = self._at_once(request)
-            if not done:
-                if isinstance(request, ops.EndStep):
-                    self._program.close()  # stopped here
-                    return
-                self.pending = request
-                self._begin(request)
+            answer = _ANSWERS.get(request.__class__, _COMMUNICATE)(self, request)
+            if answer is PENDING:
+                if self.pending is None:
+                    self.pending = request
+                return
+            if answer is CLOSED:
+                self._program.close()  # stopped here
+                self.simulation.threads.pop(self, None)
                 return
 
-    def _at_once(self, request: Request) -> tuple[bool, Any]:
-        """Answers that take no time: (True, answer)."""
-        worker, clock = self.worker, self.simulation.clock
-        match request:
-            case ops.Start():
-                return True, self._start(request)
-            case ops.Wait(ticket) if ticket.done:
-                return True, ticket.value
-            case ops.WaitAny(tickets):
-                return self._look(tickets)
-            case ops.Discard(gradient):
-                return True, worker.replica.discard(gradient)
-            case ops.ReadParameters():
-                return True, worker.replica.read_parameters()
-            case ops.WriteParameters(value):
-                return True, worker.replica.write_parameters(value)
-            case ops.PackParameters(bucket, master):
-                return True, worker.replica.pack_parameters(bucket, master=master)
-            case ops.UnpackParameters(value):
-                return True, worker.replica.unpack_parameters(value)
-            case ops.Now():
-                return True, self.script.now() if self.script else clock.now_s
-            case ops.EndStep():
-                stop = self.simulation.end_step(worker, request)
-                if stop:
-                    self._checkpoint(request)
-                return not stop, None
-            case _:
-                return False, None
+    # Each answers a request, or begins what it takes and says that it is pending.
 
-    def _begin(self, request: Request) -> None:
-        match request:
-            case ops.Backward():
-                self._backward(request)
-            case ops.Apply():
-                self._apply(request)
-            case ops.Local(kind, num_bytes, action):
-                self._local(kind, num_bytes, action)
-            case ops.Wait(ticket):
-                self._on_done((ticket,), lambda: self._waited(ticket.value))
-            case ops.WaitAny(tickets, timeout_s):
-                self._wait_any(tickets, timeout_s)
-            case _:
-                begin = self.simulation.clock.now_s
-                communicate(self, request, lambda value: self._waited(value, begin), self.channel)
+    def _communicate(self, request: Request) -> Any:
+        begin = self.simulation.clock.now_s
+        self.pending = request
+        communicate(self, request, lambda value: self._waited(value, begin), self.channel)
+        return PENDING
+
+    def _play(self, tape: Tape) -> Any:
+        self.pending = player = Player(self, tape, self.resume)
+        player.go()
+        return PENDING
+
+    def _wait(self, request: ops.Wait) -> Any:
+        ticket = request.ticket
+        if ticket.done:
+            return ticket.value
+        self._on_done((ticket,), lambda: self._waited(ticket.value))
+        return PENDING
+
+    def _wait_any(self, request: ops.WaitAny) -> Any:
+        done, answer = self._look(request.tickets)
+        if done:
+            return answer
+        self._wait_for_any(request.tickets, request.timeout_s)
+        return PENDING
+
+    def _discard(self, request: ops.Discard) -> Any:
+        return self.worker.replica.discard(request.gradient)
+
+    def _read(self, request: ops.ReadParameters) -> Any:
+        return self.worker.replica.read_parameters()
+
+    def _write(self, request: ops.WriteParameters) -> Any:
+        return self.worker.replica.write_parameters(request.value)
+
+    def _pack(self, request: ops.PackParameters) -> Any:
+        return self.worker.replica.pack_parameters(request.bucket, master=request.master)
+
+    def _unpack(self, request: ops.UnpackParameters) -> Any:
+        return self.worker.replica.unpack_parameters(request.value)
+
+    def _now(self, request: ops.Now) -> Any:
+        return self.script.now() if self.script else self.simulation.clock.now_s
+
+    def _end_step(self, request: ops.EndStep) -> Any:
+        if not self.simulation.end_step(self.worker, request):
+            return None
+        self._checkpoint(request)
+        return CLOSED
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
-        now = self.simulation.clock.now_s
-        if self.strand == 0:
-            self.worker.recorder.span("wait", "compute", self._waiting_since if begin is None else begin, now, self.worker.step)
-        self._resume(answer)
+        if self.strand == 0 and self.worker.traced:
+            since, now = self._waiting_since if begin is None else begin, self.simulation.clock.now_s
+            self.worker.recorder.span("wait", "compute", since, now, self.worker.step)
+        self.resume(answer)
 
     def source_of_any(self) -> int:
         """From whom a receive from any rank is to come: whom the record names, or indeed any."""
@@ -125,54 +134,15 @@ class SimThread:
 
     # -- compute -----------------------------------------------------------------------------------------------
 
-    def _backward(self, request: ops.Backward) -> None:
-        """Forward, in pieces where buckets must arrive first, then backward."""
-        worker, clock, compute = self.worker, self.simulation.clock, self.simulation.compute
-        worker.step = request.step
-        share = worker.fraction_of_batch(request.step)
-        slow = self.simulation.slowness(request.step, worker.rank) * share
-        layout = worker.replica.layout
-        forward_parts = compute.forward_parts(layout)
-        needed = [piece.index for piece in reversed(layout.buckets)] if request.before_forward else []
+    def _backward(self, request: ops.Backward) -> Any:
+        begin_backward(self, request)
+        return PENDING
 
-        def forward(position: int) -> None:
-            """The piece of the pass that uses bucket `needed[position]`, once it is there."""
-            seconds = compute.forward_s * slow
-            if needed:
-                seconds *= forward_parts[needed[position]]
-            begin, end = clock.now_s, clock.now_s + seconds
-            worker.recorder.span("forward", "compute", begin, end, request.step)
-            last = position + 1 >= len(needed)
-            clock.at(end, partial(self._back, request, slow) if last else partial(need, position + 1))
+    def inline(self, program: Program, then: Then) -> None:
+        """Run a sub-program to its end, inside another request."""
+        SimThread(self.simulation, self.worker, program, then).begin()
 
-        def need(position: int) -> None:
-            assert request.before_forward is not None
-            inline = SimThread(self.simulation, worker, request.before_forward(needed[position]), lambda value: forward(position))
-            inline.begin()
-
-        need(0) if needed else forward(0)
-
-    def _back(self, request: ops.Backward, slow: float) -> None:
-        worker, clock = self.worker, self.simulation.clock
-        begin = clock.now_s
-        end = begin + self.simulation.compute.backward_s * slow
-        gradient = worker.backward(request.step)
-        worker.recorder.span("backward", "compute", begin, end, request.step)
-        if request.on_bucket is None:
-            clock.at(end, lambda: self._resume(gradient))
-            return
-        tickets: list[Ticket] = []
-        layout, on_bucket = gradient.layout, request.on_bucket
-
-        def launch(bucket: int) -> None:
-            work = on_bucket(gradient.part(bucket))
-            tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work)))
-
-        for piece, share in zip(layout.buckets, self.simulation.compute.ready_shares(layout), strict=True):
-            clock.at(min(begin + (end - begin) * share, end), partial(launch, piece.index))
-        clock.at(end, lambda: self._resume(tuple(tickets)))
-
-    def _apply(self, request: ops.Apply) -> None:
+    def _apply(self, request: ops.Apply) -> Any:
         worker, clock, gradient = self.worker, self.simulation.clock, request.gradient
         seconds = self.simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
         end = clock.now_s + seconds
@@ -186,17 +156,22 @@ class SimThread:
             worker.apply(gradient, request.lr_scale, request.local)
         lane = "server" if request.master else "compute"
         worker.recorder.span("apply", lane, clock.now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
-        clock.at(end, lambda: self._resume(None))
+        clock.at(end, self.resume)
+        return PENDING
 
-    def _local(self, kind: str, num_bytes: int, action: Callable[[], Any]) -> None:
-        answer, clock = action(), self.simulation.clock
-        end = clock.now_s + self.simulation.network.local_s(kind, num_bytes)
-        self.worker.recorder.span(kind, "comm", clock.now_s, end, self.worker.step, -1, num_bytes)
-        clock.at(end, lambda: self._resume(answer))
+    def _local(self, request: ops.Local) -> Any:
+        answer, clock = request.action(), self.simulation.clock
+        seconds = self.simulation.network.local_s(request.kind, request.num_bytes)
+        end = clock.now_s + seconds
+        self.worker.recorder.span(request.kind, "comm", clock.now_s, end, self.worker.step, -1, request.num_bytes)
+        if seconds <= 0:
+            return answer
+        clock.at(end, self.resume, answer)
+        return PENDING
 
     # -- background --------------------------------------------------------------------------------------------
 
-    def _start(self, request: ops.Start) -> Ticket:
+    def start(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane
         self._num_started += not request.shares_tags
         ticket = Ticket(self._num_started, work)
@@ -218,7 +193,7 @@ class SimThread:
         key = 0 if request.shares_tags else self._num_started
         thread = SimThread(self.simulation, self.worker, program, finish, key=key, strand=strand)
         thread.priority, thread.free, thread.channel = request.priority, lane == FREE, f"lane {lane}"
-        self.simulation.threads.append(thread)
+        self.simulation.threads[thread] = None
         if lane == FREE:
             self.simulation.clock.at(self.simulation.clock.now_s, thread.begin)
         else:
@@ -260,14 +235,14 @@ class SimThread:
         found = _first_done(tickets)
         return found is not None, found
 
-    def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> None:
+    def _wait_for_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> None:
         if self.script:
             position = self.script.position
             self._on_done((tickets[position],), lambda: self._waited((position, tickets[position].value)))
             return
         answered = False
 
-        def answer() -> None:
+        def answer(_: None = None) -> None:
             nonlocal answered
             if not answered:
                 answered = True
@@ -292,3 +267,22 @@ class SimThread:
 
 def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
     return next(((position, ticket.value) for position, ticket in enumerate(tickets) if ticket.done), None)
+
+
+_ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
+    ops.Apply: SimThread._apply,
+    ops.Backward: SimThread._backward,
+    ops.Discard: SimThread._discard,
+    ops.EndStep: SimThread._end_step,
+    ops.Local: SimThread._local,
+    ops.Now: SimThread._now,
+    ops.PackParameters: SimThread._pack,
+    ops.ReadParameters: SimThread._read,
+    ops.Start: SimThread.start,
+    ops.UnpackParameters: SimThread._unpack,
+    ops.Wait: SimThread._wait,
+    ops.WaitAny: SimThread._wait_any,
+    ops.WriteParameters: SimThread._write,
+    Tape: SimThread._play,
+}
+_COMMUNICATE: Callable[[SimThread, Any], Any] = SimThread._communicate  # what is not there

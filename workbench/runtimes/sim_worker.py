@@ -28,13 +28,14 @@ class SimWorker:
         self.num_steps = num_steps_of(settings, sampler)
         self.replica = replica
         self.recorder = MemoryRecorder(rank, settings.trace_steps)
+        self.traced = settings.trace_steps != 0  # whether any span is kept
         self.step = 0
         self.last_step = -1
         self.last_end = EndStep(-1)
         self.bytes_sent = 0.0
         self._staleness: int | None = None
         self._loss: Tensor | None = None
-        self._worker, self._sampler = worker, sampler
+        self._worker, self.sampler = worker, sampler
 
     @property
     def trained(self) -> Replica:
@@ -49,7 +50,7 @@ class SimWorker:
 
     def fraction_of_batch(self, step: int) -> float:
         """This worker's samples in this step over a full minibatch."""
-        return self._sampler.share_size(step, self.rank) / self._sampler.batch_size
+        return self.sampler.share_size(step, self.rank) / self.sampler.batch_size
 
     def backward(self, step: int) -> Gradient:
         if self._worker is None:
@@ -75,7 +76,7 @@ class SimWorker:
         self.last_end = end
         if self._worker is None:
             row: dict[str, Any] = {"step": step, "seconds": now_s, "bytes_sent": int(self.bytes_sent), "staleness": self._staleness}
-            taken = {"samples": self._sampler.samples_before(step + 1), "num_samples": self._sampler.share_size(step, self.rank)}
+            taken = {"samples": self.sampler.samples_before(step + 1), "num_samples": self.sampler.share_size(step, self.rank)}
             row = {**row, **taken, "loss": None, "lr": None, **({"dropped": True} if end.dropped else {})}
         else:
             row = self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss, dropped=end.dropped)
@@ -115,17 +116,15 @@ class _Counted:
 class Shapes(_Counted):
     """In place of a replica where only time matters: gradients on the meta device, which have a size and no content."""
 
-    def __init__(self, problem: Problem, bucket_bytes: float | None, num_buckets: int | None) -> None:
-        with torch.device("meta"):
-            model = problem.model()
-        super().__init__(build_layout(trainable(model), bucket_bytes, num_buckets))
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._flat = torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")  # without content, so one serves all
         self.master = _Counted(self.layout)
         self.control_out = 0
         self.has_master = True
 
     def backward(self, step: int) -> Gradient:
-        flat = torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")
-        return Gradient(flat, self.layout, step, min(self.updates))
+        return Gradient(self._flat, self.layout, step, min(self.updates))
 
     def discard(self, gradient: Gradient) -> None:
         """Nothing is kept."""
@@ -146,14 +145,21 @@ class Shapes(_Counted):
         """Nothing is kept."""
 
 
+def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
+    """How the method lays out the problem's gradients, without their memory."""
+    with torch.device("meta"):
+        model = problem.model()
+    return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
+
+
 def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:
     """All workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
         sampler = Sampler(
             problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.num_computing(num_workers), settings.seed
         )
-        shapes = [Shapes(problem, algorithm.bucket_bytes, algorithm.num_buckets) for _ in range(num_workers)]
-        return [SimWorker(rank, settings, None, shapes[rank], sampler) for rank in range(num_workers)]
+        layout = shape_of(problem, algorithm)
+        return [SimWorker(rank, settings, None, Shapes(layout), sampler) for rank in range(num_workers)]
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):

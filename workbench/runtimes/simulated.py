@@ -12,23 +12,24 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from workbench import costs
-from workbench.costs import Compute, Network, measure_compute
+from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Stalled
-from workbench.naming import call_checked
+from workbench.gradients import Layout
 from workbench.ops import EndStep
-from workbench.problems.base import Problem
+from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_thread import SimThread
-from workbench.runtimes.sim_worker import SimWorker, build_workers
+from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers
+from workbench.runtimes.tapes import Repertoire
 from workbench.runtimes.virtual import Clock, Fabric
 from workbench.runtimes.worker import check_what, model_info, run_info
 from workbench.settings import Settings
 from workbench.trace.run import Run
+from workbench.units import MIB
 
 KEPT_STEPS = 256  # of which the workers' slowness is kept; who lags further behind draws it anew
 
@@ -51,7 +52,7 @@ class Simulation:
         settings: Settings,
         workers: int,
         *,
-        network: Network,
+        network: AnyNetwork,
         compute: Compute,
         timing_only: bool = False,
         check_in_flight: bool = False,
@@ -69,12 +70,13 @@ class Simulation:
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         self.checkpoints: list[dict[str, Any]] = []
         self.stop_after: int | None = None
-        self.threads: list[SimThread] = []
+        self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
         self.stopped = False
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
         self._ended_s = 0.0
+        self._tapes: dict[Any, Any] = {}
         self._factors: dict[int, list[float]] = {}  # step -> of each worker
         self._ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
@@ -92,7 +94,7 @@ class Simulation:
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
                 thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended)
-                self.threads.append(thread)
+                self.threads[thread] = None
                 self.clock.at(0.0, thread.begin)
             self.clock.run()
             waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
@@ -110,6 +112,8 @@ class Simulation:
     def _context_of(self, worker: SimWorker, resume: list[dict[str, Any]] | None) -> Context:
         settings, layout = self.settings, worker.replica.layout
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
+        if isinstance(worker.replica, Shapes):
+            ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes)
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
@@ -133,6 +137,11 @@ class Simulation:
                 del self._factors[next(iter(self._factors))]
             self._factors[step] = self.compute.factors(self.settings.seed, step, self.num_workers).tolist()
         return self._factors[step][rank]
+
+    def finish_s(self, rank: int, seconds: float) -> float:
+        """When this worker ends work of so many seconds that it begins now."""
+        now = self.clock.now_s
+        return self.compute.finish_s(self.settings.seed, rank, now, seconds) if self.compute.timed else now + seconds
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
@@ -193,43 +202,33 @@ class Simulation:
             workers[0].evaluate(step, self.clock.now_s if step < workers[0].num_steps - 1 else self.seconds, parameters)
 
     def _info(self) -> dict[str, Any]:
-        info = run_info(self.algorithm, self.problem, self.settings, "simulated", self.num_workers)
-        done = self.workers[0].last_step + 1
-        costs = [f"simulated: {self.network}", f"simulated: {self.compute}"]
-        cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < self.workers[0].num_steps)
+        first = self.workers[0]
+        info = run_info_of(
+            self.algorithm, self.problem, self.settings, self.num_workers, first.replica.layout, self.network, self.compute, first.sampler
+        )
+        done = first.last_step + 1
+        cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < first.num_steps)
         status = "stopped" if cut or self._ending else "finished"
-        result = {"steps": done, "seconds": self.seconds, "last_step": done - 1}
-        return {
-            **info,
-            "notes": [*info["notes"], *costs],
-            "model": model_info(self.workers[0].replica.layout),
-            "status": status,
-            "result": result,
-        }
+        held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
+        if held > 64 * MIB:
+            info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")
+        return {**info, "status": status, "result": {"steps": done, "seconds": self.seconds, "last_step": done - 1}}
 
 
-def simulate(
+def run_info_of(
     algorithm: Algorithm,
     problem: Problem,
-    *,
-    workers: int,
-    network: Network | str = costs.ethernet_10g,
-    compute: Compute | None = None,
-    timing_only: bool = False,
-    **settings: Any,
-) -> Run:
-    """Train on a simulated cluster and return the run.
-
-    Args:
-        algorithm, problem: the same objects that real ranks are given.
-        workers: how many.
-        network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
-        compute: of one worker; None: measured here and now (`workbench.costs.measure_compute`), and noted with the run.
-        timing_only: compute no gradients: what time does, and nothing else.
-        settings: those of `workbench.settings.Settings`.
-    """
-    check_what(algorithm, problem, "simulated")
-    network = costs.get(network) if isinstance(network, str) else network
-    chosen: Settings = call_checked("simulate", Settings, settings)
-    compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
-    return Simulation(algorithm, problem, chosen, workers, network=network, compute=compute, timing_only=timing_only).run()
+    settings: Settings,
+    num_workers: int,
+    layout: Layout,
+    network: Any,
+    compute: Any,
+    sampler: Sampler,
+) -> dict[str, Any]:
+    """What a simulated run's record says of it, whichever way it was simulated."""
+    info = run_info(algorithm, problem, settings, "simulated", num_workers)
+    notes = [*info["notes"], f"simulated: {network}", f"simulated: {compute}"]
+    if sampler.num_samples < sampler.global_batch:
+        share = sampler.num_samples / sampler.global_batch
+        notes.append(f"one step takes all {sampler.num_samples} samples: a worker computes {share:.2g} of a full minibatch")
+    return {**info, "notes": notes, "model": model_info(layout)}

@@ -1,6 +1,6 @@
 """Virtual time: an event queue, and a network on which simulated workers meet.
 
-Nothing here knows of algorithms or gradients; a value is whatever the meeting's `combine` makes of it.
+Nothing here knows of algorithms or gradients; a value is whatever the receiver makes of it.
 """
 
 from __future__ import annotations
@@ -8,62 +8,83 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
-from workbench.costs import Network
+from workbench.costs import AnyNetwork, Route
 
 
 @final
 class Clock:
     """Events in order of time; ties in order of posting, so that a run is a pure function of its inputs."""
 
+    __slots__ = ("_events", "now_s", "num_events")
+
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._posted = 0
+        self.num_events = 0  # posted so far
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
 
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
+    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
         """Do something at a time that is not past."""
         assert time_s >= self.now_s, "an event in the past"
-        self._posted += 1
-        heapq.heappush(self._events, (time_s, self._posted, action))
+        self.num_events += 1
+        heapq.heappush(self._events, (time_s, self.num_events, action, argument))
 
     def run(self) -> None:
         """Until nothing is left to happen."""
-        while self._events:
-            self.now_s, _, action = heapq.heappop(self._events)
-            action()
+        events, pop = self._events, heapq.heappop
+        while events:
+            self.now_s, _, action, argument = pop(events)
+            action(argument)
+
+
+class Offer(NamedTuple):
+    """A message that can be sent: `sent(argument)` is called when it has arrived."""
+
+    sender: int
+    num_bytes: int
+    value: Any
+    sent: Callable[[Any], None]
+    argument: Any
+    number: int
+    priority: int
+
+
+class Asked(NamedTuple):
+    """A receive: `received(argument, sender, value)` is called when its message has arrived."""
+
+    received: Callable[[Any, int, Any], None]
+    argument: Any
 
 
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
-_Offer = tuple[int, float, Arrival, int]  # bytes, when it was offered, from whom, priority
-
-
-@final
-@dataclass(slots=True)
-class _Meeting:
-    arrivals: list[tuple[float, Arrival]] = field(default_factory=list)
 
 
 @final
 class Fabric:
     """Where simulated workers meet: collectives of all ranks, and messages between two.
 
-    Each worker has one full-duplex interface. A collective begins when the last rank has come and every interface is
-    free, and holds all interfaces until it ends; a message holds its sender's way out and its receiver's way in.
+    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) side by side, as
+    packets do: each stage works off its messages in the order in which they met, and the message is there when the last
+    stage is done with it. A collective of the library begins when the last rank has come and every stage is idle, and holds all
+    of them until it ends.
     """
 
-    def __init__(self, clock: Clock, network: Network, num_workers: int) -> None:
-        self._clock, self._network, self._num_workers = clock, network, num_workers
-        self._meetings: dict[tuple[str, int], _Meeting] = defaultdict(_Meeting)
+    def __init__(self, clock: Clock, network: AnyNetwork, num_workers: int) -> None:
+        self.clock, self._network, self._num_workers = clock, network, num_workers
+        self.num_messages = self._num_offers = 0
+        self._meetings: dict[tuple[str, int], list[tuple[float, Arrival]]] = defaultdict(list)
         self._counts: dict[tuple[str, int], int] = defaultdict(int)  # collectives each rank has joined on each channel
-        self._out_free_s = [0.0] * num_workers
-        self._in_free_s = [0.0] * num_workers
-        self._urgent: list[tuple[int, int, Any]] = []  # transfers with a priority that wait for an interface
-        self._num_urgent = 0
-        self._sends: dict[tuple[Any, ...], deque[_Offer]] = defaultdict(deque)
-        self._receives: dict[tuple[Any, ...], deque[tuple[int, float, Arrival]]] = defaultdict(deque)
+        self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> how
+        self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
+        self._all_free_s = self._last_free_s = 0.0
+        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
+        self._offers: dict[Any, deque[Offer]] = {}  # (key, tag, sender, receiver)
+        self._asked: dict[Any, deque[Asked]] = {}  # the same
+        self._asked_any: dict[Any, deque[Asked]] = {}  # (key, tag, receiver)
+        self._by_time: dict[Any, deque[tuple[int, int]]] = {}  # the same -> (sender, number) of offers, where anybody's may be asked for
+
+    # -- collectives -------------------------------------------------------------------------------------------
 
     def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
         """Take part in the channel's next collective, which lasts `seconds` once all are there.
@@ -73,83 +94,148 @@ class Fabric:
         number = self._counts[channel, arrival[0]]
         self._counts[channel, arrival[0]] += 1
         meeting = self._meetings[channel, number]
-        meeting.arrivals.append((self._clock.now_s, arrival))
-        if len(meeting.arrivals) < self._num_workers:
+        meeting.append((self.clock.now_s, arrival))
+        if len(meeting) < self._num_workers:
             return
         del self._meetings[channel, number]
-        end = max(self._clock.now_s, *self._out_free_s, *self._in_free_s) + seconds
-        self._out_free_s = [end] * self._num_workers
-        self._in_free_s = [end] * self._num_workers
-        arrivals = sorted(meeting.arrivals, key=lambda item: item[1][0])
+        end = max(self.clock.now_s, self._last_free_s) + seconds
+        self._all_free_s = self._last_free_s = end
+        self._free_s.clear()
+        self.clock.at(end, self._finish, (sorted(meeting, key=lambda item: item[1][0]), combine))
 
-        def finish() -> None:
-            combine([value for _, (_, value, _) in arrivals])
-            for came_s, (_, _, then) in arrivals:
-                then(came_s)
+    def _finish(self, meeting: tuple[list[tuple[float, Arrival]], Callable[[list[Any]], None]]) -> None:
+        arrivals, combine = meeting
+        combine([value for _, (_, value, _) in arrivals])
+        for came_s, (_, _, then) in arrivals:
+            then(came_s)
 
-        self._clock.at(end, finish)
+    # -- messages ----------------------------------------------------------------------------------------------
 
-    def send(self, key: tuple[Any, ...], to: int, num_bytes: float, arrival: Arrival, priority: int = 0) -> None:
-        """Offer a message to rank `to`; `key` names channel and tag. Rendezvous: it leaves when it is asked for.
+    def send(
+        self,
+        key: Any,
+        tag: int,
+        to: int,
+        sender: int,
+        num_bytes: int,
+        value: Any,
+        sent: Callable[[Any], None],
+        argument: Any,
+        priority: int = 0,
+    ) -> None:
+        """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
+        self._num_offers += 1
+        offer = Offer(sender, num_bytes, value, sent, argument, self._num_offers, priority)
+        box = (key, tag, sender, to)
+        asked = self._asked.get(box)
+        if asked is not None:
+            first = asked.popleft()
+            if not asked:
+                del self._asked[box]
+            self._meet(offer, first, to)
+            return
+        if self._asked_any and (key, tag, to) in self._asked_any:
+            waiting = self._asked_any[key, tag, to]
+            first = waiting.popleft()
+            if not waiting:
+                del self._asked_any[key, tag, to]
+            self._meet(offer, first, to)
+            return
+        offers = self._offers.get(box)
+        if offers is None:
+            self._offers[box] = deque((offer,))
+        else:
+            offers.append(offer)
+        if self._by_time and (key, tag, to) in self._by_time:
+            self._by_time[key, tag, to].append((sender, offer.number))
 
-        Messages take their interfaces in the order in which they met; those with a priority in order of it, when they are free.
-        """
-        self._sends[(*key, to)].append((int(num_bytes), self._clock.now_s, arrival, priority))
-        self._match(key, to)
-
-    def receive(self, key: tuple[Any, ...], source: int, arrival: Arrival) -> None:
-        """Ask for a message from rank `source` (-1: from any)."""
-        self._receives[(*key, arrival[0])].append((source, self._clock.now_s, arrival))
-        self._match(key, arrival[0])
-
-    def _match(self, key: tuple[Any, ...], to: int) -> None:
-        """Let the oldest request meet the oldest offer that suits it."""
-        offers, requests = self._sends[(*key, to)], self._receives[(*key, to)]
-        for request in list(requests):
-            source = request[0]
-            offer = next((item for item in offers if source < 0 or item[2][0] == source), None)
-            if offer is None:
-                continue
-            offers.remove(offer)
-            requests.remove(request)
-            if offer[3] == 0 or offer[2][0] == to:
-                self._transfer(offer, request, to)
+    def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+        """Ask for a message from rank `source` (-1: the oldest from any)."""
+        asked = Asked(received, argument)
+        if source < 0:
+            source = self._oldest(key, tag, to)
+            if source < 0:
+                self._asked_any.setdefault((key, tag, to), deque()).append(asked)
+                return
+        box = (key, tag, source, to)
+        offers = self._offers.get(box)
+        if offers is None:
+            waiting = self._asked.get(box)
+            if waiting is None:
+                self._asked[box] = deque((asked,))
             else:
-                self._num_urgent += 1
-                heapq.heappush(self._urgent, (offer[3], self._num_urgent, (offer, request, to)))
-                self._dispatch()
+                waiting.append(asked)
+            return
+        offer = offers.popleft()
+        if not offers:
+            del self._offers[box]
+        self._meet(offer, asked, to)
 
-    def _dispatch(self) -> None:
-        """Let the urgent messages go whose interfaces are free, the most urgent first; look again when the next one is."""
-        waiting, now, again = [], self._clock.now_s, float("inf")
+    def _oldest(self, key: Any, tag: int, to: int) -> int:
+        """Who made the oldest offer of these; -1 for nobody."""
+        target = (key, tag, to)
+        known = self._by_time.get(target)
+        if known is None:
+            boxes = (box for box in self._offers if box[0] == key and box[1] == tag and box[3] == to)
+            found = sorted((offer.number, offer.sender) for box in boxes for offer in self._offers[box])
+            known = self._by_time[target] = deque((sender, number) for number, sender in found)
+        while known:
+            sender, number = known.popleft()
+            offers = self._offers.get((key, tag, sender, to))
+            if offers is not None and offers[0].number == number:
+                return sender
+        return -1
+
+    def _meet(self, offer: Offer, asked: Asked, to: int) -> None:
+        if offer.priority == 0 or offer.sender == to:
+            self._transfer(offer, asked, to)
+        else:
+            heapq.heappush(self._urgent, (offer.priority, offer.number, (offer, asked, to)))
+            self._dispatch()
+
+    def _route(self, sender: int, to: int) -> Route:
+        number = sender * self._num_workers + to
+        route = self._routes.get(number)
+        if route is None:
+            route = self._routes[number] = self._network.route(sender, to)
+        return route
+
+    def _transfer(self, offer: Offer, asked: Asked, to: int) -> None:
+        now = end = self.clock.now_s
+        sender, num_bytes = offer.sender, offer.num_bytes
+        if sender != to:  # what a rank sends itself touches no interface
+            route = self._routes.get(sender * self._num_workers + to) or self._route(sender, to)
+            free, start = self._free_s, max(now, self._all_free_s)
+            for stage, per_byte in route.stages:
+                before = free.get(stage, start)
+                after = free[stage] = (before if before > start else start) + num_bytes * per_byte
+                if after > end:
+                    end = after
+            if end > self._last_free_s:
+                self._last_free_s = end
+            end += route.latency_s
+        self.num_messages += 1
+        self.clock.at(end, _arrive, (offer, asked))
+
+    def _dispatch(self, _: None = None) -> None:
+        """Let the urgent messages go whose stages are idle, the most urgent first; look again when the next one is."""
+        waiting, now, again = [], self.clock.now_s, float("inf")
         while self._urgent:
             item = heapq.heappop(self._urgent)
-            offer, request, to = item[2]
-            free_s = max(self._out_free_s[offer[2][0]], self._in_free_s[to])
-            if free_s <= now:
-                self._transfer(offer, request, to)
-                again = min(again, self._in_free_s[to])
+            offer, asked, to = item[2]
+            stages = [stage for stage, _ in self._route(offer.sender, to).stages]
+            if max(self._all_free_s, *(self._free_s.get(stage, 0.0) for stage in stages)) <= now:
+                self._transfer(offer, asked, to)
             else:
                 waiting.append(item)
-                again = min(again, free_s)
+            again = min(again, max(self._all_free_s, *(self._free_s.get(stage, 0.0) for stage in stages)))
         self._urgent = waiting
         heapq.heapify(self._urgent)
         if waiting:
-            self._clock.at(max(again, now), self._dispatch)
+            self.clock.at(max(again, now), self._dispatch)
 
-    def _transfer(self, offer: _Offer, request: tuple[int, float, Arrival], to: int) -> None:
-        num_bytes, offered_s, (sender, value, sent), _ = offer
-        _, asked_s, (_, receive_into, received) = request
-        end = self._clock.now_s
-        if sender != to:  # what a rank sends itself touches no interface
-            start = max(end, self._out_free_s[sender], self._in_free_s[to])
-            on_wire = num_bytes / self._network.bandwidth_bytes_per_s
-            self._out_free_s[sender] = self._in_free_s[to] = start + on_wire
-            end = start + self._network.latency_s + on_wire
 
-        def finish() -> None:
-            receive_into(sender, value)
-            received(asked_s)
-            sent(offered_s)
-
-        self._clock.at(end, finish)
+def _arrive(meeting: tuple[Offer, Asked]) -> None:
+    offer, asked = meeting
+    asked.received(asked.argument, offer.sender, offer.value)
+    offer.sent(offer.argument)

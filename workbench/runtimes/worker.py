@@ -48,16 +48,22 @@ class Worker:
         self.replica.compiled = settings.compile
         self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
 
-    def minibatch(self, step: int) -> list[Micro]:
-        """This rank's micro-batches of a step; none if it has no samples in it. Seeds dropout for this rank and step."""
-        indices = self.sampler.share(step, self.rank)
-        seed = derive_seed(self.settings.seed, "dropout", self.rank, step)
+    def minibatch(self, step: int, rank: int | None = None) -> list[Micro]:
+        """This rank's micro-batches of a step (or another's, for whom it stands); none if it has no samples in it.
+
+        Seeds dropout for that rank and step.
+        """
+        rank = self.rank if rank is None else rank
+        indices = self.sampler.share(step, rank)
+        seed = derive_seed(self.settings.seed, "dropout", rank, step)
         if self.device.type == "cpu":
             torch.default_generator.manual_seed(seed)  # all that torch.manual_seed does for the CPU; for CUDA it keeps a stack: 0.4 ms
         else:
             torch.manual_seed(seed)
-        self._forward.train()
-        return [self._micro(part) for part in torch.tensor_split(indices, self.settings.num_micro) if len(part)]
+        if not self._forward.training:
+            self._forward.train()
+        parts = torch.tensor_split(indices, self.settings.num_micro) if self.settings.num_micro > 1 else (indices,)
+        return [self._micro(part) for part in parts if len(part)]
 
     def _micro(self, indices: Tensor) -> Micro:
         batch = to_device(fetch(self._data, indices), self.device)

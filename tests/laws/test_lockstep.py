@@ -1,0 +1,110 @@
+"""One program for all workers is what each worker's own would have come to: parameters, losses, times, spans, bytes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from tests.laws import tiny
+from tests.laws.train import NETWORK
+from tests.laws.variants import all_variants, name_of
+from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.collectives import Auto, HalvingDoubling, Linear, Native, Ring, Tree
+from workbench.costs import Compute, Lognormal, Network
+from workbench.errors import ConfigError
+from workbench.program import Algorithm
+from workbench.replica import Replica
+from workbench.runtimes.cohort import Cohort
+from workbench.runtimes.simulate import Detail, run_simulation
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, stragglers=(Lognormal(sigma=0.5),))
+HOW = Settings(steps=7, batch_size=3, optimizer=tiny.momentum, seed=1, evaluate_every=2)
+
+
+def symmetric() -> list[Algorithm]:
+    """Every method that sums by the library's all-reduce and is symmetric, and DeAR with its halves."""
+    found = [item for item in all_variants() if item.symmetric and isinstance(getattr(item, "collective", None), Native)]
+    return [*found, DeAR(bucket_bytes=64, collective=Native())]
+
+
+def run(algorithm: Algorithm, detail: Detail, workers: int = 3, settings: Settings = HOW, **how: Any) -> Run:
+    how = {"network": NETWORK, "compute": COMPUTE, **how}
+    return run_simulation(algorithm, how.pop("problem", tiny.problem()), settings, workers, detail=detail, **how)
+
+
+def spans_of(found: Run) -> list[Any]:
+    """Without waits of no time, which depend on the order of events at one moment."""
+    rows = [row for row in found.spans.table.tolist() if row[4] > row[3]]
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("algorithm", symmetric(), ids=name_of)
+@pytest.mark.parametrize("timing_only", [False, True], ids=["gradients", "timing"])
+def test_one_program_is_what_many_are(algorithm: Algorithm, timing_only: bool) -> None:
+    one, many = (run(algorithm, detail, timing_only=timing_only) for detail in ("auto", "messages"))
+    assert any("one program" in note for note in one.info["notes"]) and not any("one program" in note for note in many.info["notes"])
+    assert one.info["result"]["seconds"] == many.info["result"]["seconds"]
+    assert spans_of(one) == spans_of(many)
+    for mine, theirs in zip(one.steps(), many.steps(), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6 if timing_only else 0.0)
+    for mine, theirs in zip(one.evaluations(), many.evaluations(), strict=True):
+        assert mine["test_loss"] == theirs["test_loss"] and mine["accuracy"] == theirs["accuracy"], "the same parameters to the last bit"
+    if not timing_only:
+        assert len(one.evaluations()) == 4
+    stale = [{row["staleness"] for row in found.metrics[0] if "staleness" in row} for found in (one, many)]
+    assert stale[0] == stale[1]
+
+
+@pytest.mark.parametrize("num_micro", [1, 2])
+@pytest.mark.parametrize("model", [tiny.batchnorm_mlp, tiny.dropout_mlp, tiny.PartlyUsed])
+def test_a_modules_other_state_is_rank_0s(model: Any, num_micro: int) -> None:
+    """BatchNorm's statistics and dropout's masks are those that rank 0, and each rank, would have had."""
+    problem = tiny.problem(model=model, num_samples=24)
+    settings = Settings(steps=5, batch_size=4, seed=2, num_micro=num_micro, evaluate_every=2)
+    one, many = (run(PipeSGD(width=2), detail, settings=settings, problem=problem) for detail in ("auto", "messages"))
+    assert [row["loss"] for row in one.steps()] == [row["loss"] for row in many.steps()]
+    assert [row["test_loss"] for row in one.evaluations()] == [row["test_loss"] for row in many.evaluations()]
+
+
+@pytest.mark.parametrize("collective", [Ring(), HalvingDoubling(), Tree(), Linear(), Auto()], ids=repr)
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_closed_forms_are_the_messages(collective: Any, workers: int) -> None:
+    """Where all come at once; where they do not, the formula begins with the last and so is never the quicker one."""
+    network = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-8)
+    settings = Settings(steps=4, batch_size=2)
+    problem = tiny.problem(model=partial(nn.Linear, 64, 64), test=None)
+    for algorithm in (SynchronousSGD(collective=collective), PipeSGD(width=2, collective=collective)):
+        how = {"network": network, "settings": settings, "problem": problem, "timing_only": True, "workers": workers}
+        equal = Compute(forward_s=1e-3, backward_s=2e-3)
+        formula, messages = (run(algorithm, detail, compute=equal, **how).info["result"]["seconds"] for detail in ("formula", "messages"))
+        assert formula == pytest.approx(messages, rel=0.002), "blocks differ by an element"
+        skewed = Compute(forward_s=1e-3, backward_s=2e-3, stragglers=(Lognormal(sigma=1.0),))
+        formula, messages = (run(algorithm, detail, compute=skewed, **how).info["result"]["seconds"] for detail in ("formula", "messages"))
+        assert formula >= messages * 0.998
+
+
+def test_formulas_are_refused_where_there_are_none() -> None:
+    for algorithm, timing_only, fix in (
+        (SynchronousSGD(collective=Ring()), False, "timing_only=True"),
+        (LayerwiseSGD(collective=Ring(), order="priority"), True, "messages"),
+        (DeAR(collective=Ring(chunks=2)), True, "messages"),
+    ):
+        with pytest.raises(ConfigError, match=fix):
+            run(algorithm, "formula", timing_only=timing_only)
+
+
+@pytest.mark.parametrize("num_micro", [1, 2])
+def test_memory_does_not_grow_with_workers(num_micro: int) -> None:
+    """At most two gradient buffers for any number of workers: the sum, and one that is added to it."""
+    settings = Settings(steps=1, batch_size=4, num_micro=num_micro)
+    for workers in (2, 32):
+        cohort = Cohort(SynchronousSGD(), tiny.problem(num_samples=256), settings, workers, COMPUTE, timing_only=False)
+        gradient, _, _ = cohort.backward(0, np.zeros(workers))
+        assert isinstance(cohort.replica, Replica) and cohort.replica.pool.num_allocated == num_micro
+        cohort.replica.discard(gradient)
