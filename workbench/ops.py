@@ -177,7 +177,7 @@ class Local(Request):
     Args:
         kind: "encode", "decode" or "sum"; "all_reduce" for another library's, of whose bytes nothing is known.
         num_bytes: of uncompressed values that it goes through.
-        action: does it; the answer is what it returns.
+        action: does it; the answer is what it returns. That of a "sum" is None, and a simulation without values skips it.
     """
 
     kind: str

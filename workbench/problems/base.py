@@ -9,6 +9,7 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
@@ -170,6 +171,13 @@ class Sampler:
         """How many samples that is."""
         base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
         return base + (rank < extra)
+
+    def shares(self, step: int) -> NDArray[np.float64]:
+        """(num_workers,) each worker's samples of this step over a full minibatch."""
+        base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
+        found = np.full(self.num_workers, base / self.batch_size)
+        found[:extra] = (base + 1) / self.batch_size
+        return found
 
     def samples_before(self, step: int) -> int:
         """Samples that all ranks together have taken before `step`."""

@@ -75,11 +75,7 @@ class Cohort:
     def _slowness(self, step: int) -> Array:
         """(p,) by what a worker's minibatch takes longer than a full one usually does."""
         if self._slow[0] != step:
-            samples = self.sampler.samples_before(step + 1) - self.sampler.samples_before(step)
-            base, extra = divmod(samples, self.num_workers)
-            share = np.full(self.num_workers, base / self.sampler.batch_size)
-            share[:extra] = (base + 1) / self.sampler.batch_size
-            self._slow = (step, self.compute.factors(self.settings.seed, step, self.num_workers) * share)
+            self._slow = (step, self.compute.factors(self.settings.seed, step, self.num_workers) * self.sampler.shares(step))
         return self._slow[1]
 
     def _pass(self, kind: str, now_s: Array, seconds: Array) -> Array:

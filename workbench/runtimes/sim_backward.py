@@ -16,15 +16,16 @@ def begin_backward(thread: SimThread, request: ops.Backward) -> None:
     worker, simulation = thread.worker, thread.simulation
     clock, compute, layout = simulation.clock, simulation.compute, worker.replica.layout
     worker.step = request.step
-    slow = simulation.slowness(request.step, worker.rank) * worker.fraction_of_batch(request.step)
-    forward_parts = compute.forward_parts(layout)
+    slow = simulation.slowness(request.step, worker.rank)
+    forward_parts = simulation.forward_parts
     needed = [piece.index for piece in reversed(layout.buckets)] if request.before_forward else []
 
     def forward(position: int) -> None:
         """The piece of the pass that uses bucket `needed[position]`, once it is there."""
         seconds = compute.forward_s * slow * (forward_parts[needed[position]] if needed else 1.0)
         begin, end = clock.now_s, simulation.finish_s(worker.rank, seconds)
-        worker.recorder.span("forward", "compute", begin, end, request.step)
+        if worker.traced:
+            worker.recorder.span("forward", "compute", begin, end, request.step)
         last = position + 1 >= len(needed)
         clock.at(end, *((back, None) if last else (need, position + 1)))
 
@@ -44,7 +45,8 @@ def _backward(thread: SimThread, request: ops.Backward, slow: float) -> None:
     begin = clock.now_s
     end = simulation.finish_s(worker.rank, simulation.compute.backward_s * slow)
     gradient = worker.backward(request.step)
-    worker.recorder.span("backward", "compute", begin, end, request.step)
+    if worker.traced:
+        worker.recorder.span("backward", "compute", begin, end, request.step)
     if on_bucket is None:
         clock.at(end, thread.resume, gradient)
         return
@@ -54,6 +56,6 @@ def _backward(thread: SimThread, request: ops.Backward, slow: float) -> None:
         work = on_bucket(gradient.part(bucket))
         tickets.append(thread.start(work if isinstance(work, ops.Start) else ops.Start(work)))
 
-    for piece, share in zip(gradient.layout.buckets, simulation.compute.ready_shares(gradient.layout), strict=True):
+    for piece, share in zip(gradient.layout.buckets, simulation.ready_shares, strict=True):
         clock.at(min(begin + (end - begin) * share, end), launch, piece.index)
     clock.at(end, lambda _: thread.resume(tuple(tickets)))

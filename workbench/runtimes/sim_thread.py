@@ -155,15 +155,18 @@ class SimThread:
         else:
             worker.apply(gradient, request.lr_scale, request.local)
         lane = "server" if request.master else "compute"
-        worker.recorder.span("apply", lane, clock.now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
+        if worker.traced:
+            worker.recorder.span("apply", lane, clock.now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
         clock.at(end, self.resume)
         return PENDING
 
     def _local(self, request: ops.Local) -> Any:
-        answer, clock = request.action(), self.simulation.clock
+        skipped = request.kind == "sum" and not self.worker.has_values
+        answer, clock = None if skipped else request.action(), self.simulation.clock
         seconds = self.simulation.network.local_s(request.kind, request.num_bytes)
         end = clock.now_s + seconds
-        self.worker.recorder.span(request.kind, "comm", clock.now_s, end, self.worker.step, -1, request.num_bytes)
+        if self.worker.traced:
+            self.worker.recorder.span(request.kind, "comm", clock.now_s, end, self.worker.step, -1, request.num_bytes)
         if seconds <= 0:
             return answer
         clock.at(end, self.resume, answer)

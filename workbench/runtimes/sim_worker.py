@@ -31,6 +31,7 @@ class SimWorker:
         self.traced = settings.trace_steps != 0  # whether any span is kept
         self.step = 0
         self.last_step = -1
+        self.has_values = worker is not None
         self.last_end = EndStep(-1)
         self.bytes_sent = 0.0
         self._staleness: int | None = None
@@ -47,10 +48,6 @@ class SimWorker:
         if isinstance(self.replica, Replica):
             return self.replica
         raise ConfigError("a timing-only simulation holds no parameters: there is nothing to keep or to resume")
-
-    def fraction_of_batch(self, step: int) -> float:
-        """This worker's samples in this step over a full minibatch."""
-        return self.sampler.share_size(step, self.rank) / self.sampler.batch_size
 
     def backward(self, step: int) -> Gradient:
         if self._worker is None:

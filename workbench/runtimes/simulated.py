@@ -68,6 +68,8 @@ class Simulation:
         self.network, self.compute = network, compute
         self.check_in_flight = check_in_flight
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
+        layout = self.workers[0].replica.layout
+        self.ready_shares, self.forward_parts = compute.ready_shares(layout), compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
         self.stop_after: int | None = None
         self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
@@ -131,11 +133,14 @@ class Simulation:
         return self._ended_s or self.clock.now_s
 
     def slowness(self, step: int, rank: int) -> float:
-        """By what factor this worker's compute is slower in this step."""
+        """By what this worker's minibatch of the step takes longer than a full one usually does."""
         if step not in self._factors:
             if len(self._factors) > KEPT_STEPS:
                 del self._factors[next(iter(self._factors))]
-            self._factors[step] = self.compute.factors(self.settings.seed, step, self.num_workers).tolist()
+            factors = self.compute.factors(self.settings.seed, step, self.num_workers)
+            computing = self.algorithm.num_computing(self.num_workers)
+            factors[:computing] *= self.workers[0].sampler.shares(step)
+            self._factors[step] = factors.tolist()
         return self._factors[step][rank]
 
     def finish_s(self, rank: int, seconds: float) -> float:

@@ -1,0 +1,125 @@
+"""The simulator itself: what it says when nobody can move, that it repeats itself, what it learns by heart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.laws import tiny
+from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Ring, Tree
+from workbench.costs import Compute, Lognormal, Network
+from workbench.errors import ConfigError, Stalled
+from workbench.gradients import Gradient
+from workbench.ops import Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
+from workbench.program import Algorithm, Card, Context, by_heart, perform
+from workbench.runtimes.simulate import run_simulation
+from workbench.runtimes.tapes import SEND, WAIT, Repertoire, Tape, rehearse
+from workbench.settings import Settings
+
+NETWORK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-8)
+COMPUTE = Compute(forward_s=0.01, backward_s=0.02, stragglers=(Lognormal(sigma=0.5),))
+CARD = Card(paper="none", staleness="0", bytes_per_step="0", memory="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits(Algorithm):
+    """Every rank but the last does something first that nobody answers."""
+
+    first: Callable[[Context, Value], Any]
+    card: ClassVar[Card] = CARD
+
+    def worker(self, ctx: Context) -> Program:
+        gradient = yield Backward(0)
+        if ctx.rank + 1 < ctx.num_workers:
+            yield from perform(self.first(ctx, gradient))
+        yield Apply(gradient)
+        yield EndStep(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfRing(Collective):
+    """Sends to the right, and waits for a message that the left one does not send."""
+
+    @by_heart
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        assert isinstance(value, Gradient)
+        ticket = yield Start(Recv((ctx.rank - 1) % ctx.num_workers, like=value.flat, tag=7))
+        yield Wait(ticket)
+        return value
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        return 0.0
+
+
+def simulate(algorithm: Algorithm, workers: int = 3, **how: Any) -> Any:
+    settings = Settings(steps=how.pop("steps", 3), batch_size=2, seed=how.pop("seed", 0), trace_steps=how.pop("trace_steps", None))
+    how = {"timing_only": True, "network": NETWORK, "compute": COMPUTE, **how}
+    return run_simulation(algorithm, how.pop("problem", tiny.problem()), settings, workers, **how)
+
+
+@pytest.mark.parametrize("timing_only", [False, True])
+def test_who_cannot_move_is_named_with_what_it_waits_for(timing_only: bool) -> None:
+    with pytest.raises(Stalled, match=r"rank 0: Recv\(source=2.*rank 1: Recv\(source=0"):
+        simulate(Waits(first=lambda ctx, value: Recv((ctx.rank - 1) % 3, like=value.flat)), timing_only=timing_only)
+    with pytest.raises(Stalled, match=r"rank 0: Send\(to=1"):
+        simulate(Waits(first=lambda ctx, value: Send(ctx.rank + 1, value)), timing_only=timing_only)
+
+
+def test_so_is_what_a_collective_waits_for_that_is_known_by_heart() -> None:
+    with pytest.raises(Stalled, match=r"rank 0: Recv from rank 2 \(tag 7, \d+ bytes\); rank 1: Recv from rank 0 \(tag 7"):
+        simulate(Waits(first=HalfRing().all_reduce))
+
+
+def test_a_simulation_is_a_pure_function_of_its_inputs() -> None:
+    for algorithm in (wb.PipeSGD(width=2, collective=Ring()), wb.AsyncSGD(), wb.SynchronousSGD()):
+        first, second, other = (simulate(algorithm, 4, seed=seed) for seed in (0, 0, 1))
+        assert first.spans.table.tolist() == second.spans.table.tolist() and first.metrics == second.metrics
+        assert first.info["result"]["seconds"] != other.info["result"]["seconds"]
+
+
+def test_how_closely_to_look_is_one_of_three() -> None:
+    with pytest.raises(ConfigError, match="auto, messages, formula"):
+        simulate(wb.SynchronousSGD(), detail="closely")
+    with pytest.raises(ConfigError, match="at least 1"):
+        simulate(wb.SynchronousSGD(), workers=0)
+
+
+@pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3), Tree(), Linear(), HalvingDoubling(), Hierarchical(group=2)], ids=repr)
+def test_what_is_known_by_heart_is_what_is_asked(collective: Any) -> None:
+    """The tape of each rank sends what the collective says it sends, and ranks have instructions in common."""
+    p, numel = 6, 60
+    shared: dict[Any, Any] = {}
+    for rank in range(p):
+        known = Repertoire(rank, p, shared)
+        ctx = Context(rank, p, rehearsed=known)
+        value = torch.empty(numel, device="meta")
+        program = collective.all_reduce(ctx, value)
+        tape = next(program)
+        assert isinstance(tape, Tape)
+        assert sum(size for op, _, _, _, size in tape.instructions if op == SEND) == collective.bytes_sent(rank, p, numel, 4)
+        with pytest.raises(StopIteration) as ended:
+            program.send(None)
+        assert ended.value.value is value
+        again = next(collective.all_reduce(ctx, torch.empty(numel, device="meta")))
+        assert again.instructions is tape.instructions
+    if collective == Ring():
+        assert sum(isinstance(key, tuple) and isinstance(key[0], tuple) for key in shared) == 1, "equal blocks: one tape for all ranks"
+
+
+def test_what_depends_on_time_or_chance_is_not_learned_by_heart() -> None:
+    from workbench.ops import ANY, Now, WaitAny
+
+    def program(*requests: Any) -> Program:
+        for request in requests:
+            yield request
+
+    like = torch.empty(4, device="meta")
+    for request in (Now(), Recv(ANY, like=like), WaitAny(()), Send(1, like, stamp=3), Start(program())):
+        assert rehearse(program(Recv(1, like=like), request)) is None
+    tape = rehearse(program(Recv(1, like=like)))
+    assert tape is not None and [op for op, *_ in tape.instructions][-1] == WAIT
