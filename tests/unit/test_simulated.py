@@ -115,8 +115,7 @@ def test_what_depends_on_time_or_chance_is_not_learned_by_heart() -> None:
     from workbench.ops import ANY, Now, WaitAny
 
     def program(*requests: Any) -> Program:
-        for request in requests:
-            yield request
+        yield from requests
 
     like = torch.empty(4, device="meta")
     for request in (Now(), Recv(ANY, like=like), WaitAny(()), Send(1, like, stamp=3), Start(program())):
