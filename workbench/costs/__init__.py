@@ -1,46 +1,93 @@
 """What compute and communication cost in virtual time."""
 
-from workbench.costs.compute import Compute, measure_compute
-from workbench.costs.network import AnyNetwork, Network, Route, ethernet, ethernet_1g, ethernet_10g, ethernet_25g, ethernet_100g, free
-from workbench.costs.stragglers import Lognormal, SlowMachines, Stragglers
-from workbench.naming import unknown
+from workbench.costs import stragglers
+from workbench.costs.compute import Compute
+from workbench.costs.measure import Measured, measure_compute, measure_steps
+from workbench.costs.network import Network, Route
+from workbench.costs.profiles import (
+    ethernet,
+    ethernet_1g,
+    ethernet_10g,
+    ethernet_25g,
+    ethernet_100g,
+    ethernet_200g,
+    ethernet_400g,
+    free,
+    get,
+    infiniband_hdr,
+    infiniband_ndr,
+    names,
+    nvlink_2,
+    nvlink_3,
+    nvlink_4,
+    pcie_3,
+    pcie_4,
+    pcie_5,
+    shared_memory,
+    wan_1g,
+    wan_100m,
+)
+from workbench.costs.stragglers import (
+    Bimodal,
+    Constant,
+    Empirical,
+    EmpiricalByRank,
+    Failures,
+    Independent,
+    Lognormal,
+    Pareto,
+    ShiftedExponential,
+    SlowMachines,
+    Stragglers,
+    TimeVarying,
+    Uniform,
+    Windows,
+)
+from workbench.costs.topology import AnyNetwork, Topology
 
-__all__ = [
-    "AnyNetwork",
-    "Compute",
-    "Lognormal",
+__all__ = [  # noqa: RUF022 - in reading order
     "Network",
+    "Topology",
+    "AnyNetwork",
     "Route",
-    "SlowMachines",
-    "Stragglers",
+    "get",
+    "names",
     "ethernet",
     "ethernet_1g",
     "ethernet_10g",
     "ethernet_25g",
     "ethernet_100g",
+    "ethernet_200g",
+    "ethernet_400g",
+    "infiniband_hdr",
+    "infiniband_ndr",
+    "nvlink_2",
+    "nvlink_3",
+    "nvlink_4",
+    "pcie_3",
+    "pcie_4",
+    "pcie_5",
+    "shared_memory",
+    "wan_100m",
+    "wan_1g",
     "free",
-    "get",
+    "Compute",
+    "Measured",
     "measure_compute",
+    "measure_steps",
+    "stragglers",
+    "Stragglers",
+    "Independent",
+    "Constant",
+    "Lognormal",
+    "ShiftedExponential",
+    "Pareto",
+    "Uniform",
+    "Bimodal",
+    "Empirical",
+    "EmpiricalByRank",
+    "SlowMachines",
+    "TimeVarying",
+    "Windows",
+    "Failures",
 ]
-
-_NETWORKS = {
-    "ethernet-1g": ethernet_1g,
-    "ethernet-10g": ethernet_10g,
-    "ethernet-25g": ethernet_25g,
-    "ethernet-100g": ethernet_100g,
-    "free": free,
-}
-
-
-def get(name: str) -> Network:
-    """A network by name.
-
-    >>> get("ethernet-10g").name
-    '10 Gbit/s Ethernet'
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name not in _NETWORKS:
-        raise unknown("network", name, _NETWORKS)
-    return _NETWORKS[name]

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import final
+from math import isfinite
+from typing import TypeVar, final
 
 import numpy as np
-import torch
 
-from workbench.backward import Hooks, Micro
-from workbench.costs.stragglers import Array, Stragglers
+from workbench.costs.stragglers import Array, Failures, Finish, Stragglers
+from workbench.costs.stragglers.base import plainly
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.problems.base import Problem, fetch
-from workbench.replica import Replica, compute_threads
-from workbench.settings import OptimizerFactory
+from workbench.rng import derive_seed
+
+Number = TypeVar("Number", float, Array)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Forward, backward and update of one full minibatch; fewer samples take proportionally less.
+    """Forward, backward and update of one full minibatch; of fewer samples, forward and backward take less.
 
     Attributes:
         forward_s, backward_s, update_s: seconds where nothing is in the way.
-        stragglers: what is in the way of forward and backward; several multiply.
+        stragglers: what is in the way of forward and backward; several multiply, and each draws numbers of its own.
         forward_shares, backward_shares: of each parameter in order of registration, what part of the pass is spent where it is
             used; empty: in proportion to its elements.
+        fixed_share: of forward and backward, what part they take however few the samples are; the rest is in proportion to them.
     """
 
     forward_s: float
@@ -38,34 +38,69 @@ class Compute:
     stragglers: tuple[Stragglers, ...] = ()
     forward_shares: tuple[float, ...] = ()
     backward_shares: tuple[float, ...] = ()
+    fixed_share: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.stragglers, Stragglers):
             object.__setattr__(self, "stragglers", (self.stragglers,))
-        if min(self.forward_s, self.backward_s, self.update_s) < 0:
-            raise ConfigError(f"{self}: seconds must be 0 or more")
+        for law in self.stragglers:
+            if not isinstance(law, Stragglers):
+                raise ConfigError(f"Compute(stragglers={law!r}): a law, such as Lognormal(sigma=0.3), or costs.stragglers.get({law!r})")
+        for name in ("forward_s", "backward_s", "update_s"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ConfigError(f"Compute({name}={getattr(self, name)!r}): seconds must be 0 or more, and finite")
+        if not 0 <= self.fixed_share <= 1:
+            raise ConfigError(f"Compute(fixed_share={self.fixed_share!r}): a part of the pass, from 0 to 1")
+        for name in ("forward_shares", "backward_shares"):
+            shares = getattr(self, name)
+            if shares and not (all(isfinite(share) and share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-6):
+                raise ConfigError(f"Compute({name}=...): parts of one pass, 0 or more, that sum to 1; these sum to {sum(shares):g}")
+        kinds = [type(law) for law in self.stragglers if law.timed]
+        if len(set(kinds)) < len(kinds):
+            raise ConfigError(
+                f"Compute: two laws of one kind that know the clock ({', '.join(kind.__name__ for kind in kinds)}): put both in one"
+            )
 
     def __str__(self) -> str:
         parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
-        return parts + "".join(f", {law}" for law in self.stragglers)
+        fixed = f", {self.fixed_share:.0%} of it whatever the batch" if self.fixed_share else ""
+        return parts + fixed + "".join(f", {law}" for law in self.stragglers)
 
     @property
     def timed(self) -> bool:
         """Whether how long work takes depends on when it begins."""
         return any(law.timed for law in self.stragglers)
 
+    def part(self, share_of_batch: Number) -> Number:
+        """What forward and backward of so many samples, over those of a full minibatch, take of its seconds; none take none.
+
+        >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).part(0.5)
+        0.75
+        """
+        return (share_of_batch > 0) * (self.fixed_share + (1 - self.fixed_share) * share_of_batch)
+
+    def seconds(self, share_of_batch: float) -> tuple[float, float]:
+        """(forward, backward) of so many samples over those of a full minibatch, where nothing is in the way."""
+        part = self.part(share_of_batch)
+        return self.forward_s * part, self.backward_s * part
+
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         """(num_workers,) by what each worker's forward and backward are slower in this step."""
         found = np.ones(num_workers)
-        for law in self.stragglers:
-            found *= law.factors(seed, step, num_workers)
+        for position, law in enumerate(self.stragglers):
+            if not law.timed:
+                found *= law.factors(_seed_of(seed, position), step, num_workers)
         return found
 
     def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float) -> float:
-        """When this worker ends work of so many seconds that it begins at `begin_s`."""
-        for law in self.stragglers:
-            seconds = law.finish_s(seed, rank, begin_s, seconds) - begin_s
-        return begin_s + seconds
+        """When this worker ends work of so many seconds that it begins at `begin_s`; who fails does slowed work again."""
+        work: Finish = plainly
+        timed = [(position, law) for position, law in enumerate(self.stragglers) if law.timed]
+        if len(timed) == 1:
+            return timed[0][1].finish_s(_seed_of(seed, timed[0][0]), rank, begin_s, seconds)
+        for position, law in sorted(timed, key=lambda item: isinstance(item[1], Failures)):
+            work = partial(law.finish_s, _seed_of(seed, position), rank, work=work)
+        return work(begin_s, seconds)
 
     def ready_shares(self, layout: Layout) -> tuple[float, ...]:
         """Of each bucket in order, after what part of backward its gradients are final; ascending to 1."""
@@ -77,6 +112,12 @@ class Compute:
         return tuple(after - before for before, after in pairwise(ends))
 
 
+@lru_cache(maxsize=64)
+def _seed_of(seed: int, position: int) -> int:
+    """Two laws of one kind would draw the same numbers from one seed."""
+    return derive_seed(seed, "stragglers", position) if position else seed
+
+
 def _cumulative(layout: Layout, shares: tuple[float, ...]) -> tuple[float, ...]:
     if shares and len(shares) != len(layout.slots):
         raise ConfigError(f"Compute has shares of {len(shares)} parameters and the model has {len(layout.slots)}: measure this model")
@@ -84,36 +125,3 @@ def _cumulative(layout: Layout, shares: tuple[float, ...]) -> tuple[float, ...]:
     total = sum(weights) or 1.0
     sums = accumulate(sum(weights[slot.index] for slot in piece.slots) / total for piece in layout.buckets)
     return tuple(min(1.0, value) for value in sums)
-
-
-def measure_compute(
-    problem: Problem,
-    batch_size: int | None = None,
-    *,
-    optimizer: OptimizerFactory | None = None,
-    steps: int = 10,
-    threads: int = 1,
-) -> Compute:
-    """Time forward, backward and update of one minibatch in this process: the median of `steps`, after two to warm up.
-
-    `threads` are those of the worker that is modelled: on a busy machine more of them than idle cores are slower, not faster.
-    """
-    with torch.random.fork_rng(devices=[]), compute_threads(threads):
-        model = problem.model()
-        replica = Replica(model, (optimizer or problem.optimizer)([param for param in model.parameters() if param.requires_grad]))
-        data = problem.train_data()
-        size = batch_size or problem.batch_size
-        batch = fetch(data, [index % len(data) for index in range(size)])  # type: ignore[arg-type]
-        times: dict[str, list[float]] = {"forward": [], "backward": [], "update": []}
-        marks: list[float] = []
-        hooks = Hooks(lambda name: marks.append(time.perf_counter()))
-        for step in range(steps + 2):
-            marks.clear()
-            gradient, _ = replica.backward(step, [Micro(lambda: problem.batch_loss(model, batch), 1.0, size)], hooks)
-            replica.apply(gradient)
-            marks.append(time.perf_counter())
-            for name, begin, end in zip(times, marks, marks[1:], strict=False):
-                times[name].append(end - begin)
-        replica.close()
-    medians = {name: statistics.median(values[2:]) for name, values in times.items()}
-    return Compute(forward_s=medians["forward"], backward_s=medians["backward"], update_s=medians["update"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import final
 
 from workbench.errors import ConfigError
-from workbench.units import GBIT_PER_S, MICROSECOND
+from workbench.units import GBIT_PER_S, MILLISECOND
 
 
 @final
@@ -44,12 +45,14 @@ class Network:
     name: str = "network"
 
     def __post_init__(self) -> None:
-        if min(self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte) < 0 or self.bandwidth_bytes_per_s <= 0:
+        seconds = (self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte)
+        if not (all(isfinite(item) and item >= 0 for item in seconds) and self.bandwidth_bytes_per_s > 0):
             raise ConfigError(f"{self}: latency_s and seconds per byte must be 0 or more, bandwidth_bytes_per_s more than 0")
 
     def __str__(self) -> str:
         rate = f"{self.bandwidth_bytes_per_s / GBIT_PER_S:g} Gbit/s"
-        return f"{self.name} ({self.latency_s * 1e6:.3g} µs, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
+        latency = f"{self.latency_s * 1e3:g} ms" if self.latency_s >= MILLISECOND else f"{self.latency_s * 1e6:.3g} µs"
+        return f"{self.name} ({latency}, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
 
     def route(self, sender: int, receiver: int) -> Route:
         """Out by the sender's interface, in by the receiver's; each is full duplex."""
@@ -88,22 +91,3 @@ class Network:
     def send_s(self, num_bytes: float) -> float:
         """alpha + n beta."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
-
-
-AnyNetwork = Network
-
-
-def ethernet(gbit_per_s: float, latency_s: float = 30 * MICROSECOND) -> Network:
-    """TCP over Ethernet of that line rate.
-
-    >>> round(ethernet(1).all_reduce_s(25e6, 2), 3)
-    0.2
-    """
-    return Network(latency_s=latency_s, bandwidth_bytes_per_s=gbit_per_s * GBIT_PER_S, name=f"{gbit_per_s:g} Gbit/s Ethernet")
-
-
-ethernet_1g = ethernet(1)
-ethernet_10g = ethernet(10)
-ethernet_25g = ethernet(25)
-ethernet_100g = ethernet(100, latency_s=10 * MICROSECOND)
-free = Network(latency_s=0.0, bandwidth_bytes_per_s=float("inf"), name="no communication cost")

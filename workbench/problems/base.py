@@ -134,6 +134,18 @@ def fetch(data: Dataset[Any], indices: list[int] | Tensor) -> Batch:
     return default_collate([data[int(index)] for index in indices])
 
 
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch (tensors, or tuples, lists and dicts of them) on a device; nothing is copied where it is there already."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        items = [to_device(item, device) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)  # a named tuple takes them one by one
+    return batch
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Sampler:

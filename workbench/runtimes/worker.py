@@ -13,7 +13,7 @@ from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.master import Master
-from workbench.problems.base import Problem, Sampler, accuracy, fetch
+from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
 from workbench.program import Algorithm
 from workbench.replica import Replica
 from workbench.rng import derive_seed
@@ -231,18 +231,6 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
     if algorithm.has_servers and settings.ema_decay is not None and split:
         raise ConfigError("ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False")
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch (tensors, or tuples, lists and dicts of them) on a device; nothing is copied where it is there already."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        items = [to_device(item, device) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)  # a named tuple takes them one by one
-    return batch
 
 
 def check_runtime(algorithm: Algorithm, runtime: str) -> None:
