@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--threads", type=int, help="compute threads a rank")
     add("--trace-steps", type=int, help="record the timeline of the first so many steps only")
     add("--network", help="of simulated workers; ethernet-10g by default")
+    add(
+        "--stragglers",
+        action="append",
+        default=[],
+        metavar="LAW",
+        help="of simulated workers, such as lognormal:0.3; several multiply",
+    )
     add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
     add("--detail", default="auto", help="simulated: messages (each one an event), formula (closed forms, with --timing-only); auto")
     add("--resume", metavar="RUN", help="go on from a stopped run")
@@ -77,8 +85,8 @@ def _train(options: argparse.Namespace) -> int:
     from workbench.runtimes.worker import run_info
     from workbench.trace.store import find_run, new_run
 
-    if options.network or options.timing_only:
-        raise ConfigError("--network and --timing-only describe simulated workers: use them with --runtime simulated")
+    if options.network or options.timing_only or options.stragglers or options.detail != "auto":
+        raise ConfigError("--network, --stragglers, --timing-only and --detail are of simulated workers: use them with --runtime simulated")
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
@@ -143,7 +151,9 @@ def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settin
     if options.resume:
         raise ConfigError("--resume is for real ranks: a simulated run is repeated from its seed")
     network = costs.get(options.network or "ethernet-10g")
+    laws = tuple(costs.stragglers.get(name) for name in options.stragglers)
     compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=settings.threads or 1)
+    compute = replace(compute, stragglers=laws)
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
     try:
         how = {"network": network, "compute": compute, "timing_only": options.timing_only, "detail": options.detail}

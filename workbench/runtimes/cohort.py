@@ -75,7 +75,8 @@ class Cohort:
     def _slowness(self, step: int) -> Array:
         """(p,) by what a worker's minibatch takes longer than a full one usually does."""
         if self._slow[0] != step:
-            self._slow = (step, self.compute.factors(self.settings.seed, step, self.num_workers) * self.sampler.shares(step))
+            factors = self.compute.factors(self.settings.seed, step, self.num_workers)
+            self._slow = (step, factors * self.compute.part(self.sampler.shares(step)))
         return self._slow[1]
 
     def _pass(self, kind: str, now_s: Array, seconds: Array) -> Array:

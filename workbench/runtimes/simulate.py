@@ -118,7 +118,7 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
     codec = getattr(collective, "codec", None)
     if codec is not None and isinstance(network, Network) and network.encode_s_per_byte + network.decode_s_per_byte > 0:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
-    if getattr(network, "inside", None) is not None and not isinstance(collective, Native):
+    if not isinstance(network, Network) and not isinstance(collective, Native):
         raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; say detail='messages' on {network}")
 
 

@@ -139,7 +139,7 @@ class Simulation:
                 del self._factors[next(iter(self._factors))]
             factors = self.compute.factors(self.settings.seed, step, self.num_workers)
             computing = self.algorithm.num_computing(self.num_workers)
-            factors[:computing] *= self.workers[0].sampler.shares(step)
+            factors[:computing] *= self.compute.part(self.workers[0].sampler.shares(step))
             self._factors[step] = factors.tolist()
         return self._factors[step][rank]
 
