@@ -16,6 +16,7 @@ from workbench.theory.arrivals import (
 )
 from workbench.theory.asynchronous import busiest_workers, cycle_s, mean_staleness, service_s, update_interval_s
 from workbench.theory.atoms import BimodalTime, ConstantTime, EmpiricalTime
+from workbench.theory.carried import Carried, carried_steps
 from workbench.theory.collectives import all_reduce_s, codec_s, gather_s, parameter_server_s, scatter_s, server_over_ring, wire_s
 from workbench.theory.compression import break_even_bandwidth, ring_break_even_bandwidth, smallest_useful_ratio
 from workbench.theory.iterations import BackupChoice, Iterations, backups_repay, best_backups, fit_iterations, machine_seconds
@@ -44,6 +45,7 @@ __all__ = [
     "Arrival",
     "BackupChoice",
     "BimodalTime",
+    "Carried",
     "ConstantTime",
     "EmpiricalTime",
     "Iterations",
@@ -61,6 +63,7 @@ __all__ = [
     "blom",
     "break_even_bandwidth",
     "busiest_workers",
+    "carried_steps",
     "codec_s",
     "cycle_s",
     "dear_s",
