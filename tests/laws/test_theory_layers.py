@@ -8,7 +8,7 @@ from typing import final
 
 import pytest
 
-from tests.laws.timing import LAYERS, NETWORK, exactly, scaled, simulate
+from tests.laws.timing import EITHER_DETAIL, LAYERS, NETWORK, exactly, scaled, simulate
 from workbench import theory
 from workbench.algorithms import (
     ApplyOrder,
@@ -21,6 +21,7 @@ from workbench.costs import Compute
 from workbench.gradients import Layout
 from workbench.ops import Now, Program, Value
 from workbench.program import Context, perform
+from workbench.runtimes.simulate import Detail
 from workbench.trace.spans import CODES
 
 
@@ -51,11 +52,15 @@ def parts_of(layout: Layout, compute: Compute) -> tuple[list[float], list[float]
 
 @pytest.mark.parametrize("seconds", [0.01, 0.06, 0.3])
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=str)
-@pytest.mark.parametrize("order", list(ApplyOrder))
-def test_layerwise(order: ApplyOrder, collective: Collective, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("order", "detail"),
+    [*((order, "messages") for order in ApplyOrder), (ApplyOrder.ALL, "formula"), (ApplyOrder.BACKWARD, "formula")],
+)
+def test_layerwise(order: ApplyOrder, detail: Detail, collective: Collective, seconds: float) -> None:
     """With shares of backward that are not those of the bytes."""
     compute = scaled(seconds, backward_shares=(0.1, 0.5, 0.15, 0.25))
-    ran = simulate(LayerwiseSGD(bucket_bytes=0, apply=order, collective=collective), 4, compute=compute, sizes=LAYERS, steps=4)
+    method = LayerwiseSGD(bucket_bytes=0, apply=order, collective=collective)
+    ran = simulate(method, 4, compute=compute, sizes=LAYERS, steps=4, detail=detail)
     _, backward, update = parts_of(ran.layout, compute)
     times = [collective.seconds(ran.layout.bucket_bytes(bucket), 4, NETWORK) for bucket in range(4)]
     schedule = theory.layerwise(compute.forward_s, backward, times, update, order.value)
@@ -82,9 +87,10 @@ def test_the_order_of_updates_where_buckets_overtake(order: ApplyOrder) -> None:
 
 @pytest.mark.parametrize("seconds", [0.01, 0.06, 0.3])
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=str)
-def test_dear(collective: Collective, seconds: float) -> None:
+@EITHER_DETAIL
+def test_dear(detail: Detail, collective: Collective, seconds: float) -> None:
     compute = scaled(seconds)
-    ran = simulate(DeAR(bucket_bytes=0, collective=collective), 4, compute=compute, sizes=LAYERS, steps=4)
+    ran = simulate(DeAR(bucket_bytes=0, collective=collective), 4, compute=compute, sizes=LAYERS, steps=4, detail=detail)
     sizes = [ran.layout.bucket_bytes(bucket) for bucket in range(4)]
     forward, backward, update = parts_of(ran.layout, compute)
     halves = [[half(size, 4) for size in sizes] for half in (NETWORK.reduce_scatter_s, NETWORK.all_gather_s)]

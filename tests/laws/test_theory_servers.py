@@ -82,7 +82,7 @@ LAWS: dict[str, theory.Arrival] = {
     "pareto": theory.ParetoTime(minimum_s=1.0, shape=2.5),
     "uniform": theory.UniformTime(low_s=0.5, high_s=2.0),
     "normal": theory.NormalTime(mean_s=3.0, deviation_s=0.4),
-    "bimodal": theory.BimodalTime(usual_s=1.0, slow_s=3.0, probability=0.1),
+    "bimodal": theory.BimodalTime(usual_s=1.0, slow_s=3.0, probability=0.3),
     "empirical": theory.EmpiricalTime(values_s=(1.0, 1.1, 1.2, 1.2, 1.9, 4.0)),
 }
 EACH = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.laws.timing import FREE_NETWORK, LAYERS, NETWORK, NOTHING, Bare, exactly, scaled, simulate
+from tests.laws.timing import EITHER_DETAIL, FREE_NETWORK, LAYERS, NETWORK, NOTHING, Bare, exactly, scaled, simulate
 from workbench import theory
 from workbench.algorithms import (
     AdaptiveDelaySGD,
@@ -25,6 +25,7 @@ from workbench.costs import Network
 from workbench.ops import FREE, Apply, Backward, EndStep, Local, Program, Start, Ticket, Wait
 from workbench.problems.base import Problem
 from workbench.program import Context, perform
+from workbench.runtimes.simulate import Detail
 from workbench.runtimes.simulated import Simulation
 from workbench.settings import Settings
 
@@ -95,8 +96,9 @@ def test_the_smallest_useful_ratio_is_the_first_that_hides() -> None:
 
 @pytest.mark.parametrize("collective", [Native(), Ring(), HalvingDoubling(), Linear()], ids=str)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_synchronous(collective: Collective, workers: int) -> None:
-    ran = simulate(SynchronousSGD(collective=collective), workers, compute=scaled(0.02), steps=3)
+@EITHER_DETAIL
+def test_synchronous(detail: Detail, collective: Collective, workers: int) -> None:
+    ran = simulate(SynchronousSGD(collective=collective), workers, compute=scaled(0.02), steps=3, detail=detail)
     expected = theory.synchronous_s(0.02, collective.seconds(ran.layout.message_bytes, workers, NETWORK) if workers > 1 else 0.0)
     assert ran.steps_s() == exactly(expected)
 
@@ -104,9 +106,10 @@ def test_synchronous(collective: Collective, workers: int) -> None:
 @pytest.mark.parametrize("share", [0.4, 1.0, 2.5], ids=["bound by communication", "balanced", "bound by compute"])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=str)
-def test_pipe_on_one_processor_and_one_interface(collective: Collective, width: int, share: float) -> None:
+@EITHER_DETAIL
+def test_pipe_on_one_processor_and_one_interface(detail: Detail, collective: Collective, width: int, share: float) -> None:
     communication_s = collective.seconds(8000, 4, NETWORK)
-    ran = simulate(PipeSGD(width=width, collective=collective), 4, compute=scaled(share * communication_s))
+    ran = simulate(PipeSGD(width=width, collective=collective), 4, compute=scaled(share * communication_s), detail=detail)
     assert ran.layout.message_bytes == 8000
     assert ran.step_s(last=4) == exactly(theory.pipe_s(share * communication_s, communication_s, width))
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from workbench.costs import Compute, Network
-from workbench.gradients import Layout
+from workbench.gradients import Layout, build_layout, trainable
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Card
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulate import Detail, run_simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -26,6 +26,7 @@ FREE_NETWORK = Network(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
 NOTHING = Compute(forward_s=0.0, backward_s=0.0)
 SHARES = Compute(forward_s=0.3, backward_s=0.5, update_s=0.2)  # of one second
 LAYERS = (4 * 100 - 3, 4 * 30 - 3, 4 * 200 - 3, 4 * 50 - 3)  # with their tails of 3, buckets that four ranks share equally
+EITHER_DETAIL = pytest.mark.parametrize("detail", ["messages", "formula"])
 exactly: Callable[[Any], Any] = partial(pytest.approx, rel=1e-9)
 
 
@@ -62,17 +63,16 @@ def simulate(
     compute: Compute = NOTHING,
     sizes: tuple[int, ...] = (4 * 500 - 3,),
     steps: int = 12,
-    seed: int = 0,
+    detail: Detail = "messages",
 ) -> Simulated:
     """No step of these is of a short batch."""
     nothing = torch.zeros(100_000, 1)
     problem = Problem(
         model=partial(Layered, sizes), loss=torch.nn.functional.mse_loss, train=(nothing, nothing), name="layers", batch_size=1
     )
-    settings = Settings(steps=steps, seed=seed)
-    simulation = Simulation(algorithm, problem, settings, workers, network=network, compute=compute, timing_only=True)
-    run = simulation.run()
-    return Simulated(run, simulation.workers[0].replica.layout)
+    how = Settings(steps=steps)
+    run = run_simulation(algorithm, problem, how, workers, network=network, compute=compute, timing_only=True, detail=detail)
+    return Simulated(run, build_layout(trainable(Layered(sizes)), algorithm.bucket_bytes, algorithm.num_buckets))
 
 
 def scaled(seconds: float, **changes: Any) -> Compute:

@@ -20,8 +20,6 @@ from workbench.theory import (
     Arrival,
     BimodalTime,
     ConstantTime,
-    Iterations,
-    LognormalTime,
     ParetoTime,
     ShiftedExponentialTime,
 )
@@ -190,71 +188,6 @@ def test_asynchronous_by_a_heap(num_workers: int, law: str) -> None:
     assert staleness + in_flight == theory.mean_staleness(num_workers) * num_updates, "exactly, with what is still under way"
     rate = sum(1 / (LAWS[law].mean_s * slow) for slow in slowness)
     assert now / num_updates == pytest.approx(1 / rate, rel=0.03)
-
-
-# ---------------------------------------------------------------- iterations and backups
-
-
-def test_iterations_of_the_paper_s_two_numbers() -> None:
-    found = theory.fit_iterations([(50, 137.5e3), (100, 76.2e3)])
-    assert found.limit == pytest.approx(14.9e3) and found.critical_workers == pytest.approx(411, abs=0.5)
-    assert found.limit_error is None
-    assert found(50) == pytest.approx(137.5e3) and found(100) == pytest.approx(76.2e3)
-
-
-def test_fit_recovers_what_made_the_points_and_its_errors_are_honest() -> None:
-    """2000 fits of noisy points: the spread of the fits is the standard error that one of them states."""
-    law, chance = Iterations(limit=1000.0, critical_workers=50.0), np.random.default_rng(0)
-    workers = np.array([8, 16, 32, 64, 128, 256])
-    exact = theory.fit_iterations([(count, law(count)) for count in workers])
-    assert (exact.limit, exact.critical_workers) == (pytest.approx(1000.0), pytest.approx(50.0))
-    assert exact.limit_error == pytest.approx(0.0, abs=1e-6)
-    fits = [theory.fit_iterations([(count, law(count) + chance.normal(0, 20)) for count in workers]) for _ in range(2000)]
-    for name in ("limit", "critical_workers"):
-        spread = np.std([getattr(fit, name) for fit in fits])
-        stated = math.sqrt(np.mean([getattr(fit, f"{name}_error") ** 2 for fit in fits]))
-        assert stated == pytest.approx(spread, rel=0.08)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [[], [(50, 1e3)], [(50, 1e3), (50, 2e3)], [(50, 1e3), (100, 2e3)], [(50, 1e3), (100, 400.0)], [(0, 1.0), (1, 2.0)]],
-)
-def test_points_that_are_no_such_law_are_refused(wrong: list[tuple[float, float]]) -> None:
-    with pytest.raises(ConfigError, match="points"):
-        theory.fit_iterations(wrong)
-
-
-def test_best_backups_is_the_least_of_the_curve() -> None:
-    law = theory.fit_iterations([(50, 137.5e3), (100, 76.2e3)])
-    arrival = ShiftedExponentialTime(shift_s=2.5, scale_s=0.1)
-    choice = theory.best_backups(100, law, arrival)
-    assert choice.backups == 4 and choice.num_gradients[4] == 96
-    assert choice.total_s == tuple(law(100 - b) * arrival.expected_order_statistic(100 - b, 100) for b in range(100))
-    assert choice.best_s == min(choice.total_s) and choice.gain == choice.total_s[0] / choice.best_s > 1
-    assert theory.best_backups(100, law, ConstantTime(seconds=1.0)).backups == 0, "nobody is late"
-    noiseless = theory.best_backups(100, Iterations(limit=1.0, critical_workers=0.0), arrival)
-    assert noiseless.num_gradients[noiseless.backups] == 1, "without noise one gradient is as good as a hundred"
-
-
-@pytest.mark.parametrize("spread", [0.01, 0.03, 0.1, 0.3])
-def test_more_spread_wants_more_backups_and_more_overhead_fewer(spread: float) -> None:
-    law = Iterations(limit=14_900.0, critical_workers=411.0)
-    narrow, wide = (theory.best_backups(100, law, LognormalTime.of_mean(1.0, sigma)).backups for sigma in (spread, 2 * spread))
-    assert narrow <= wide
-    assert theory.best_backups(100, law, LognormalTime.of_mean(1.0, spread), overhead_s=3.0).backups <= narrow
-
-
-def test_whether_backups_repay() -> None:
-    """A permanent price of 4 % against what the tail costs."""
-    law = Iterations(limit=14_900.0, critical_workers=411.0)
-    heavy, light = ParetoTime(minimum_s=1.0, shape=2.5), ConstantTime(seconds=1.0)
-    for extra in (True, False):
-        assert theory.backups_repay(96, 4, law, heavy, extra=extra)
-        assert not theory.backups_repay(96, 4, law, light, extra=extra)
-    assert theory.machine_seconds(96, 4, law, light) == pytest.approx(100 * law(96))
-    with pytest.raises(ConfigError):
-        theory.best_backups(0, law, light)
 
 
 # ---------------------------------------------------------------- stability

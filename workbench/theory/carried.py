@@ -1,7 +1,8 @@
 """Backup workers whose stragglers are not cancelled: what is late in one step is late for the next.
 
 An order statistic takes every worker to begin every step afresh. Here who is late ends what it is at, has it dropped, and begins the
-present step's gradient only then: steps are longer, by 5 % to 40 % where times spread much (`Carried`).
+present step's gradient only then, so that steps are longer: with 2 backups of 8 workers and lognormal times by 3 % at sigma = 0.1
+and by 40 % at sigma = 1.
 """
 
 from __future__ import annotations
