@@ -1,0 +1,131 @@
+"""Seconds of sums over all workers: what `Collective.seconds` leaves out, which is codecs and parameter servers.
+
+Ring, tree, halving-doubling and linear have their formulas on the classes (`collectives.Ring().seconds`), tied to the messages
+there. p workers, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte` of a link.
+"""
+
+from __future__ import annotations
+
+from workbench.collectives import Collective, HalvingDoubling, Linear, Link, Ring, Tree
+from workbench.costs import Network
+from workbench.errors import ConfigError
+
+
+def wire_s(num_bytes: float, num_workers: int, link: Link) -> float:
+    """2 (p-1)/p n beta: the part of a ring's seconds that is bandwidth alone, which nothing that runs beside it can shorten.
+
+    >>> from workbench.costs import ethernet_1g
+    >>> round(wire_s(25e6, 2, ethernet_1g), 6)
+    0.2
+    """
+    return 2 * (num_workers - 1) / num_workers * num_bytes / link.bandwidth_bytes_per_s
+
+
+def all_reduce_s(collective: Collective, num_bytes: float, num_workers: int, network: Network) -> float:
+    """`collective.seconds` and, where it has a codec in its hops, `codec_s`.
+
+    Raises:
+        ConfigError: it has no formula.
+    """
+    return collective.seconds(num_bytes, num_workers, network) + codec_s(collective, num_bytes, num_workers, network)
+
+
+def codec_s(collective: Collective, num_bytes: float, num_workers: int, network: Network) -> float:
+    """Encoding and decoding on the critical path of one sum, with e and d = `encode_s_per_byte`, `decode_s_per_byte`; derived here.
+
+    | collective | with a codec in its hops |
+    |---|---|
+    | `Ring` | n e + (2p-1)/p n d: p-1 encodings of partial sums and one of the whole; as many decodings, p-1 spreading, and one's own |
+    | `HalvingDoubling` | n e + (2q-1)/q n d on a power of two q; with folded ranks n (e + 2d) more |
+    | `Linear` | 2 n e + p n d: the root decodes p-1 values, a worker the sum |
+    | `Tree` | (k+1) n (e + d), k = ceil(log2 p): each level encodes its sum; the whole sum is encoded once |
+
+    0 without a codec. In a ring a block is decoded before the next receive is posted, so decoding is not hidden by the wire;
+    `Ring(chunks=c)` hides it, and has no formula here.
+
+    Raises:
+        ConfigError: none is known.
+    """
+    p, encoding_s, decoding_s = num_workers, num_bytes * network.encode_s_per_byte, num_bytes * network.decode_s_per_byte
+    if not collective.lossy or p == 1:
+        return 0.0
+    match collective:
+        case Ring(chunks=1):
+            return encoding_s + (2 * p - 1) / p * decoding_s
+        case HalvingDoubling():
+            q = 1 << (p.bit_length() - 1)
+            folded = encoding_s + 2 * decoding_s if q < p else 0.0
+            return encoding_s + (2 * q - 1) / q * decoding_s + folded
+        case Linear():
+            return 2 * encoding_s + p * decoding_s
+        case Tree():
+            return ((p - 1).bit_length() + 1) * (encoding_s + decoding_s)
+        case Ring():
+            raise ConfigError(f"{collective} hides its codec's time, for which there is no formula: use Ring(codec=...), or simulate it")
+    raise ConfigError(f"{collective} has no formula of its codec's time: use one of Ring, HalvingDoubling, Linear, Tree, or simulate it")
+
+
+def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
+    """p (alpha + m beta) + (p-1) m gamma, m = n/M: a server hears p gradients of its shard through its one interface and sums them.
+
+    It asks for one after the other, so each pays its latency, and sums before it asks again, so sums are not hidden. All M
+    servers do at once; those behind the first lag by a message each, a worker having one interface too, which `scatter_s` hides.
+
+    Derived here.
+    """
+    message_s, summing_s = _message(num_bytes, link, shards)
+    return num_workers * (link.latency_s + message_s) + (num_workers - 1) * summing_s
+
+
+def scatter_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
+    """M alpha + (p + M - 1) m beta, m = n/M: a server's replies leave one behind the other, and a worker takes its shards in turn.
+
+    alpha + p n beta with one server. Derived here.
+    """
+    message_s, _ = _message(num_bytes, link, shards)
+    return shards * link.latency_s + (num_workers + shards - 1) * message_s
+
+
+def parameter_server_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1, *, staggered: bool = False) -> float:
+    """PS-Sync's communication: gather, then scatter, not overlapped. About 2 p n beta / M, against a ring's 2 (p-1)/p n beta.
+
+    So it is from a common start to the last worker's end. `staggered` is what a step takes in the long run where replies leave one
+    behind the other: who is answered first computes and pushes first, while the others are being answered, so that
+
+        p (alpha + m beta) + (p-1) m gamma  +  M (alpha + m beta)
+
+    is left, half of it. Where replies share the interface fairly, as TCP flows do, all arrive late together and nothing is saved.
+    A server that asked for all gradients at once would take p - 1 latencies less: 2 alpha + 2 p n beta + (p-1) n gamma.
+
+    Derived here; the comparison with a ring is li2018pipesgd's.
+
+    >>> from workbench.units import GBIT_PER_S
+    >>> link = Network(latency_s=0.0, bandwidth_bytes_per_s=10 * GBIT_PER_S)
+    >>> [round(1e3 * seconds, 1) for seconds in (Ring().seconds(244e6, 4, link), parameter_server_s(244e6, 4, link))]
+    [292.8, 1561.6]
+
+    Raises:
+        ConfigError: no servers.
+    """
+    gather = gather_s(num_bytes, num_workers, link, shards)
+    if not staggered:
+        return gather + scatter_s(num_bytes, num_workers, link, shards)
+    return gather + shards * (link.latency_s + _message(num_bytes, link, shards)[0])
+
+
+def server_over_ring(num_workers: int) -> float:
+    """p^2 / (p-1): how much longer one server's interface is busy than those of a ring; derived here.
+
+    >>> server_over_ring(4) == 16 / 3
+    True
+    """
+    if num_workers < 2:
+        raise ConfigError(f"num_workers={num_workers}: one worker has nobody to send to; give 2 or more")
+    return num_workers**2 / (num_workers - 1)
+
+
+def _message(num_bytes: float, link: Link, shards: int) -> tuple[float, float]:
+    """Seconds on the wire, and to sum, of one shard."""
+    if not isinstance(shards, int) or shards < 1:
+        raise ConfigError(f"shards={shards}: the number of servers, 1 or more")
+    return num_bytes / shards / link.bandwidth_bytes_per_s, num_bytes / shards * link.sum_s_per_byte

@@ -1,0 +1,146 @@
+"""Layer by layer: when each bucket is ready, on the wire, there and applied, as recurrences.
+
+Buckets are in the order in which backward finishes them (last layer first), as everywhere in this package. One all-reduce
+runs at a time, first come, first served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, final
+
+from workbench.errors import ConfigError
+
+Order = Literal["all", "backward", "any"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Seconds since the step's begin, of each bucket, in the order of backward.
+
+    Attributes:
+        ready_s: its gradients are final.
+        begin_s, end_s: of its all-reduce.
+        applied_s: end of its update; of all of them where they are one.
+        step_s: until the step is over.
+    """
+
+    ready_s: tuple[float, ...]
+    begin_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+    applied_s: tuple[float, ...]
+    step_s: float
+
+
+def lane(ready_s: Sequence[float], communication_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Begin and end of each all-reduce on one first-in-first-out lane: s_l = max(r_l, e_(l+1)), e_l = s_l + c_l.
+
+    >>> lane([1.0, 2.0, 3.0], [2.5, 0.5, 1.0])
+    ((1.0, 3.5, 4.0), (3.5, 4.0, 5.0))
+    """
+    begin, end, free_s = [], [], 0.0
+    for ready, seconds in zip(ready_s, communication_s, strict=True):
+        begin.append(max(ready, free_s))
+        free_s = begin[-1] + seconds
+        end.append(free_s)
+    return tuple(begin), tuple(end)
+
+
+def apply_times(arrived_s: Sequence[float], from_s: float, update_s: Sequence[float], order: Order) -> tuple[float, ...]:
+    """When each bucket's update ends, that could begin at `from_s` (backward's end) at the earliest and when it has arrived.
+
+    | `order` | the paper's | rule |
+    |---|---|---|
+    | "all" | B1 | wait for every bucket, then one update of all |
+    | "backward" | B2, layer-wise | in the order of backward: a_l = max(e_l, a_(l+1), t_f + t_b) + u_l |
+    | "any" | B3, task-wise | in the order of arrival; of several that are there, the one that backward finished first |
+
+    Recurrences derived here. On one first-in-first-out lane buckets arrive in the order of backward and B3 is B2.
+
+    Paper: daily2016leveraging, section 4.2 (the three policies).
+
+    >>> [max(apply_times([5.0, 1.0], 2.0, [1.0, 1.0], order)) for order in ("all", "backward", "any")]
+    [7.0, 7.0, 6.0]
+
+    Raises:
+        ConfigError: an order that is none of these.
+    """
+    if order == "all":
+        return (max(*arrived_s, from_s) + sum(update_s),) * len(arrived_s)
+    if order not in ("backward", "any"):
+        raise ConfigError(f'order={order!r}: choose one of "all", "backward", "any"')
+    waiting, now, done = list(range(len(arrived_s))), from_s, [0.0] * len(arrived_s)
+    while waiting:
+        there = [bucket for bucket in waiting if arrived_s[bucket] <= now]
+        if order == "backward":
+            bucket = waiting[0]
+        else:
+            bucket = there[0] if there else min(waiting, key=lambda item: arrived_s[item])
+        waiting.remove(bucket)
+        now = done[bucket] = max(now, arrived_s[bucket]) + update_s[bucket]
+    return tuple(done)
+
+
+def layerwise(
+    forward_s: float, backward_s: Sequence[float], communication_s: Sequence[float], update_s: Sequence[float], order: Order = "all"
+) -> Schedule:
+    """One step of layer-wise SGD: each bucket's all-reduce begins when it is ready and the lane is free.
+
+    r_l = t_f + sum of b_j up to l;  then `lane`;  then `apply_times`. Communication hides under the rest of backward and, with
+    "backward" and "any", under updates, never under forward. Against one all-reduce behind backward it saves at most
+    t_b - b_L and pays L - 1 start costs more.
+
+    Args:
+        forward_s: t_f.
+        backward_s: b_l of each bucket, in the order of backward.
+        communication_s: c_l of its all-reduce.
+        update_s: u_l of its update.
+        order: of the updates.
+
+    Derived here. Paper: daily2016leveraging, section 4.2 (the method).
+
+    >>> step = layerwise(1.0, [1.0, 1.0], [1.5, 0.5], [0.1, 0.1])
+    >>> step.ready_s, step.end_s, round(step.step_s, 9)  # 1 s + 2 s + 2 s + 0.2 s without overlap
+    ((2.0, 3.0), (3.5, 4.0), 4.2)
+
+    Raises:
+        ConfigError: not the same number of buckets everywhere, or none.
+    """
+    if not len(backward_s) == len(communication_s) == len(update_s) or not backward_s:
+        raise ConfigError(
+            f"{len(backward_s)} backward_s, {len(communication_s)} communication_s, {len(update_s)} update_s: give one of each a bucket"
+        )
+    ready = tuple(accumulate(backward_s, initial=forward_s))[1:]
+    begin, end = lane(ready, communication_s)
+    applied = apply_times(end, ready[-1], update_s, order)
+    return Schedule(ready_s=ready, begin_s=begin, end_s=end, applied_s=applied, step_s=max(applied))
+
+
+def dear_s(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    scatter_s: Sequence[float],
+    gather_s: Sequence[float],
+    update_s: Sequence[float],
+) -> float:
+    """A step of DeAR in the long run: buckets are gathered under the forward that needs them, scattered under backward.
+
+    From when all are scattered, the gathers go in the order of forward (the reverse of backward's); forward of a bucket begins when
+    it is there, applied, and the layers before it are through; backward follows, and the scatters on one lane as in `layerwise`.
+
+    Args: of each bucket, in the order of backward: seconds of forward, backward, reduce-scatter, all-gather and update.
+
+    Derived here. Paper: zhang2023dear (the method).
+
+    >>> dear_s([1.0, 1.0], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5], [0.0, 0.0])  # all hidden but the first gather and the last scatter
+    5.0
+    """
+    now = gathered_s = 0.0
+    for bucket in reversed(range(len(forward_s))):
+        gathered_s += gather_s[bucket]
+        now = max(now, gathered_s) + update_s[bucket] + forward_s[bucket]
+    ready = tuple(accumulate(backward_s, initial=now))[1:]
+    return lane(ready, scatter_s)[1][-1]
