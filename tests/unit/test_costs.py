@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -138,7 +139,7 @@ def test_few_samples_take_the_fixed_part_and_their_share_of_the_rest() -> None:
     assert compute.seconds(0.0) == (0.0, 0.0), "who has no samples computes nothing"
     assert compute.part(np.array([1.0, 0.5, 0.0])).tolist() == [1.0, 0.625, 0.0]
     assert replace(compute, fixed_share=0.0).seconds(0.5) == (0.5, 1.5)
-    assert "25% of it whatever the batch" in str(compute)
+    assert "of forward and backward 25% whatever the batch" in str(compute)
 
 
 def test_two_laws_of_one_kind_draw_numbers_of_their_own() -> None:
@@ -177,42 +178,60 @@ def test_what_cannot_be_right_is_refused_with_the_fix(wrong: dict[str, Any], fix
 # ---------------------------------------------------------------- measured
 
 
+class Clock:
+    """In place of the machine's: it moves when a layer says that it has computed."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("workbench.costs.measure.time", found)
+    return found
+
+
+Spend = Callable[[float], None]
+
+
 class Busy(torch.autograd.Function):
     """Computes for so many seconds, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, forward_s: float, backward_s: float) -> Tensor:
-        ctx.backward_s = backward_s
-        spin(forward_s)
+    def forward(ctx: Any, value: Tensor, spend: Spend, forward_s: float, backward_s: float) -> Tensor:
+        ctx.spend, ctx.backward_s = spend, backward_s
+        spend(forward_s)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        spin(ctx.backward_s)
-        return grads[0], None, None
-
-
-def spin(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+        ctx.spend(ctx.backward_s)
+        return grads[0], None, None, None
 
 
 class Slow(nn.Module):
     """One weight; seconds for the pass, and more for each sample."""
 
-    def __init__(self, forward_s: float, backward_s: float, a_sample_s: float = 0.0) -> None:
+    def __init__(self, spend: Spend, forward_s: float, backward_s: float, a_sample_s: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.seconds = (forward_s, backward_s, a_sample_s)
+        self.spend, self.seconds = spend, (forward_s, backward_s, a_sample_s)
 
     def forward(self, value: Tensor) -> Tensor:
         forward_s, backward_s, a_sample_s = self.seconds
         more = a_sample_s * len(value)
-        return Busy.apply(value * self.weight, forward_s + more, backward_s + 2 * more)  # its backward comes before the weight's
+        return Busy.apply(value * self.weight, self.spend, forward_s + more, backward_s + 2 * more)  # its backward, then the weight's
 
 
 class Chain(nn.Module):
+    """Layers one after the other, behind a parameter that nobody uses."""
+
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -237,33 +256,68 @@ def problem(*layers: nn.Module, batch_size: int = 8) -> Problem:
 MS = 1e-3
 
 
-def test_a_model_s_seconds_and_shares_are_measured() -> None:
-    """Three layers of 1, 4 and 2 ms forward, 2, 1 and 5 ms backward. Other work on this machine only makes them longer."""
-    measured = measure_steps(problem(Slow(1 * MS, 2 * MS), Slow(4 * MS, 1 * MS), Slow(2 * MS, 5 * MS)), steps=5)
+def three_layers(spend: Spend) -> list[nn.Module]:
+    """Of 1, 4 and 2 ms forward, 2, 1 and 5 ms backward."""
+    return [Slow(spend, 1 * MS, 2 * MS), Slow(spend, 4 * MS, 1 * MS), Slow(spend, 2 * MS, 5 * MS)]
+
+
+def test_a_model_s_seconds_and_shares_are_measured(clock: Clock) -> None:
+    class Paced(torch.optim.SGD):
+        def step(self, *args: Any, **named: Any) -> Any:
+            clock.spend(0.5 * MS)
+            return super().step(*args, **named)
+
+    measured = measure_steps(problem(*three_layers(clock.spend)), optimizer=partial(Paced, lr=0.1), steps=5)
     compute = measured.compute
-    assert 7 * MS <= compute.forward_s < 15 * MS and 8 * MS <= compute.backward_s < 20 * MS
-    assert 0 < compute.update_s < 5 * MS
-    assert compute.forward_shares == pytest.approx((0, 1 / 7, 4 / 7, 2 / 7), abs=0.1)  # the unused one first
-    assert compute.backward_shares == pytest.approx((0, 2 / 8, 1 / 8, 5 / 8), abs=0.1)
-    assert sum(compute.forward_shares) == pytest.approx(1) and sum(compute.backward_shares) == pytest.approx(1)
+    assert (compute.forward_s, compute.backward_s, compute.update_s) == pytest.approx((7 * MS, 8 * MS, 0.5 * MS))
+    assert compute.forward_shares == pytest.approx((0, 1 / 7, 4 / 7, 2 / 7))  # the unused one is registered first
+    assert compute.backward_shares == pytest.approx((0, 2 / 8, 1 / 8, 5 / 8))
     assert measured.forward_s.shape == measured.backward_s.shape == measured.update_s.shape == (5,)
-    assert compute.forward_s == np.median(measured.forward_s) and measured.spread >= 0
-    assert compute.fixed_share > 0.6, "these layers take their time for any batch"
+    assert measured.spread == pytest.approx(0, abs=1e-9)
+    assert compute.fixed_share == pytest.approx(1), "these layers take their time for any batch"
 
 
-def test_shares_say_when_buckets_are_ready_and_needed() -> None:
-    layers = (Slow(1 * MS, 2 * MS), Slow(4 * MS, 1 * MS), Slow(2 * MS, 5 * MS))
+def test_seconds_are_medians_and_the_spread_is_told(clock: Clock) -> None:
+    """One step in four is ten times as slow; steps of the small batch and those that are looked into come in between."""
+    steps = 0
+
+    def spend(seconds: float) -> None:
+        nonlocal steps
+        steps += 1
+        clock.spend(seconds * (10 if steps % 16 < 4 else 1))  # two passes a step, two steps a turn
+
+    measured = measure_steps(problem(Slow(spend, 1 * MS, 3 * MS)), steps=16)
+    assert (measured.compute.forward_s, measured.compute.backward_s) == pytest.approx((1 * MS, 3 * MS))
+    assert measured.forward_s.max() == pytest.approx(10 * MS)
+    assert measured.spread == pytest.approx(2.25)  # from 4 ms to a quarter of the way to 40 ms, over 4 ms
+
+
+def test_shares_say_when_buckets_are_ready_and_needed(clock: Clock) -> None:
+    layers = three_layers(clock.spend)
     compute = measure_compute(problem(*layers), steps=3)
-    layout = build_layout(trainable(Chain(list(layers))), 0)
-    assert compute.ready_shares(layout) == pytest.approx((5 / 8, 6 / 8, 1, 1), abs=0.1)
-    assert compute.forward_parts(layout) == pytest.approx((2 / 7, 4 / 7, 1 / 7, 0), abs=0.1)
+    layout = build_layout(trainable(Chain(layers)), 0)
+    assert compute.ready_shares(layout) == pytest.approx((5 / 8, 6 / 8, 1, 1))
+    assert compute.forward_parts(layout) == pytest.approx((2 / 7, 4 / 7, 1 / 7, 0))
 
 
 @pytest.mark.parametrize(("fixed", "a_sample"), [(4 * MS, 0.25 * MS), (0.0, 0.25 * MS)])
-def test_the_part_that_does_not_shrink_with_the_batch_is_measured(fixed: float, a_sample: float) -> None:
-    compute = measure_compute(problem(Slow(fixed, 2 * fixed, a_sample), batch_size=16), steps=5)
-    assert compute.fixed_share == pytest.approx(fixed / (fixed + 16 * a_sample), abs=0.15)
-    assert sum(compute.seconds(0.25)) == pytest.approx(3 * (fixed + 4 * a_sample), rel=0.5)
+def test_the_part_that_does_not_shrink_with_the_batch_is_measured(clock: Clock, fixed: float, a_sample: float) -> None:
+    compute = measure_compute(problem(Slow(clock.spend, fixed, 2 * fixed, a_sample), batch_size=16), steps=5)
+    assert compute.fixed_share == pytest.approx(fixed / (fixed + 16 * a_sample), abs=1e-9)
+    assert compute.seconds(0.25) == pytest.approx((fixed + 4 * a_sample, 2 * (fixed + 4 * a_sample)))
+
+
+def test_the_machine_s_clock_is_read_where_none_is_given() -> None:
+    """Other work on this machine can only make it longer."""
+
+    def spin(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    compute = measure_compute(problem(Slow(spin, 2 * MS, 3 * MS)), steps=2)
+    assert compute.forward_s >= 2 * MS and compute.backward_s >= 3 * MS and compute.update_s > 0
+    assert sum(compute.forward_shares) == pytest.approx(1) and sum(compute.backward_shares) == pytest.approx(1)
 
 
 def test_a_batch_too_small_to_tell_has_no_fixed_part() -> None:
@@ -292,6 +346,7 @@ def test_arithmetic_of_shares() -> None:
     assert _of_forward([], [0.0, 1.0], [], parameters) is None
     # Arrivals at 4, 5, 2, 3 seconds of parameters 0 to 3; 4 is not reached. Buckets leave from the last on.
     assert _of_backward(np.array([4.0, 5.0, 2.0, 3.0, 0.0])).tolist() == pytest.approx([0, 0.4, 0, 0.6, 0])
+    assert _of_backward(np.zeros(3)).tolist() == [1, 0, 0], "quicker than the clock: all at the end"
     middle = _middle([np.array([0.5, 0.5]), np.array([0.4, 0.6]), np.array([0.0, 1.0])])
     assert middle == pytest.approx((0.4, 0.6))
     rows, few_rows = np.array([[4.0, 6.0, 1.0]]), np.array([[2.0, 3.0, 1.0]])

@@ -63,7 +63,7 @@ class Compute:
 
     def __str__(self) -> str:
         parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
-        fixed = f", {self.fixed_share:.0%} of it whatever the batch" if self.fixed_share else ""
+        fixed = f", of forward and backward {self.fixed_share:.0%} whatever the batch" if self.fixed_share else ""
         return parts + fixed + "".join(f", {law}" for law in self.stragglers)
 
     @property

@@ -203,6 +203,8 @@ def _of_backward(arrived: Array) -> Array:
     `arrived`: (parameters,) seconds from when backward began until each gradient was there, 0 where none came.
     """
     ready = np.maximum.accumulate(arrived[::-1])[::-1]
+    if ready[0] <= 0:  # quicker than the clock ticks: all are there at the end
+        ready[0] = 1.0
     shares: Array = (ready - np.append(ready[1:], 0.0)) / ready[0]
     return shares
 
@@ -222,7 +224,7 @@ def _fixed_share(size: int, rows: Array, few: int, few_rows: Array) -> float:
     """
     full_s, few_s = (float(np.min(times[:, 0] + times[:, 1])) for times in (rows, few_rows))
     fixed_s = (few_s * size - full_s * few) / (size - few)
-    return min(1.0, max(0.0, fixed_s / full_s))
+    return min(1.0, max(0.0, fixed_s / full_s)) if full_s > 0 else 0.0
 
 
 def _mark(device: torch.device) -> Any:

@@ -60,10 +60,7 @@ class Lognormal(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedExponential(Independent):
-    """shift + Exp of mean `scale`: work that takes at least its time, and a delay without memory.
-
-    Paper: lee2018speeding (the model); dutta2018slow (its order statistics in SGD).
-    """
+    """shift + Exp of mean `scale`: work that takes at least its time, and a delay without memory."""
 
     shift: float = 1.0
     scale: float
