@@ -18,7 +18,7 @@ from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.replica import Replica
-from workbench.runtimes.cohort import Cohort
+from workbench.runtimes.cohort import SINGLE_WORKERS, Cohort
 from workbench.runtimes.simulate import Detail, run_simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -51,14 +51,25 @@ def test_one_program_is_what_many_are(algorithm: Algorithm, timing_only: bool) -
     assert any("one program" in note for note in one.info["notes"]) and not any("one program" in note for note in many.info["notes"])
     assert one.info["result"]["seconds"] == many.info["result"]["seconds"]
     assert spans_of(one) == spans_of(many)
-    for mine, theirs in zip(one.steps(), many.steps(), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6 if timing_only else 0.0)
+    assert [rows_of(one, rank) for rank in range(3)] == [rows_of(many, rank) for rank in range(3)]
     for mine, theirs in zip(one.evaluations(), many.evaluations(), strict=True):
         assert mine["test_loss"] == theirs["test_loss"] and mine["accuracy"] == theirs["accuracy"], "the same parameters to the last bit"
     if not timing_only:
         assert len(one.evaluations()) == 4
-    stale = [{row["staleness"] for row in found.metrics[0] if "staleness" in row} for found in (one, many)]
-    assert stale[0] == stale[1]
+
+
+def rows_of(found: Run, rank: int) -> list[dict[str, Any]]:
+    return [row for row in found.metrics[rank] if "evaluation" not in row]
+
+
+def test_of_many_workers_one_row_stands_for_all() -> None:
+    """The steps of a run are the same either way: seconds of the last, bytes of all, the mean loss over samples."""
+    settings = Settings(steps=4, batch_size=2, seed=3, evaluate_every=0)
+    how = {"workers": SINGLE_WORKERS + 6, "settings": settings, "problem": tiny.problem(num_samples=200)}
+    one, many = (run(PipeSGD(width=2), detail, **how) for detail in ("auto", "messages"))
+    assert list(one.metrics) == list(range(SINGLE_WORKERS)) and len(rows_of(one, 0)) == 4 and not one.metrics[1]
+    for mine, theirs in zip(one.steps(), many.steps(), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-12)
 
 
 @pytest.mark.parametrize("num_micro", [1, 2])

@@ -23,15 +23,16 @@ from workbench.runtimes.worker import Worker, num_steps_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-TRACED_WORKERS = 64  # whose spans are kept: a figure shows no more rows
+KEPT_ENDS = 4096  # of collectives: no worker is so many behind
+SINGLE_WORKERS = 64  # a figure shows no more rows
 
 
 @final
 class Cohort:
     """`num_workers` workers that all hold the same parameters.
 
-    Rows of metrics are rank 0's and stand for all: the loss is the mean over all samples, bytes are those of all workers, seconds
-    of the worker that ended the step last. Spans are those of the first `TRACED_WORKERS`.
+    Up to `SINGLE_WORKERS` of them have a record each. Of more, rank 0's rows of metrics stand for all: the loss is the mean over all
+    samples, bytes are those of all workers, seconds of the worker that ended the step last; and spans are those of the first.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class Cohort:
             self._summation = Summation(self._worker.replica)
         self.num_steps = num_steps_of(settings, self.sampler)
         self.ready_shares, self.forward_parts = compute.ready_shares(self.replica.layout), compute.forward_parts(self.replica.layout)
-        self.recorders = [MemoryRecorder(rank, settings.trace_steps) for rank in range(min(num_workers, TRACED_WORKERS))]
+        self.recorders = [MemoryRecorder(rank, settings.trace_steps) for rank in range(min(num_workers, SINGLE_WORKERS))]
         self._traced = settings.trace_steps != 0
         self.step, self.last_step = 0, -1
-        self._sent = Sent(num_workers)
+        self._sent = Sent()
         self.idle_s = np.zeros(num_workers)  # that each worker waited
         self._staleness: int | None = None
-        self._loss: torch.Tensor | None = None
+        self._losses: list[float | None] = [None] * num_workers  # of the last minibatches
         self._slow: tuple[int, Array] = (-1, np.ones(num_workers))
 
     # -- compute -----------------------------------------------------------------------------------------------
@@ -94,14 +95,13 @@ class Cohort:
         model = self.replica.model
         total, loss = self._summation.begin(step, self._worker.minibatch(step, 0))
         kept = [buffer.clone() for buffer in model.buffers()]  # a module's other state, such as BatchNorm's, is rank 0's
-        losses = [(loss, self.sampler.share_size(step, 0))]
+        losses = [loss]
         for rank in range(1, self.num_workers):
-            losses.append((self._summation.add(total, self._worker.minibatch(step, rank)), self.sampler.share_size(step, rank)))
+            losses.append(self._summation.add(total, self._worker.minibatch(step, rank)))
         self._summation.end(total)
         for buffer, value in zip(model.buffers(), kept, strict=True):
             buffer.copy_(value)
-        known = [(float(loss), number) for loss, number in losses if loss is not None]
-        self._loss = torch.tensor(sum(loss * number for loss, number in known) / sum(number for _, number in known), dtype=torch.float64)
+        self._losses = [None if loss is None else float(loss) for loss in losses]
         return total
 
     def apply(self, request: ops.Apply, now_s: Array) -> Array:
@@ -141,27 +141,38 @@ class Cohort:
     def end_step(self, end: ops.EndStep, now_s: Array) -> None:
         """Book the step; evaluate where that is due."""
         step = self.last_step = end.step
-        last_s, samples = float(now_s.max()), self.sampler.samples_before(step + 1)
-        mine = {"num_samples": samples - self.sampler.samples_before(step)}
-        if self._worker is None:
-            row: dict[str, Any] = {"step": step, "seconds": last_s, "samples": samples, "bytes_sent": 0}
-            row = {**row, "staleness": self._staleness, "loss": None, "lr": None, **mine}
+        samples = self.sampler.samples_before(step + 1)
+        row: dict[str, Any] = {"step": step, "seconds": 0.0, "samples": samples, "bytes_sent": 0, "staleness": self._staleness}
+        row = {**row, "loss": None, "num_samples": 0, "lr": None}
+        if self._worker is not None:
+            row = self._worker.metrics(step, 0.0, 0.0, self._staleness, torch.tensor(self._mean_loss(step), dtype=torch.float64))
+        if len(self.recorders) == self.num_workers:
+            digits = 15 if self._worker is None else 6
+            for recorder, time_s, loss in zip(self.recorders, now_s.tolist(), self._losses, strict=True):
+                mine = {"loss": loss, "num_samples": self.sampler.share_size(step, recorder.rank), "seconds": round(time_s, digits)}
+                self._add(recorder.rank, {**row, **mine}, np.array([time_s]))
         else:
-            row = {**self._worker.metrics(step, last_s, 0.0, self._staleness, self._loss), **mine}
-        self._add(row, now_s)
+            mine = {"num_samples": samples - self.sampler.samples_before(step), "seconds": round(float(now_s.max()), 6)}
+            self._add(0, {**row, **mine}, now_s)
         self._staleness = None
         if self._worker is not None and self._worker.evaluates_after(step):
             self.evaluate(step, now_s[0])
+
+    def _mean_loss(self, step: int) -> float:
+        """Over all samples."""
+        known = [(loss, self.sampler.share_size(step, rank)) for rank, loss in enumerate(self._losses) if loss is not None]
+        return sum(loss * number for loss, number in known) / sum(number for _, number in known)
 
     def evaluate(self, step: int, now_s: float) -> None:
         """The whole test set, in no virtual time."""
         if self._worker is not None and self._worker.can_evaluate:
             row = {"step": step, "seconds": float(now_s), "samples": self.sampler.samples_before(step + 1), "bytes_sent": 0}
             found = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
-            self._add({**row, "evaluation": found}, np.full(self.num_workers, now_s))
+            whose = 1 if len(self.recorders) == self.num_workers else self.num_workers
+            self._add(0, {**row, "evaluation": found}, np.full(whose, now_s))
 
-    def _add(self, row: dict[str, Any], now_s: Array) -> None:
-        self.recorders[0].metrics(row)
+    def _add(self, rank: int, row: dict[str, Any], now_s: Array) -> None:
+        self.recorders[rank].metrics(row)
         self._sent.note(row, now_s)
 
 
@@ -169,14 +180,13 @@ class Cohort:
 class Sent:
     """How many bytes workers had sent by the end of their steps, which is known later: programs run ahead of the network."""
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+    def __init__(self) -> None:
         self._ends: list[float] = []  # ascending: the network does one thing after the other
         self._totals: list[float] = [0.0]  # by one worker, before the first end and after each
         self._rows: deque[tuple[Array, float, dict[str, Any]]] = deque()
 
     def note(self, row: dict[str, Any], now_s: Array) -> None:
-        """Write into this row what all had sent, each by its own time."""
+        """Write into this row what workers had sent by these times."""
         self._rows.append((now_s, float(now_s.max()), row))
 
     def book(self, end_s: float, num_bytes: float) -> None:
@@ -191,5 +201,5 @@ class Sent:
             times, _, row = self._rows.popleft()
             counts = np.searchsorted(self._ends, times, side="right")
             row["bytes_sent"] = int(np.floor(np.array(self._totals))[counts].sum())
-            keep = int(counts.min())
-            del self._ends[:keep], self._totals[:keep]
+        if len(self._ends) > 2 * KEPT_ENDS:
+            del self._ends[:KEPT_ENDS], self._totals[:KEPT_ENDS]

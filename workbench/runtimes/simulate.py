@@ -99,8 +99,14 @@ def run_simulation(
     info = run_info_of(algorithm, problem, settings, workers, cohort.replica.layout, network, compute, cohort.sampler)
     idle = float(cohort.idle_s.mean() / seconds) if seconds else 0.0
     result = {"steps": cohort.num_steps, "seconds": seconds, "last_step": cohort.num_steps - 1, "idle_share": idle}
-    note = f"one program for {workers} workers: rows of metrics stand for all; spans are of the first {len(cohort.recorders)}"
-    info["notes"].append(note + (", collectives by formula" if detail == "formula" and not native else ""))
+    stands = (
+        f": rank 0's rows of metrics stand for all, spans are of the first {len(cohort.recorders)}"
+        if len(cohort.recorders) < workers
+        else ""
+    )
+    info["notes"].append(
+        f"one program for {workers} workers" + (", collectives by formula" * (detail == "formula" and not native)) + stands
+    )
     return Run.from_memory({**info, "status": "finished", "result": result}, cohort.recorders)
 
 
