@@ -147,9 +147,9 @@ class Cohort:
         if self._worker is not None:
             row = self._worker.metrics(step, 0.0, 0.0, self._staleness, torch.tensor(self._mean_loss(step), dtype=torch.float64))
         if len(self.recorders) == self.num_workers:
-            digits = 15 if self._worker is None else 6
             for recorder, time_s, loss in zip(self.recorders, now_s.tolist(), self._losses, strict=True):
-                mine = {"loss": loss, "num_samples": self.sampler.share_size(step, recorder.rank), "seconds": round(time_s, digits)}
+                seconds = time_s if self._worker is None else round(time_s, 6)
+                mine = {"loss": loss, "num_samples": self.sampler.share_size(step, recorder.rank), "seconds": seconds}
                 self._add(recorder.rank, {**row, **mine}, np.array([time_s]))
         else:
             mine = {"num_samples": samples - self.sampler.samples_before(step), "seconds": round(float(now_s.max()), 6)}

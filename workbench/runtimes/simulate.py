@@ -99,14 +99,12 @@ def run_simulation(
     info = run_info_of(algorithm, problem, settings, workers, cohort.replica.layout, network, compute, cohort.sampler)
     idle = float(cohort.idle_s.mean() / seconds) if seconds else 0.0
     result = {"steps": cohort.num_steps, "seconds": seconds, "last_step": cohort.num_steps - 1, "idle_share": idle}
-    stands = (
-        f": rank 0's rows of metrics stand for all, spans are of the first {len(cohort.recorders)}"
-        if len(cohort.recorders) < workers
-        else ""
-    )
-    info["notes"].append(
-        f"one program for {workers} workers" + (", collectives by formula" * (detail == "formula" and not native)) + stands
-    )
+    note = f"one program for {workers} workers"
+    if detail == "formula" and not native:
+        note += ", collectives by formula"
+    if len(cohort.recorders) < workers:
+        note += f": rank 0's rows of metrics stand for all, spans are of the first {len(cohort.recorders)}"
+    info["notes"].append(note)
     return Run.from_memory({**info, "status": "finished", "result": result}, cohort.recorders)
 
 
