@@ -2,7 +2,8 @@
 
 Nothing of the package is used here. Each rank has one full-duplex interface: two queues with one server each. A message is on its
 way from when both sides have asked for it; it queues at the sender's and at the receiver's side at once, takes its bytes' time
-at each, and is there `latency_s` after the later of them has let go of it.
+at each, and is there `latency_s` after the later of them has let go of it. Where ranks share interfaces and switches, a message
+queues likewise at every queue on its way.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import simpy
 
 Steps = Generator[simpy.Event, Any, Any]
 AllReduce = Callable[["Cluster", int, int], Steps]  # of a cluster's rank, the how-manieth it is
+Way = tuple[float, dict[Hashable, float]]  # seconds of latency, and of each queue that is passed the seconds a byte
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What things take. Forward and backward of a step take `factors[step][rank]` times theirs."""
+    """What things take. Forward and backward of a step take `factors[step][rank]` times theirs; `way` leads from a rank to a rank."""
 
-    latency_s: float
-    s_per_byte: float
+    way: Callable[[int, int], Way]
     sum_s_per_byte: float
     forward_s: float
     backward_s: float
     update_s: float
     factors: Sequence[Sequence[float]]
+
+
+def equal_links(latency_s: float, s_per_byte: float) -> Callable[[int, int], Way]:
+    """An interface a rank."""
+    return lambda sender, to: (latency_s, {("out", sender): s_per_byte, ("in", to): s_per_byte})
 
 
 @final
@@ -39,8 +45,7 @@ class Cluster:
     def __init__(self, num_ranks: int, costs: Costs) -> None:
         self.env = simpy.Environment()
         self.num_ranks, self.costs = num_ranks, costs
-        self.outward = [simpy.Resource(self.env) for _ in range(num_ranks)]
-        self.inward = [simpy.Resource(self.env) for _ in range(num_ranks)]
+        self.queues: dict[Hashable, simpy.Resource] = defaultdict(lambda: simpy.Resource(self.env))
         self.boxes: dict[Hashable, simpy.Store] = defaultdict(lambda: simpy.Store(self.env))
         self.ends: list[list[float]] = [[] for _ in range(num_ranks)]
 
@@ -59,15 +64,15 @@ class Cluster:
         """The oldest message in a box: who sent it, and what."""
         sender, num_bytes, value, arrived = yield self.boxes[rank, box].get()
         if sender != rank:
-            seconds = num_bytes * self.costs.s_per_byte
-            sides = (self.outward[sender], self.inward[rank])
-            yield self.env.all_of([self.env.process(self._occupy(side, seconds)) for side in sides])
-            yield self.env.timeout(self.costs.latency_s)
+            latency_s, passed = self.costs.way(sender, rank)
+            held = [self._occupy(self.queues[queue], num_bytes * s_per_byte) for queue, s_per_byte in passed.items()]
+            yield self.env.all_of([self.env.process(holding) for holding in held])
+            yield self.env.timeout(latency_s)
         arrived.succeed()
         return sender, value
 
-    def _occupy(self, side: simpy.Resource, seconds: float) -> Steps:
-        with side.request() as turn:
+    def _occupy(self, queue: simpy.Resource, seconds: float) -> Steps:
+        with queue.request() as turn:
             yield turn
             yield self.env.timeout(seconds)
 
@@ -77,7 +82,7 @@ class Cluster:
 
 
 def blocks(numel: int, count: int, itemsize: int) -> list[int]:
-    """Bytes of each of `count` blocks, the first ones an element longer than the others."""
+    """Bytes of each of `count` blocks, of which the first ones are an element longer."""
     return [itemsize * len(range(block, numel, count)) for block in range(count)]
 
 
@@ -114,8 +119,7 @@ def tree(num_bytes: int) -> AllReduce:
     """Binomial: a rank without its lowest set bit is its parent. Up with sums, the smallest subtree first, and down, the largest first."""
 
     def run(cluster: Cluster, rank: int, number: int) -> Steps:
-        below = []
-        bit = 1
+        below, bit = [], 1
         while rank % (2 * bit) == 0 and bit < cluster.num_ranks:
             if rank + bit < cluster.num_ranks:
                 below.append(rank + bit)
@@ -255,8 +259,7 @@ def parameter_servers(
             answer(shard, worker, num_steps)
 
     def serve_together(shard: int, quorum: int) -> Steps:
-        version, left = 0, num_workers
-        there: list[int] = []
+        version, left, there = 0, num_workers, list[int]()
         while left:
             worker, of_version = yield from cluster.receive(shards[shard].rank, ("push", shard))
             if of_version < version:
@@ -281,9 +284,8 @@ def parameter_servers(
     def work(rank: int) -> Steps:
         step = 0
         while step < num_steps:
-            factor = costs.factors[step][rank]
-            yield env.timeout(costs.forward_s * factor)
-            backward_s = costs.backward_s * factor
+            backward_s = costs.backward_s * costs.factors[step][rank]
+            yield env.timeout(costs.forward_s * costs.factors[step][rank])
             pushes = [env.process(push(rank, shard, backward_s * part.ready, step)) for shard, part in enumerate(shards)]
             yield env.timeout(backward_s)
             for shard in range(len(shards)):

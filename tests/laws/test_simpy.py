@@ -13,11 +13,24 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.laws import tiny
-from tests.laws.simpy_cluster import AllReduce, Cluster, Costs, Shard, halving_doubling, library, parameter_servers, pipe_sgd, ring, tree
+from tests.laws.simpy_cluster import (
+    AllReduce,
+    Cluster,
+    Costs,
+    Shard,
+    Way,
+    equal_links,
+    halving_doubling,
+    library,
+    parameter_servers,
+    pipe_sgd,
+    ring,
+    tree,
+)
 from workbench.algorithms import AsyncSGD, BackupSGD, ParameterServerSGD, PipeSGD, SynchronousSGD
 from workbench.algorithms.servers import ServerMethod
 from workbench.collectives import Collective, HalvingDoubling, Native, Ring, Tree
-from workbench.costs import Compute, Lognormal, Network, SlowMachines
+from workbench.costs import AnyNetwork, Compute, Lognormal, Network, SlowMachines, Topology
 from workbench.gradients import Layout
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
@@ -33,15 +46,14 @@ JITTERY = replace(STEADY, stragglers=(Lognormal(sigma=0.6),))
 
 
 def simulated(
-    algorithm: Algorithm, ranks: int, steps: int, network: Network, compute: Compute, seed: int = 0, numel: int = 0, **how: Any
+    algorithm: Algorithm, ranks: int, steps: int, network: AnyNetwork, compute: Compute, seed: int = 0, numel: int = 0, **how: Any
 ) -> tuple[Run, Layout, Costs]:
     """Our run, timing only, all minibatches full; how the gradient lies; and what SimPy's needs to know of it."""
     problem = problem_of(algorithm.num_computing(ranks), numel)
     chosen = Settings(steps=steps, batch_size=2, seed=seed)
     run = run_simulation(algorithm, problem, chosen, ranks, network=network, compute=compute, timing_only=True, **how)
     costs = Costs(
-        latency_s=network.latency_s,
-        s_per_byte=1 / network.bandwidth_bytes_per_s,
+        way=equal_links(network.latency_s, 1 / network.bandwidth_bytes_per_s),
         sum_s_per_byte=network.sum_s_per_byte,
         forward_s=compute.forward_s,
         backward_s=compute.backward_s,
@@ -70,7 +82,7 @@ def agree(run: Run, oracle: Cluster) -> None:
 # -- sums over all ranks ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     ranks=st.integers(1, 7),
     steps=st.integers(1, 4),
@@ -171,3 +183,41 @@ def test_parameter_servers(method: ServerMethod, network: Network, compute: Comp
         workers = method.num_computing(ranks)
         quorum = workers - int(method.backups) if isinstance(method, BackupSGD) else None
         agree(run, parameter_servers(costs, ranks, workers, 5, shards_of(method, layout, ranks), quorum))
+
+
+# -- shared interfaces and switches ----------------------------------------------------------------------------
+
+
+def two_racks(sender: int, to: int) -> Way:
+    """Three ranks a host, with one interface; two hosts a leaf switch, whose uplink has a quarter of their rate. Host 1 sends at half."""
+    host, other = sender // 3, to // 3
+    if host == other:
+        return 1e-4, {("port out", sender): 1e-6, ("port in", to): 1e-6}
+    between = {("out", host): 1e-4 * (2 if host == 1 else 1), ("in", other): 1e-4}
+    if host // 2 != other // 2:
+        between |= {("up", host // 2): 4e-4 / 2, ("down", other // 2): 4e-4 / 2}
+    return 1e-3, between
+
+
+RACKS = Topology(
+    between=Network(latency_s=1e-3, bandwidth_bytes_per_s=1e4),
+    inside=Network(latency_s=1e-4, bandwidth_bytes_per_s=1e6),
+    ranks_per_host=3,
+    hosts_per_switch=2,
+    oversubscription=4.0,
+    rates=((1, 0.5, 1.0),),
+)
+
+
+def test_a_ring_over_racks() -> None:
+    run, layout, costs = simulated(PipeSGD(width=2, collective=Ring()), 11, 3, RACKS, JITTERY)
+    agree(run, pipe_sgd(replace(costs, way=two_racks), 11, 3, 2, ring(layout.numel, layout.itemsize)))
+
+
+@pytest.mark.parametrize("method", [AsyncSGD(shards=2), ParameterServerSGD(shards=3, dedicated=True)], ids=str)
+def test_parameter_servers_over_racks(method: ServerMethod) -> None:
+    """Ranks, servers beside them and their replies all go through the host's one interface."""
+    run, layout, costs = simulated(method, 11, 4, RACKS, JITTERY)
+    workers = method.num_computing(11)
+    quorum = workers if isinstance(method, BackupSGD) else None
+    agree(run, parameter_servers(replace(costs, way=two_racks), 11, workers, 4, shards_of(method, layout, 11), quorum))
