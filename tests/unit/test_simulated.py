@@ -95,7 +95,7 @@ def test_what_is_known_by_heart_is_what_is_asked(collective: Any) -> None:
     p, numel = 6, 60
     shared: dict[Any, Any] = {}
     for rank in range(p):
-        known = Repertoire(rank, p, shared)
+        known = Repertoire(rank, p, shared, NETWORK.local_s)
         ctx = Context(rank, p, rehearsed=known)
         value = torch.empty(numel, device="meta")
         program = collective.all_reduce(ctx, value)

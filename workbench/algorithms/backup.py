@@ -91,7 +91,8 @@ class BackupSGD(ServerMethod):
             if found is not None:
                 message: Message = found[1]
                 hearing, gradient, now = None, desk.gradient(message), (yield Now())
-                times.add(message.source, now - answered[message.source])
+                if self.backups == "online":
+                    times.add(message.source, now - answered[message.source])
                 if gradient.version < version:
                     dropped.append((message.source, gradient.version))
                     left -= version >= end

@@ -24,6 +24,10 @@ Combine = Callable[[list[Any]], None]
 
 def communicate(thread: SimThread, request: Request, then: Then, channel: str) -> None:
     """Begin a request; `then` is called with its answer when it is done. `channel` names the collectives it is in step with."""
+    if request.__class__ is ops.Send:
+        return _send(thread, request, then)
+    if request.__class__ is ops.Recv:
+        return _receive(thread, request, then)
     network, p, rank = thread.simulation.network, thread.simulation.num_workers, thread.worker.rank
     match request:
         case ops.AllReduce(value):
@@ -44,10 +48,6 @@ def communicate(thread: SimThread, request: Request, then: Then, channel: str) -
             _join(thread, f"{channel} broadcast", "broadcast", value, network.broadcast_s(size, p), sent, combine, then)
         case ops.Barrier():
             _join(thread, f"{channel} barrier", "barrier", None, network.barrier_s(p), 0, lambda values: None, then)
-        case ops.Send():
-            _send(thread, request, then)
-        case ops.Recv():
-            _receive(thread, request, then)
         case _:
             raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
 
@@ -55,8 +55,8 @@ def communicate(thread: SimThread, request: Request, then: Then, channel: str) -
 def _send(thread: SimThread, request: ops.Send, then: Then) -> None:
     worker, value = thread.worker, request.value
     flat = flat_of(value)
-    snapshot = flat if flat.is_meta else flat.clone()  # what a wire would have copied
-    num_bytes = size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
+    snapshot = flat.clone() if worker.has_values else flat  # what a wire would have copied
+    num_bytes = flat.numel() * flat.element_size() + (0 if request.stamp is None else STAMP_BYTES)
     counted = 0 if request.to == worker.rank else num_bytes
 
     def sent(begin: float) -> None:

@@ -6,6 +6,9 @@ gradients are really computed (unless timing only), and sums are taken in rank o
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, final
 
@@ -78,6 +81,7 @@ class Simulation:
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
         self._ended_s = 0.0
+        self._timed = compute.timed
         self._tapes: dict[Any, Any] = {}
         self._factors: dict[int, list[float]] = {}  # step -> of each worker
         self._ending: set[int] = set()  # ranks whose next step is their last
@@ -92,7 +96,7 @@ class Simulation:
         """
         self.stop_after = stop_after
         self.checkpoints = [{} for _ in self.workers]
-        with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
+        with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1), _without_what_is_there():
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
                 thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended)
@@ -115,7 +119,7 @@ class Simulation:
         settings, layout = self.settings, worker.replica.layout
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
-            ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes)
+            ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
@@ -146,7 +150,7 @@ class Simulation:
     def finish_s(self, rank: int, seconds: float) -> float:
         """When this worker ends work of so many seconds that it begins now."""
         now = self.clock.now_s
-        return self.compute.finish_s(self.settings.seed, rank, now, seconds) if self.compute.timed else now + seconds
+        return self.compute.finish_s(self.settings.seed, rank, now, seconds) if self._timed else now + seconds
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
@@ -218,6 +222,16 @@ class Simulation:
         if held > 64 * MIB:
             info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")
         return {**info, "status": status, "result": {"steps": done, "seconds": self.seconds, "last_step": done - 1}}
+
+
+@contextmanager
+def _without_what_is_there() -> Iterator[None]:
+    """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def run_info_of(

@@ -43,10 +43,14 @@ class Repertoire:
 
     Args:
         shared: instructions and whole tapes that ranks have in common; the same dictionary for all ranks of a simulation.
+        seconds: of local work, by kind and bytes; what takes none is left out, unless it is `traced`.
     """
 
-    def __init__(self, rank: int, num_workers: int, shared: dict[Any, Any]) -> None:
+    def __init__(
+        self, rank: int, num_workers: int, shared: dict[Any, Any], seconds: Callable[[str, float], float], *, traced: bool = True
+    ) -> None:
         self._rank, self._num_workers, self._shared = rank, num_workers, shared
+        self._seconds, self._traced = seconds, traced
         self._known: dict[Any, Tape | None] = {}
 
     def __call__(self, key: Any, begin: Callable[[Value], Request | Program], value: Value) -> Request | Program:
@@ -63,7 +67,8 @@ class Repertoire:
             return None
         rank, p, shared = self._rank, self._num_workers, self._shared
         relative = ((op, slot, (peer - rank) % p if op < WAIT else 0, tag, size) for op, slot, peer, tag, size in tape.instructions)
-        instructions = tuple(shared.setdefault(item, item) for item in relative)
+        kept = (item for item in relative if item[0] != WORK or self._traced or self._seconds(item[4], item[1]) > 0)
+        instructions = tuple(shared.setdefault(item, item) for item in kept)
         return Tape(shared.setdefault(instructions, instructions), tape.num_slots)
 
 
@@ -92,14 +97,14 @@ def rehearse(work: Request | Program) -> Tape | None:
                 tape.append((SEND, num_slots, to, tag, size_of(value)))
             case ops.Recv(source, like, tag, False) if source != ops.ANY:
                 tape.append((RECEIVE, num_slots, source, tag, size_of(like)))
-                answer = Message(source, like.new_empty(like.numel()))  # an expanded one has no bytes to be viewed
+                answer = Message(source, like if like.is_contiguous() else like.new_empty(like.numel()))  # one byte, expanded, is none
             case ops.Wait(ticket) if ticket.key in slots:
                 tape.append((WAIT, slots[ticket.key], 0, 0, None))
                 answer = ticket.value
                 continue
             case ops.Local(kind, num_bytes, action):
                 tape.append((WORK, num_bytes, 0, 0, kind))
-                answer = action()
+                answer = None if kind == "sum" else action()
                 continue
             case _:
                 work.close()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from operator import itemgetter
+from typing import Any, final
 
 from workbench.costs import AnyNetwork, Route
 
@@ -38,24 +39,12 @@ class Clock:
             action(argument)
 
 
-class Offer(NamedTuple):
-    """A message that can be sent: `sent(argument)` is called when it has arrived."""
+Offer = tuple[int, int, Any, Callable[[Any], None], Any, int, int]
+"""A message that can be sent: sender, bytes, value, what to call with which argument when it has arrived, number, priority. A plain tuple,
+as `Asked` is: they are made a hundred thousand times a second."""
 
-    sender: int
-    num_bytes: int
-    value: Any
-    sent: Callable[[Any], None]
-    argument: Any
-    number: int
-    priority: int
-
-
-class Asked(NamedTuple):
-    """A receive: `received(argument, sender, value)` is called when its message has arrived."""
-
-    received: Callable[[Any, int, Any], None]
-    argument: Any
-
+Asked = tuple[Callable[[Any, int, Any], None], Any]
+"""A receive: what to call with which argument, and the sender and the value, when its message has arrived."""
 
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
 
@@ -79,9 +68,9 @@ class Fabric:
         self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
         self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
-        self._offers: dict[Any, deque[Offer]] = {}  # (key, tag, sender, receiver)
-        self._asked: dict[Any, deque[Asked]] = {}  # the same
-        self._asked_any: dict[Any, deque[Asked]] = {}  # (key, tag, receiver)
+        self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
+        self._asked: dict[Any, Any] = {}  # the same -> box of receives
+        self._asked_any: dict[Any, Any] = {}  # (key, tag, receiver) -> box of receives
         self._by_time: dict[Any, deque[tuple[int, int]]] = {}  # the same -> (sender, number) of offers, where anybody's may be asked for
 
     # -- collectives -------------------------------------------------------------------------------------------
@@ -125,72 +114,51 @@ class Fabric:
     ) -> None:
         """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
         self._num_offers += 1
-        offer = Offer(sender, num_bytes, value, sent, argument, self._num_offers, priority)
+        offer = (sender, num_bytes, value, sent, argument, self._num_offers, priority)
         box = (key, tag, sender, to)
-        asked = self._asked.get(box)
+        asked = _take(self._asked, box)
+        if asked is None and self._asked_any:
+            asked = _take(self._asked_any, (key, tag, to))
         if asked is not None:
-            first = asked.popleft()
-            if not asked:
-                del self._asked[box]
-            self._meet(offer, first, to)
+            self._meet(offer, asked, to)
             return
-        if self._asked_any and (key, tag, to) in self._asked_any:
-            waiting = self._asked_any[key, tag, to]
-            first = waiting.popleft()
-            if not waiting:
-                del self._asked_any[key, tag, to]
-            self._meet(offer, first, to)
-            return
-        offers = self._offers.get(box)
-        if offers is None:
-            self._offers[box] = deque((offer,))
-        else:
-            offers.append(offer)
+        _put(self._offers, box, offer)
         if self._by_time and (key, tag, to) in self._by_time:
-            self._by_time[key, tag, to].append((sender, offer.number))
+            self._by_time[key, tag, to].append((sender, self._num_offers))
 
     def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
         """Ask for a message from rank `source` (-1: the oldest from any)."""
-        asked = Asked(received, argument)
         if source < 0:
             source = self._oldest(key, tag, to)
             if source < 0:
-                self._asked_any.setdefault((key, tag, to), deque()).append(asked)
+                _put(self._asked_any, (key, tag, to), (received, argument))
                 return
         box = (key, tag, source, to)
-        offers = self._offers.get(box)
-        if offers is None:
-            waiting = self._asked.get(box)
-            if waiting is None:
-                self._asked[box] = deque((asked,))
-            else:
-                waiting.append(asked)
-            return
-        offer = offers.popleft()
-        if not offers:
-            del self._offers[box]
-        self._meet(offer, asked, to)
+        offer = _take(self._offers, box)
+        if offer is None:
+            _put(self._asked, box, (received, argument))
+        else:
+            self._meet(offer, (received, argument), to)
 
     def _oldest(self, key: Any, tag: int, to: int) -> int:
         """Who made the oldest offer of these; -1 for nobody."""
         target = (key, tag, to)
         known = self._by_time.get(target)
         if known is None:
-            boxes = (box for box in self._offers if box[0] == key and box[1] == tag and box[3] == to)
-            found = sorted((offer.number, offer.sender) for box in boxes for offer in self._offers[box])
-            known = self._by_time[target] = deque((sender, number) for number, sender in found)
+            boxes = [_all(self._offers[box]) for box in self._offers if box[0] == key and box[1] == tag and box[3] == to]
+            known = self._by_time[target] = deque(sorted(((offer[0], offer[5]) for box in boxes for offer in box), key=itemgetter(1)))
         while known:
             sender, number = known.popleft()
             offers = self._offers.get((key, tag, sender, to))
-            if offers is not None and offers[0].number == number:
+            if offers is not None and _all(offers)[0][5] == number:
                 return sender
         return -1
 
     def _meet(self, offer: Offer, asked: Asked, to: int) -> None:
-        if offer.priority == 0 or offer.sender == to:
+        if offer[6] == 0 or offer[0] == to:
             self._transfer(offer, asked, to)
         else:
-            heapq.heappush(self._urgent, (offer.priority, offer.number, (offer, asked, to)))
+            heapq.heappush(self._urgent, (offer[6], offer[5], (offer, asked, to)))
             self._dispatch()
 
     def _route(self, sender: int, to: int) -> Route:
@@ -202,7 +170,7 @@ class Fabric:
 
     def _transfer(self, offer: Offer, asked: Asked, to: int) -> None:
         now = end = self.clock.now_s
-        sender, num_bytes = offer.sender, offer.num_bytes
+        sender, num_bytes = offer[0], offer[1]
         if sender != to:  # what a rank sends itself touches no interface
             route = self._routes.get(sender * self._num_workers + to) or self._route(sender, to)
             free, start = self._free_s, max(now, self._all_free_s)
@@ -223,7 +191,7 @@ class Fabric:
         while self._urgent:
             item = heapq.heappop(self._urgent)
             offer, asked, to = item[2]
-            stages = [stage for stage, _ in self._route(offer.sender, to).stages]
+            stages = [stage for stage, _ in self._route(offer[0], to).stages]
             if max(self._all_free_s, *(self._free_s.get(stage, 0.0) for stage in stages)) <= now:
                 self._transfer(offer, asked, to)
             else:
@@ -237,5 +205,32 @@ class Fabric:
 
 def _arrive(meeting: tuple[Offer, Asked]) -> None:
     offer, asked = meeting
-    asked.received(asked.argument, offer.sender, offer.value)
-    offer.sent(offer.argument)
+    asked[0](asked[1], offer[0], offer[2])
+    offer[3](offer[4])
+
+
+# A box of waiting offers or receives: the one that there is, nearly always, or a queue of them.
+
+
+def _put(boxes: dict[Any, Any], box: Any, item: Any) -> None:
+    there = boxes.get(box)
+    if there is None:
+        boxes[box] = item
+    elif there.__class__ is deque:
+        there.append(item)
+    else:
+        boxes[box] = deque((there, item))
+
+
+def _take(boxes: dict[Any, Any], box: Any) -> Any:
+    """The oldest; None where there is none."""
+    there = boxes.pop(box, None)
+    if there.__class__ is deque:
+        first = there.popleft()
+        boxes[box] = there if len(there) > 1 else there[0]
+        return first
+    return there
+
+
+def _all(box: Any) -> Any:
+    return box if box.__class__ is deque else (box,)
