@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import theory
+from workbench import costs, theory
 from workbench.errors import ConfigError
 from workbench.theory import (
     Arrival,
@@ -158,3 +158,23 @@ def test_lognormal_of_a_mean() -> None:
 def test_what_is_no_law_is_refused(wrong: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("slowness", "law"),
+    [
+        (costs.Constant(factor=1.5), ConstantTime(seconds=3.0)),
+        (costs.Lognormal(sigma=0.7), LognormalTime.of_mean(2.0, 0.7)),
+        (costs.ShiftedExponential(shift=0.8, scale=0.2), ShiftedExponentialTime(shift_s=1.6, scale_s=0.4)),
+        (costs.Pareto(shape=2.5), ParetoTime(minimum_s=2.0, shape=2.5)),
+        (costs.Uniform(low=0.5, high=1.5), UniformTime(low_s=1.0, high_s=3.0)),
+        (costs.Bimodal(probability=0.1, factor=5.0), BimodalTime(usual_s=2.0, slow_s=10.0, probability=0.1)),
+        (costs.Empirical(values=MEASURED), EmpiricalTime(values_s=tuple(2 * value for value in MEASURED))),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_laws_of_slowness_are_those_of_arrival_of_two_seconds_of_work(slowness: costs.Stragglers, law: Arrival) -> None:
+    """What the simulator draws from, through its quantile function, meets the closed form."""
+    found = QuantileTime(quantile_of=slowness.quantile, scale_s=2.0)
+    for which, of in ((1, 1), (6, 8), (8, 8), (96, 100)):
+        assert found.expected_order_statistic(which, of) == pytest.approx(law.expected_order_statistic(which, of), rel=1e-7)

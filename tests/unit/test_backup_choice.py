@@ -68,7 +68,10 @@ def test_more_spread_wants_more_backups_and_more_overhead_fewer(spread: float) -
     law = Iterations(limit=14_900.0, critical_workers=411.0)
     narrow, wide = (theory.best_backups(100, law, LognormalTime.of_mean(1.0, sigma)).backups for sigma in (spread, 2 * spread))
     assert narrow <= wide
-    assert theory.best_backups(100, law, LognormalTime.of_mean(1.0, spread), overhead_s=3.0).backups <= narrow
+    arrival = LognormalTime.of_mean(1.0, spread)
+    plain, burdened = theory.best_backups(100, law, arrival), theory.best_backups(100, law, arrival, overhead_s=30.0)
+    assert burdened.backups < plain.backups == narrow or narrow == 0
+    assert burdened.step_s == pytest.approx([seconds + 30.0 for seconds in plain.step_s])
 
 
 def test_whether_backups_repay() -> None:
