@@ -104,6 +104,8 @@ class EmulatedNetwork:
         for host in slow or {}:
             if host not in range(hosts):
                 raise ConfigError(f"slow host {host!r}: hosts are numbered from 0 to {hosts - 1}")
+        if Placement.here() is not None:
+            raise ConfigError("this process is on an emulated network already, and there is none inside another: use that one")
         general = parse_rate(rate)
         slower = {host: parse_rate(its) for host, its in (slow or {}).items()}
         rates = [
@@ -137,7 +139,7 @@ class EmulatedNetwork:
         agent = f"{PLACE}/agent"
         interfaces = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
         return {
-            **Placement(hosts=tuple(host.name for host in self.hosts), ranks_per_host=self.ranks_per_host).environment,
+            **self.placement.environment,
             "WORKBENCH_NETWORK": self.description,
             "WORKBENCH_MACHINE": platform.node(),
             **dict.fromkeys(interfaces, INTERFACE),
@@ -174,6 +176,21 @@ class EmulatedNetwork:
             LaunchError: the network was closed.
         """
         return subprocess.Popen(self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options)
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank is on which host."""
+        return Placement(hosts=tuple(host.name for host in self.hosts), ranks_per_host=self.ranks_per_host)
+
+    def pid_here(self, pid: int) -> int | None:
+        """The number that a process of the hosts has outside of the network; None if it has ended."""
+        space = os.readlink(f"/proc/{self._first}/ns/pid")
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):  # ended meanwhile
+                numbers = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()
+                if numbers[-1] == str(pid) and os.readlink(status.with_name("ns") / "pid") == space:
+                    return int(status.parent.name)
+        return None
 
     @property
     def alive(self) -> bool:
