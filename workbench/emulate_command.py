@@ -52,6 +52,8 @@ def _emulate(options: argparse.Namespace) -> int:
         raise ConfigError("say what to run, after --: workbench emulate --hosts 2 -- COMMAND; or --check to measure the network")
     if options.each and not options.argv:
         raise ConfigError("--each is about a COMMAND: give one after --")
+    if options.check and options.hosts < 2:
+        raise ConfigError(f"--check measures between hosts: --hosts {options.hosts} is too few, 2 are enough")
     with EmulatedNetwork(
         options.hosts,
         rate=options.rate,

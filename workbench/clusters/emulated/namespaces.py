@@ -63,26 +63,27 @@ def move_out() -> bool:
         return False
     except PermissionError:
         pass
-    users, groups = os.geteuid(), os.getegid()
+    user, group = os.geteuid(), os.getegid()
     try:
         libc("unshare", EVERYTHING | NEW_USERS)
         Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {users} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {groups} 1")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     except OSError as error:
-        raise Refused(f"{why_not()} ({error})") from None
+        raise Refused(f"{why_not(user)} ({error})") from None
     return True
 
 
-def why_not() -> str:
+def why_not(user: int) -> str:
     """What forbids user namespaces here, as far as the kernel tells."""
+    who = "this user is not root" if user else "this root lacks CAP_SYS_ADMIN"
     for setting, forbids, allows in SETTINGS:
         with contextlib.suppress(OSError):
             if Path("/proc/sys", setting.replace(".", "/")).read_text().strip() == forbids:
-                return f"this user is not root, and {setting}={forbids} forbids user namespaces: run as root, or set it to {allows}"
-    if os.geteuid() == 0:
-        return "this root lacks CAP_SYS_ADMIN, as in a container: give it --cap-add SYS_ADMIN --cap-add NET_ADMIN"
-    return "this user is not root, and may make no user namespace, as in a container: run as root, or outside"
+                return f"{who}, and {setting}={forbids} forbids user namespaces: run as root, or set it to {allows}"
+    if user == 0:
+        return f"{who}, as in a container: start that with --cap-add SYS_ADMIN --cap-add NET_ADMIN"
+    return f"{who}, and may make no user namespace, as in a container: run as root, or outside"
 
 
 def private_mounts(hosts: list[dict[str, Any]]) -> None:
@@ -97,7 +98,8 @@ def private_mounts(hosts: list[dict[str, Any]]) -> None:
     mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     Path(PLACE).mkdir()
     names = Path(PLACE, "hosts")
-    names.write_text("127.0.0.1 localhost\n" + "".join(f"{host['address']} {host['name']}\n" for host in hosts))
+    lines = [f"{host['address']} {host['name']}\n::ffff:{host['address']} {host['name']}.ipv6\n" for host in hosts]  # an IPv6 socket's view
+    names.write_text("127.0.0.1 localhost\n" + "".join(lines))
     mount(str(names), "/etc/hosts", flags=BIND)
 
 

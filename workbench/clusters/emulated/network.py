@@ -137,12 +137,19 @@ class EmulatedNetwork:
     def environment(self) -> dict[str, str]:
         """What launchers find the hosts by: this package's, Open MPI's and MPICH's, gloo and NCCL."""
         agent = f"{PLACE}/agent"
-        interfaces = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+        interfaces = (
+            *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+            *("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE"),
+        )
         return {
             **self.placement.environment,
             "WORKBENCH_NETWORK": self.description,
             "WORKBENCH_MACHINE": platform.node(),
             **dict.fromkeys(interfaces, INTERFACE),
+            # UCX and libfabric would see by the boot that all hosts are one machine, and go round the network by its memory.
+            "OMPI_MCA_pml": "ob1",
+            "UCX_TLS": "tcp,self",
+            "FI_PROVIDER": "tcp",
             "PRTE_MCA_plm_ssh_agent": agent,
             "PRTE_MCA_prte_default_hostfile": f"{PLACE}/hostfile",
             "PRTE_MCA_prte_tmpdir_base": PLACE,
