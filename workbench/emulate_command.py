@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from workbench.clusters.emulated import EmulatedNetwork
 
 PORT = 29500  # of torch's own launchers; the hosts' ports are nobody else's
-GRACE_S = 10.0
+GRACE_S = 5.0  # for ranks to say why they leave, when one has failed
 EXAMPLES = """
 COMMAND runs on the first host, host0; what it starts with `workbench train`, mpiexec or Cluster goes to all of them:
 
   workbench emulate --hosts 4 --rate 1gbit -- workbench train pipe-sgd --runtime mpi --workers 4 --steps 20
-  workbench emulate --hosts 4 --ranks-per-host 2 -- workbench train synchronous-sgd --workers 8 --set collective=hierarchical
+  workbench emulate --hosts 2 --ranks-per-host 4 -- workbench train synchronous-sgd --workers 8 --set collective=hierarchical
   workbench emulate --hosts 2 --rate 1gbit --each -- python my_ddp_script.py
   workbench emulate --hosts 3 --rate 1gbit --slow 2=100mbit --latency 5ms --check
 """
@@ -118,7 +118,7 @@ def _wait(processes: list[subprocess.Popen[Any]]) -> int:
     stop_at = None
     while any(process.poll() is None for process in processes):
         try:
-            if stop_at is None and any(process.returncode for process in processes):
+            if stop_at is None and any(process.poll() for process in processes):
                 stop_at = time.monotonic() + GRACE_S
             if stop_at is not None and time.monotonic() > stop_at:
                 break  # the network's end is theirs

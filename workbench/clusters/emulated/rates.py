@@ -21,7 +21,7 @@ def parse_rate(given: str | float) -> float:
     Raises:
         ConfigError: no rate, or one that cannot be emulated.
     """
-    rate = _number(given, RATES, r"(?:/s|ps)?", "a rate", "1gbit or 100mbit, in bits a second")
+    rate = _number(given, RATES, r"(?:/s)?", "a rate", "1gbit or 100mbit, in bits a second")
     if not SLOWEST <= rate <= FASTEST:
         raise ConfigError(f"a rate of {given!r}: from {rate_text(SLOWEST)} to {rate_text(FASTEST)} can be emulated")
     return rate
