@@ -86,6 +86,7 @@ def stay(child: int) -> NoReturn:
 
 def outside(keeper: int, host: str, command: list[str]) -> NoReturn:
     """From outside of the network."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would collect the command before we have its exit status
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON | {signal.SIGCHLD})
     join_processes(keeper)
     join_host(host)

@@ -153,6 +153,8 @@ class EmulatedNetwork:
             "PRTE_MCA_plm_ssh_agent": agent,
             "PRTE_MCA_prte_default_hostfile": f"{PLACE}/hostfile",
             "PRTE_MCA_prte_tmpdir_base": PLACE,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",  # as all are on the hosts, whoever they are outside
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_plm_rsh_agent": agent,
             "OMPI_MCA_orte_default_hostfile": f"{PLACE}/hostfile",
             "OMPI_MCA_orte_tmpdir_base": PLACE,
