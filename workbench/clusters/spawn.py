@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from workbench.clusters.emulated.placement import Placement
 from workbench.clusters.mpi_install import check_num_ranks, find_mpi, mpiexec_command, num_cores
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.trace.store import read_info, update_run
@@ -32,6 +33,8 @@ def spawn_ranks(
 ) -> None:
     """Run `python -m workbench ARGUMENTS` as every rank and wait for all of them; `watch` is called five times a second.
 
+    On an emulated network the ranks are on its hosts.
+
     The first Ctrl-C asks the run to stop at the end of a step and keep a checkpoint, the second ends it at once.
 
     Raises:
@@ -39,6 +42,9 @@ def spawn_ranks(
         WorkbenchError: what a rank reported.
     """
     argv = [sys.executable, "-m", "workbench", *arguments]
+    placement = Placement.here()
+    if placement is not None:
+        placement.check(num_ranks)
     env = {FOLDER_VARIABLE: str(folder)}
     with (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
@@ -50,7 +56,11 @@ def spawn_ranks(
             world = {**os.environ, **env, "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": threads}
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 world.pop(name, None)
-            processes = [_start(argv, {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log) for rank in range(num_ranks)]
+            local = placement.local_rank if placement else int
+            commands = [placement.command(rank, argv) if placement else argv for rank in range(num_ranks)]
+            processes = [
+                _start(command, {**world, "RANK": str(rank), "LOCAL_RANK": str(local(rank))}, log) for rank, command in enumerate(commands)
+            ]
         try:
             _wait(processes, folder, watch)
         finally:

@@ -67,7 +67,7 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
     folder = Path(job.folder)
     step = [-1]
     try:
-        share_cores(job.settings.threads, _ranks_on_this_host(transport, job.settings.timeout_s))
+        share_cores(job.settings.threads, _ranks_on_this_machine(transport, job.settings.timeout_s))
         return _train(job, transport, folder, step)
     except BaseException as error:
         where = f"at step {step[0]}" if step[0] >= 0 else "before the first step"
@@ -147,9 +147,10 @@ def leave_world() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _ranks_on_this_host(transport: Transport, timeout_s: float) -> int:
-    hosts = transport.gather_texts(socket.gethostname(), Patience("all ranks to say where they run", transport.peer_failure, timeout_s))
-    return hosts.count(socket.gethostname())
+def _ranks_on_this_machine(transport: Transport, timeout_s: float) -> int:
+    here = os.environ.get("WORKBENCH_MACHINE", socket.gethostname())  # emulated hosts share one machine's cores
+    machines = transport.gather_texts(here, Patience("all ranks to say where they run", transport.peer_failure, timeout_s))
+    return machines.count(here)
 
 
 def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[str, Any]:
@@ -176,6 +177,7 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
             _resume(job.algorithm, replica, ctx, Path(job.resume) / f"checkpoint-{rank:05d}.pt")
         if rank == 0:
             notes = [*run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"], *transport.notes]
+            notes += [os.environ["WORKBENCH_NETWORK"]] if "WORKBENCH_NETWORK" in os.environ else []
             update_run(
                 folder,
                 status="running",

@@ -1,0 +1,7 @@
+"""Hosts on one machine: network namespaces joined by a network of a known rate and latency."""
+
+from workbench.clusters.emulated.network import EmulatedNetwork, Host
+from workbench.clusters.emulated.placement import Placement
+from workbench.clusters.emulated.rates import parse_rate, parse_seconds, rate_text
+
+__all__ = ["EmulatedNetwork", "Host", "Placement", "parse_rate", "parse_seconds", "rate_text"]

@@ -1,0 +1,139 @@
+"""What an emulated network really gives: rate and round trips, between plain sockets.
+
+Run as a script, this file is one end of a connection; it imports nothing of the package before it is one.
+
+    check.py serve ADDRESS              says its port, then takes bytes and gives echoes
+    check.py ask ADDRESS PORT BYTES     prints seconds until that many are confirmed, and of one round trip
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from workbench.clusters.emulated.network import EmulatedNetwork
+
+ROUND_TRIPS = 30
+MEASURE_S = 0.5  # how long the bytes of one measurement take at the rate
+START_S = 0.1  # and those before, in which TCP finds it
+PAYLOAD = 1448 / 1514  # of a full frame, what TCP carries
+TIMEOUT_S = 60.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One direction between two hosts.
+
+    Attributes:
+        source, destination: names.
+        asked, found: bits per second of frames: what was asked of the slower of the two interfaces, and what full frames had.
+        least_round_trip_s: what latency alone makes of one.
+        round_trip_s: median time of a message of one byte and its echo.
+    """
+
+    source: str
+    destination: str
+    asked: float
+    found: float
+    least_round_trip_s: float
+    round_trip_s: float
+
+
+def measure(network: EmulatedNetwork, source: int, destination: int) -> Measured:
+    """Measure from one host to another, on one TCP connection.
+
+    Raises:
+        LaunchError: the hosts do not reach each other.
+    """
+    from workbench.errors import LaunchError
+
+    a, b = network.hosts[source], network.hosts[destination]
+    asked = min(a.up, b.down)
+    num_bytes = round(MEASURE_S * asked / 8)
+    script = [sys.executable, "-I", "-S", __file__]
+    with network.run(destination, [*script, "serve", b.address], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().strip()
+            command = [*script, "ask", b.address, port, str(num_bytes)]
+            with network.run(source, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+                said, wrong = client.communicate(timeout=TIMEOUT_S + 10 * MEASURE_S)
+            if client.returncode != 0:
+                raise LaunchError(f"{a.name} does not reach {b.name}: {wrong.strip().splitlines()[-1:]}")
+        finally:
+            server.kill()
+    seconds, round_trip_s = json.loads(said)
+    return Measured(
+        source=a.name,
+        destination=b.name,
+        asked=asked,
+        found=num_bytes * 8 / (seconds - round_trip_s) / PAYLOAD,
+        least_round_trip_s=2 * network.latency_s,
+        round_trip_s=round_trip_s,
+    )
+
+
+def measure_all(network: EmulatedNetwork) -> list[Measured]:
+    """From each host to the next, and from the last to the first, one after the other: every interface in both directions."""
+    count = len(network.hosts)
+    pairs = [(host, (host + 1) % count) for host in range(count)] if count > 1 else []
+    return [measure(network, *pair) for pair in pairs]
+
+
+def serve(address: str) -> None:
+    """Take a connection: a number of bytes to swallow and confirm, then single bytes to give back."""
+    with socket.create_server((address, 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        connection, _ = listener.accept()
+    connection.settimeout(TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection:
+        buffer = bytearray(1 << 20)
+        for part in connection.recv(64).split(b","):
+            left = int(part)
+            connection.sendall(b"!")
+            while left:
+                left -= connection.recv_into(buffer, min(left, len(buffer)))
+            connection.sendall(b"!")
+        while byte := connection.recv(1):
+            connection.sendall(byte)
+
+
+def ask(address: str, port: str, num_bytes: str) -> None:
+    """The other end."""
+    total = int(num_bytes)
+    first = round(total * START_S / MEASURE_S)
+    with socket.create_connection((address, int(port)), timeout=TIMEOUT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(f"{first},{total}".encode())
+        seconds = 0.0
+        for size in (first, total):
+            connection.recv(1)
+            payload = bytes(size)
+            sum(payload[::4096])  # touched once, so that its pages are there
+            begin = time.perf_counter()
+            connection.sendall(payload)
+            connection.recv(1)
+            seconds = time.perf_counter() - begin
+        trips = []
+        for _ in range(ROUND_TRIPS):
+            begin = time.perf_counter()
+            connection.sendall(b".")
+            connection.recv(1)
+            trips.append(time.perf_counter() - begin)
+    print(json.dumps([seconds, statistics.median(trips)]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    else:
+        ask(*sys.argv[2:])

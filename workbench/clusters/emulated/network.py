@@ -1,0 +1,290 @@
+"""`EmulatedNetwork`: hosts of their own on this machine, joined by a network of a known rate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from workbench.clusters.emulated.placement import ENTER, Placement
+from workbench.clusters.emulated.rates import parse_rate, parse_seconds, rate_text
+from workbench.errors import ConfigError, LaunchError
+
+MTU = 1500
+HEADER_BYTES = 14  # a frame counts with its Ethernet header, as `tc` counts
+BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate: a timer that is late by less costs nothing ...
+LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # ... and at least, in bytes
+CHUNKS = 3  # TCP's segments, in a burst: one as large as the burst would wait for all of it, and lose what came late
+LARGEST_CHUNK = 65536
+QUEUE_S, LEAST_QUEUE = 20e-3, 128 * 1024  # what may wait at a port
+MOST_HOSTS = 64
+SUBNET = "10.87.0.0/16"
+START_S = 30.0
+KEEPER, SWITCH = (str(Path(__file__).with_name(name)) for name in ("namespaces.py", "switch.py"))
+INTERFACE = "eth0"
+PLACE = "/dev/shm/.workbench"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host of an emulated network.
+
+    Attributes:
+        name: its host name; the hosts know each other by it.
+        address: of its one interface.
+        up, down: bits per second that leave and reach it.
+    """
+
+    name: str
+    address: str
+    up: float
+    down: float
+
+
+def _shape(rate: float) -> dict[str, int]:
+    """How a queue of that rate is set: bytes that may leave at once, and that may wait."""
+    bytes_per_s = rate / 8
+    return {
+        "rate": round(rate),
+        "burst": round(max(LEAST_BURST, BURST_S * bytes_per_s)),
+        "limit": round(max(LEAST_QUEUE, QUEUE_S * bytes_per_s)),
+    }
+
+
+@final
+class EmulatedNetwork:
+    """Linux network namespaces with real TCP between them, and `tc tbf` on each interface: a true limit of the rate.
+
+    Each host has a network and a host name of its own; they share this machine's cores, memory and files. It ends with
+    `close()`, with the `with` block, when it is no longer referred to, and with this process, however that ends: the
+    kernel then ends all processes on the hosts, and removes the interfaces with the last of them.
+
+    Args:
+        hosts: how many.
+        rate: of every interface, in both directions: "1gbit", "100mbit", or bits per second; of whole Ethernet frames,
+            of which TCP's payload is 95.6 %.
+        ranks_per_host: how many ranks the launchers place on a host before they go on to the next.
+        latency_s: seconds ("5ms") that every frame takes from host to host, beside its time on the wire.
+        slow: host number -> its rate, in place of `rate`.
+        up, down: rates from a host and to a host, in place of `rate`, where they differ.
+
+    Raises:
+        ConfigError: a rate, time or number that cannot be.
+        LaunchError: the kernel or the machine does not allow it; says what is missing.
+
+    Example:
+        with EmulatedNetwork(4, rate="1gbit") as network:
+            network.run(0, ["ping", "-c", "1", "host1"]).wait()
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        *,
+        rate: str | float = "1gbit",
+        ranks_per_host: int = 1,
+        latency_s: str | float = 0.0,
+        slow: Mapping[int, str | float] | None = None,
+        up: str | float | None = None,
+        down: str | float | None = None,
+    ) -> None:
+        for name, number, most in (("hosts", hosts, MOST_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+                raise ConfigError(f"{name}={number!r}: a whole number from 1 to {most}")
+        for host in slow or {}:
+            if host not in range(hosts):
+                raise ConfigError(f"slow host {host!r}: hosts are numbered from 0 to {hosts - 1}")
+        if Placement.here() is not None:
+            raise ConfigError("this process is on an emulated network already, and there is none inside another: use that one")
+        general = parse_rate(rate)
+        slower = {host: parse_rate(its) for host, its in (slow or {}).items()}
+        rates = [
+            (slower.get(host, general if up is None else parse_rate(up)), slower.get(host, general if down is None else parse_rate(down)))
+            for host in range(hosts)
+        ]
+        self.latency_s = parse_seconds(latency_s)
+        self.ranks_per_host = ranks_per_host
+        self.hosts = tuple(
+            Host(name=f"host{index}", address=f"10.87.0.{index + 1}", up=up, down=down) for index, (up, down) in enumerate(rates)
+        )
+        self._keeper = self._start()
+        self._finalizer = weakref.finalize(self, _end, self._keeper, os.getpid())
+        try:
+            self._first = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def description(self) -> str:
+        """One line, for a run's record."""
+        rates = sorted({rate for host in self.hosts for rate in (host.up, host.down)}, reverse=True)
+        latency = f", {self.latency_s * 1e3:.4g} ms of latency" if self.latency_s else ""
+        ranks = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
+        return f"emulated network: {len(self.hosts)} hosts{ranks} at {' and '.join(map(rate_text, rates))}{latency}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What launchers find the hosts by: this package's, Open MPI's and MPICH's, gloo and NCCL."""
+        agent = f"{PLACE}/agent"
+        interfaces = (
+            *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+            *("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE"),
+        )
+        return {
+            **self.placement.environment,
+            "WORKBENCH_NETWORK": self.description,
+            "WORKBENCH_MACHINE": platform.node(),
+            **dict.fromkeys(interfaces, INTERFACE),
+            # UCX and libfabric would see by the boot that all hosts are one machine, and go round the network by its memory.
+            "OMPI_MCA_pml": "ob1",
+            "UCX_TLS": "tcp,self",
+            "FI_PROVIDER": "tcp",
+            "PRTE_MCA_plm_ssh_agent": agent,
+            "PRTE_MCA_prte_default_hostfile": f"{PLACE}/hostfile",
+            "PRTE_MCA_prte_tmpdir_base": PLACE,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",  # as all are on the hosts, whoever they are outside
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_plm_rsh_agent": agent,
+            "OMPI_MCA_orte_default_hostfile": f"{PLACE}/hostfile",
+            "OMPI_MCA_orte_tmpdir_base": PLACE,
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": agent,
+            "HYDRA_HOST_FILE": f"{PLACE}/hydra",
+        }
+
+    def command(self, host: int | str, argv: Sequence[str]) -> list[str]:
+        """The command line, for this process or a child of it, that runs `argv` on a host."""
+        if not self._finalizer.alive:
+            raise LaunchError("this network was closed: make a new EmulatedNetwork")
+        return [*ENTER, str(self._first), self._name(host), *argv]
+
+    def run(self, host: int | str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+        """Start `argv` on a host.
+
+        Args:
+            host: its number or name.
+            env: added to this process's environment and the network's.
+            options: of `subprocess.Popen`.
+
+        Returns:
+            A process that hands signals on, ends as the command does, and takes it with it when killed.
+
+        Raises:
+            ConfigError: no such host.
+            LaunchError: the network was closed.
+        """
+        return subprocess.Popen(self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options)
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank is on which host."""
+        return Placement(hosts=tuple(host.name for host in self.hosts), ranks_per_host=self.ranks_per_host)
+
+    def pid_here(self, pid: int) -> int | None:
+        """The number that a process of the hosts has outside of the network; None if it has ended."""
+        space = os.readlink(f"/proc/{self._first}/ns/pid")
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):  # ended meanwhile
+                numbers = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()
+                if numbers[-1] == str(pid) and os.readlink(status.with_name("ns") / "pid") == space:
+                    return int(status.parent.name)
+        return None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there."""
+        return self._finalizer.alive and self._keeper.poll() is None
+
+    def close(self) -> None:
+        """End all processes on the hosts and remove the network; once is enough."""
+        self._finalizer()
+
+    def _name(self, host: int | str) -> str:
+        names = [each.name for each in self.hosts]
+        if isinstance(host, int) and not isinstance(host, bool) and 0 <= host < len(names):
+            return names[host]
+        if host not in names:
+            raise ConfigError(f"no host {host!r}: there are {', '.join(names)}, or their numbers from 0")
+        return str(host)
+
+    def _spec(self) -> dict[str, Any]:
+        def described(index: int, host: Host) -> dict[str, Any]:
+            up, down = _shape(host.up), _shape(host.down)
+            return {
+                "name": host.name,
+                "address": host.address,
+                "mac": f"02:57:42:00:00:{index + 1:02x}",
+                "up": up,
+                "down": down,
+                "chunk": min(LARGEST_CHUNK, max(MTU, min(up["burst"], down["burst"]) // CHUNKS)),
+            }
+
+        return {
+            "hosts": [described(index, host) for index, host in enumerate(self.hosts)],
+            "ranks_per_host": self.ranks_per_host,
+            "latency_s": self.latency_s,
+            "mtu": MTU,
+            "subnet": SUBNET,
+            "switch": SWITCH,
+            "enter": ENTER[-1],
+        }
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if sys.platform != "linux":
+            raise LaunchError(f"an emulated network is made of Linux network namespaces, and this is {platform.system()}")
+        command = [sys.executable, "-I", "-S", KEEPER]
+        keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0)
+        assert keeper.stdin is not None
+        keeper.stdin.write(json.dumps(self._spec()).encode() + b"\n")  # left open: its end is how the keeper learns of ours
+        return keeper
+
+    def _answer(self) -> int:
+        """The number of the first process of the network's process namespace, when the network is there."""
+        said: dict[str, Any] = {}
+        assert self._keeper.stdout is not None
+        while "pid" not in said or "users" not in said:
+            ready, _, _ = select.select([self._keeper.stdout], [], [], START_S)
+            line = self._keeper.stdout.readline() if ready else b""
+            if not line:
+                raise LaunchError(
+                    "no emulated network: " + ("what makes it ended without a word" if ready else f"not made in {START_S:.0f} s")
+                )
+            said |= json.loads(line)
+            if "error" in said:
+                raise LaunchError(f"no emulated network: {said['error']}")
+        return int(said["pid"])
+
+    def __enter__(self) -> EmulatedNetwork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.description}{'' if self.alive else ', closed'}>"
+
+
+def _end(keeper: subprocess.Popen[bytes], owner: int) -> None:
+    """End the keeper, and with it everything on the hosts; a fork of the process that made the network must not."""
+    if os.getpid() != owner:
+        return
+    for pipe in (keeper.stdin, keeper.stdout):
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+    try:
+        keeper.wait(5.0)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()

@@ -1,0 +1,106 @@
+"""A switch in user space that keeps every frame for a time: what gives an emulated network its latency.
+
+    switch.py SECONDS MAC...     MAC number k is behind the interface `portk` of this process's network namespace
+
+Each frame is taken from the port it came in at with the kernel's time of arrival, and sent at the port of its destination
+when it has been here for SECONDS; so a late wake-up of this process costs nothing while it is later by less than that.
+Frames travel whole as TCP made them, before they are cut to the MTU. One that a port's queue has no place for is dropped,
+as by any switch.
+
+It imports nothing of the package, to be small and quick to start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from typing import NoReturn
+
+EVERY_PROTOCOL = 0x0003
+PACKET, PACKET_HEADER, PACKET_IGNORE_OUTGOING = 263, 15, 23
+SO_TIMESTAMPNS, SO_SNDBUFFORCE, SO_RCVBUFFORCE = 35, 32, 33
+SET_TIMER_SLACK = 29
+HEADER_BYTES = 10  # of virtio_net, before each frame: where its checksum goes, and how it is to be cut
+LARGEST = HEADER_BYTES + 14 + 65536
+QUEUE_BYTES = 16 << 20
+BATCH = 64  # frames taken from one port before the others have their turn
+NEEDS_CHECKSUM = b"\0", b"\1"  # the one flag that means the same on the way in and on the way out
+BROADCAST = b"\xff" * 6
+
+
+def open_port(index: int) -> socket.socket:
+    """Raw frames that come in at an interface, with the time at which they did."""
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL))
+    port.setsockopt(PACKET, PACKET_HEADER, 1)
+    port.setsockopt(PACKET, PACKET_IGNORE_OUTGOING, 1)
+    port.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    for option, force in ((socket.SO_RCVBUF, SO_RCVBUFFORCE), (socket.SO_SNDBUF, SO_SNDBUFFORCE)):
+        try:
+            port.setsockopt(socket.SOL_SOCKET, force, QUEUE_BYTES)
+        except OSError:  # only root may have more than net.core.rmem_max and wmem_max
+            port.setsockopt(socket.SOL_SOCKET, option, QUEUE_BYTES)
+    port.bind((f"port{index}", 0))
+    port.setblocking(False)
+    return port
+
+
+class Switch:
+    """Ports, where each address is, and the frames that wait for their time, the first to go first."""
+
+    def __init__(self, latency_s: float, addresses: list[bytes]) -> None:
+        self._latency_ns = round(latency_s * 1e9)
+        self._ports = [open_port(index) for index in range(len(addresses))]
+        self._where = {address: [port] for address, port in zip(addresses, self._ports, strict=True)}
+        self._waiting: deque[tuple[int, bytes, socket.socket]] = deque()
+
+    def take(self, port: socket.socket) -> None:
+        """Some of the frames that have come in at a port."""
+        others = [other for other in self._ports if other is not port]
+        for _ in range(BATCH):
+            try:
+                frame, ancillary, _, _ = port.recvmsg(LARGEST, 64)
+            except (BlockingIOError, InterruptedError):
+                return
+            seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2][:16])
+            due = seconds * 1_000_000_000 + nanoseconds + self._latency_ns
+            to = frame[HEADER_BYTES : HEADER_BYTES + 6]
+            for destination in self._where.get(to, others if to == BROADCAST else ()):
+                self._waiting.append((due, NEEDS_CHECKSUM[frame[0] & 1] + frame[1:], destination))
+
+    def send(self) -> float | None:
+        """Send what is due; seconds until the next frame is, or None."""
+        while self._waiting:
+            left = self._waiting[0][0] - time.time_ns()
+            if left > 0:
+                return left / 1e9
+            _, frame, port = self._waiting.popleft()
+            try:
+                port.send(frame)
+            except OSError:  # the port's queue is full, or its host is going
+                continue
+        return None
+
+    def run(self) -> NoReturn:
+        """For ever."""
+        while True:
+            ready, _, _ = select.select(self._ports, [], [], self.send())
+            for port in ready:
+                self.take(port)
+
+
+def main(latency_s: str, *addresses: str) -> NoReturn:
+    """See the top of this file."""
+    ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1)
+    switch = Switch(float(latency_s), [bytes.fromhex(address.replace(":", "")) for address in addresses])
+    os.write(1, b"ready\n")
+    switch.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
