@@ -272,8 +272,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
+    if options.quick and options.write:
+        parser.error("small sizes are no evidence: --write without --quick")
     rows = measure(QUICK if options.quick else Sizes(rounds=options.rounds))
-    if options.write and not options.quick:
+    if options.write:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
         versions = {"workbench": workbench.__version__, "torch": torch.__version__, "simpy": simpy.__version__, "numpy": np.__version__}
         RECORD.write_text(json.dumps({"machine": machine, "versions": versions, "rows": rows}, indent=1) + "\n")
