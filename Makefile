@@ -15,7 +15,7 @@ TESTS ?=
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
@@ -56,6 +56,10 @@ lint: $(INSTALLED) ## style, format, types, layers
 .PHONY: bench
 bench: $(INSTALLED) ## step times against torch's DDP on this machine
 	$(BIN)/python tests/benchmarks/step_time.py
+
+.PHONY: bench-simulator
+bench-simulator: $(INSTALLED) ## the simulator beside SimPy and beside a plain PyTorch loop; writes records/simulator.json (five minutes)
+	$(BIN)/python -m tests.benchmarks.simulator --write
 
 .PHONY: study
 study: $(INSTALLED) ## every method on the digits: margins in loss over ten seeds, then the table over runtimes (half an hour)

@@ -188,12 +188,13 @@ def test_parameter_servers(method: ServerMethod, network: Network, compute: Comp
 # -- shared interfaces and switches ----------------------------------------------------------------------------
 
 
-def two_racks(sender: int, to: int) -> Way:
-    """Three ranks a host, with one interface; two hosts a leaf switch, whose uplink has a quarter of their rate. Host 1 sends at half."""
-    host, other = sender // 3, to // 3
+def racks(sender: int, to: int) -> Way:
+    """Two ranks a host, with one interface; two hosts a leaf switch, whose uplink has a quarter of their rate. Host 1 sends at half
+    of it, host 2 receives at a quarter."""
+    host, other = sender // 2, to // 2
     if host == other:
         return 1e-4, {("port out", sender): 1e-6, ("port in", to): 1e-6}
-    between = {("out", host): 1e-4 * (2 if host == 1 else 1), ("in", other): 1e-4}
+    between = {("out", host): 1e-4 * (2 if host == 1 else 1), ("in", other): 1e-4 * (4 if other == 2 else 1)}
     if host // 2 != other // 2:
         between |= {("up", host // 2): 4e-4 / 2, ("down", other // 2): 4e-4 / 2}
     return 1e-3, between
@@ -202,16 +203,16 @@ def two_racks(sender: int, to: int) -> Way:
 RACKS = Topology(
     between=Network(latency_s=1e-3, bandwidth_bytes_per_s=1e4),
     inside=Network(latency_s=1e-4, bandwidth_bytes_per_s=1e6),
-    ranks_per_host=3,
+    ranks_per_host=2,
     hosts_per_switch=2,
     oversubscription=4.0,
-    rates=((1, 0.5, 1.0),),
+    rates=((1, 0.5, 1.0), (2, 1.0, 0.25)),
 )
 
 
 def test_a_ring_over_racks() -> None:
     run, layout, costs = simulated(PipeSGD(width=2, collective=Ring()), 11, 3, RACKS, JITTERY)
-    agree(run, pipe_sgd(replace(costs, way=two_racks), 11, 3, 2, ring(layout.numel, layout.itemsize)))
+    agree(run, pipe_sgd(replace(costs, way=racks), 11, 3, 2, ring(layout.numel, layout.itemsize)))
 
 
 @pytest.mark.parametrize("method", [AsyncSGD(shards=2), ParameterServerSGD(shards=3, dedicated=True)], ids=str)
@@ -220,4 +221,4 @@ def test_parameter_servers_over_racks(method: ServerMethod) -> None:
     run, layout, costs = simulated(method, 11, 4, RACKS, JITTERY)
     workers = method.num_computing(11)
     quorum = workers if isinstance(method, BackupSGD) else None
-    agree(run, parameter_servers(replace(costs, way=two_racks), 11, workers, 4, shards_of(method, layout, 11), quorum))
+    agree(run, parameter_servers(replace(costs, way=racks), 11, workers, 4, shards_of(method, layout, 11), quorum))
