@@ -101,7 +101,7 @@ class Cohort:
         self._summation.end(total)
         for buffer, value in zip(model.buffers(), kept, strict=True):
             buffer.copy_(value)
-        self._losses = [None if loss is None else float(loss) for loss in losses]
+        self._losses = losses
         return total
 
     def apply(self, request: ops.Apply, now_s: Array) -> Array:

@@ -7,7 +7,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from workbench.backward import Hooks, Micro
 from workbench.gradients import USED, WEIGHT, Gradient
@@ -21,7 +20,8 @@ class Summation:
     """Adds up gradients in order of rank, to the last bit as an all-reduce of the messages would.
 
     The first worker's is computed as on a real rank, with all that a `Replica` looks after, and so are all where that matters
-    (several micro-batches, mixed precision, parameters of several types). The others' come straight from autograd.
+    (several micro-batches, mixed precision, parameters of several types). The others' are taken straight from autograd, which adds
+    them to views of one buffer.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -29,40 +29,41 @@ class Summation:
         layout = replica.layout
         self._plain = replica.precision == "fp32" and all(slot.dtype == layout.dtype for slot in layout.slots)
         self._parameters: list[Any] = replica.parameters
-        self._views: dict[int, list[Tensor]] = {}  # of the pool's buffers
+        self._flat = torch.zeros(layout.numel if self._plain else 0, dtype=layout.dtype)
+        self._views = [slot.view(self._flat).data for slot in layout.slots] if self._plain else []  # `.data`: each counts its own versions
+        self._versions = [view._version for view in self._views]
         self._shares: list[float] = []  # of the gradients that came straight, since the last `end`
         self._used = [0] * len(self._parameters)  # of how many of them each parameter was part
 
-    def begin(self, step: int, minibatch: Minibatch) -> tuple[Gradient, Tensor | None]:
-        """The first worker's gradient and loss."""
-        return self._replica.backward(step, minibatch, Hooks())
+    def begin(self, step: int, minibatch: Minibatch) -> tuple[Gradient, float | None]:
+        """The first worker's gradient and mean loss."""
+        gradient, mean = self._replica.backward(step, minibatch, Hooks())
+        for param, view in zip(self._parameters, self._views, strict=False):
+            param.grad = view
+        return gradient, None if mean is None else float(mean)
 
-    def add(self, total: Gradient, minibatch: Minibatch) -> Tensor | None:
+    def add(self, total: Gradient, minibatch: Minibatch) -> float | None:
         """Add another worker's; answers its mean loss."""
         if not self._plain or len(minibatch) != 1:
             gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
             total.flat.add_(gradient.flat)
             self._replica.discard(gradient)
-            return mean
+            return None if mean is None else float(mean)
         loss = minibatch[0].loss()
         torch.autograd.backward(loss)
-        views = self._views.get(id(total.flat))
-        if views is None:
-            views = self._views[id(total.flat)] = [slot.view(total.flat) for slot in total.layout.slots]
-        mine, sums = [], []
-        for position, param in enumerate(self._parameters):
-            grad, param.grad = param.grad, None
-            if grad is not None:
-                mine.append(grad.to_dense() if grad.is_sparse else grad)
-                sums.append(views[position])
+        total.flat.add_(self._flat.mul_(minibatch[0].share))
+        self._flat.zero_()
+        for position, view in enumerate(self._views):
+            if view._version != self._versions[position]:
+                self._versions[position] = view._version
                 self._used[position] += 1
-        torch._foreach_mul_(mine, minibatch[0].share)
-        torch._foreach_add_(sums, mine)
         self._shares.append(minibatch[0].share)
-        return loss.detach()
+        return float(loss.detach())
 
     def end(self, total: Gradient) -> None:
         """Write into the tails who has contributed."""
+        for param in self._parameters:
+            param.grad = None
         for piece in total.layout.buckets:
             tail = total.tail(piece.index).numpy()
             tail[WEIGHT] = np.cumsum(np.array([tail[WEIGHT], *self._shares], tail.dtype))[-1]  # one after the other, as messages are summed
