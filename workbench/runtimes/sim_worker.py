@@ -116,6 +116,7 @@ class Shapes(_Counted):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self._flat = torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")  # without content, so one serves all
+        self._packed: dict[int | None, Tensor] = {}
         self.master = _Counted(self.layout)
         self.control_out = 0
         self.has_master = True
@@ -133,10 +134,11 @@ class Shapes(_Counted):
         """Nothing is kept."""
 
     def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
-        piece = None if bucket is None else self.layout.buckets[bucket]
-        numel = self.layout.numel if piece is None else piece.stop - piece.start
-        flat, updates = torch.empty(numel, dtype=self.layout.dtype, device="meta"), (self.master if master else self).updates
-        return Gradient(flat, self.layout, -1, max(updates) if bucket is None else updates[bucket], bucket)
+        updates = (self.master if master else self).updates
+        if bucket not in self._packed:
+            piece = None if bucket is None else self.layout.buckets[bucket]
+            self._packed[bucket] = self._flat if piece is None else self._flat[piece.start : piece.stop]
+        return Gradient(self._packed[bucket], self.layout, -1, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Nothing is kept."""
