@@ -2,6 +2,8 @@
 
 from workbench.calibration.from_run import calibrate
 from workbench.calibration.model import Calibration, Estimate, Host, Line, Origin, Pace, Shapes
+from workbench.calibration.predict import Prediction, predict
+from workbench.calibration.probe import Probe, probe, with_probe
 
 __all__ = [
     "Calibration",
@@ -10,6 +12,11 @@ __all__ = [
     "Line",
     "Origin",
     "Pace",
+    "Prediction",
+    "Probe",
     "Shapes",
     "calibrate",
+    "predict",
+    "probe",
+    "with_probe",
 ]
