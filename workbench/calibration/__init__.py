@@ -1,5 +1,6 @@
 """Cost models fitted to real steps, what they predict, and what they recommend."""
 
+from workbench.calibration.from_profile import from_profile
 from workbench.calibration.from_run import calibrate
 from workbench.calibration.model import Calibration, Estimate, Host, Line, Origin, Pace, Shapes
 from workbench.calibration.predict import Prediction, predict
@@ -16,6 +17,7 @@ __all__ = [
     "Probe",
     "Shapes",
     "calibrate",
+    "from_profile",
     "predict",
     "probe",
     "with_probe",

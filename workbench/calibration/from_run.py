@@ -11,12 +11,16 @@ from workbench.calibration.fit import fit, ready_to_shares
 from workbench.calibration.model import Calibration, Origin, Shapes
 from workbench.calibration.observed import COLLECTIVES, observe
 from workbench.collectives import native_bytes
+from workbench.costs import measure_compute
 from workbench.errors import ConfigError
 from workbench.gradients import USED, build_layout, trainable
 from workbench.naming import kebab
 from workbench.problems.base import Problem
 from workbench.trace import open_run
 from workbench.trace.run import Run
+
+
+ELEMENTS = "backward is spent in proportion to the elements of each parameter: give problem= (--problem) to measure how it is"
 
 
 def calibrate(
@@ -35,7 +39,8 @@ def calibrate(
 
     Args:
         run: a run, its folder or its name; of a method that sums over all ranks, by the library or by messages.
-        problem: what was trained, for runs whose record has no shapes of parameters.
+        problem: what was trained: then the part of each parameter in compute is measured here, in a second or so; and for runs
+            whose record has no shapes of parameters.
         cores: that all ranks shared; None: those of their host where they ran on one, as the trace says.
         latency_s: of a hop, where the run has messages of one size only.
         line_bytes_per_s: the rate that the link is called by: then the part of it that carries gradients is known.
@@ -79,10 +84,30 @@ def calibrate(
     )
     if found.line.codecs:
         found = replace(found, line=replace(found.line, codecs=((_codec_name(run), *found.line.codecs[0][1:]),)))
+    if problem is not None:
+        return with_shares(found, problem)
     if observed.ready:
         shares = ready_to_shares(observed.ready, *_buckets(run, found.shapes, num_workers))
-        found = replace(found, pace=replace(found.pace, backward_shares=shares))
-    return found
+        return replace(found, pace=replace(found.pace, backward_shares=shares))
+    return replace(found, notes=(*found.notes, ELEMENTS))
+
+
+def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
+    """The same, with what part of forward and backward each parameter takes, measured on a replica of the model in this process.
+
+    Raises:
+        ConfigError: the problem's model has other parameters than the run had.
+    """
+    shapes = calibration.shapes
+    found = shapes_of(problem, shapes.batch_size)
+    if found.parameters != shapes.parameters:
+        raise ConfigError(
+            f"problem {problem.name} has {len(found.parameters)} parameters of other names or shapes than the {len(shapes.parameters)} of "
+            f"{calibration.origin.source}: give the problem that was trained, with its options"
+        )
+    measured = measure_compute(problem, shapes.batch_size, threads=calibration.host.threads)
+    pace = replace(calibration.pace, forward_shares=measured.forward_shares, backward_shares=measured.backward_shares)
+    return replace(calibration, pace=pace, notes=tuple(note for note in calibration.notes if note != ELEMENTS))
 
 
 def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:

@@ -16,6 +16,7 @@ from workbench.trace.spans import COMMUNICATION_KINDS, COMPUTE_KINDS, Spans
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+LEAST_STEPS = 5
 COLLECTIVES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # passes over the ring
 
 
@@ -82,7 +83,7 @@ class Observed:
 
 
 def observe(run: Run) -> Observed:
-    """The steps of a run on real or simulated ranks, without those at the beginning that are slower than usual.
+    """The steps of a run on real or simulated ranks.
 
     Raises:
         ConfigError: it has no trace, or too few steps in it.
@@ -90,21 +91,26 @@ def observe(run: Run) -> Observed:
     spans = run.spans
     if not len(spans.table):
         raise ConfigError(f"run {run.id} has no trace: run it without --trace-steps 0")
-    steps = _usual_steps(run, spans)
+    return observe_spans(spans, int(run.info.get("num_workers") or len(run.metrics)), f"run {run.id}")
+
+
+def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
+    """The steps in these spans, without those at the beginning that are slower than usual, and the last, whose end is not known.
+
+    Args:
+        num_workers: that took part; the spans may be of some of them.
+        name: of the record, for errors.
+    """
+    steps = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
+    if len(steps) < LEAST_STEPS:
+        raise ConfigError(f"{name} has {len(steps)} steps in its trace: {LEAST_STEPS} at least, 20 or more for a fit that means something")
+    steps = steps[num_warm_up(len(steps)) : -1]
     compute, local = _compute(spans, steps), _local(spans, steps)
     sums = spans.select(steps=slice(int(steps[0]), int(steps[-1]) + 1), kinds=COLLECTIVES)
     if len(sums.table):
-        return Observed(compute=compute, periods=_sums(sums), messages=False, local=local, ready=_ready(spans, steps))
+        return Observed(compute=compute, periods=_sums(sums, num_workers), messages=False, local=local, ready=_ready(spans, steps))
     received = spans.select(kinds=("send", "recv"))
     return Observed(compute=compute, periods=_messages(received, steps), messages=True, local=local)
-
-
-def _usual_steps(run: Run, spans: Spans) -> Ints:
-    found = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
-    usual = found[num_warm_up(len(found)) :]
-    if len(found) < 4:
-        raise ConfigError(f"run {run.id} has {len(found)} steps in its trace: 4 at least, 20 or more for a fit that means something")
-    return usual[:-1] if len(usual) > 3 else usual  # the last step's end is not known
 
 
 def _compute(spans: Spans, steps: Ints) -> Compute:
@@ -137,7 +143,7 @@ def _local(spans: Spans, steps: Ints) -> dict[str, Floats]:
     return found
 
 
-def _sums(sums: Spans) -> Periods:
+def _sums(sums: Spans, num_workers: int) -> Periods:
     table = sums.table
     num_ranks = len(np.unique(table["rank"]))
     key = np.stack([table["step"], table["bucket"], table["kind"]], 1)
@@ -154,7 +160,7 @@ def _sums(sums: Spans) -> Periods:
         step=table["step"][first][keep],
         begin_s=begin[keep],
         end_s=np.maximum(end, begin)[keep],
-        num_messages=passes[keep] * (num_ranks - 1),
+        num_messages=passes[keep] * (num_workers - 1),
         wire_bytes=table["bytes"][first][keep].astype(float),
         waiting_s=(begin - early)[keep],
     )
