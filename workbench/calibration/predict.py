@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
 from workbench.naming import kebab
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import simulate
+from workbench.runtimes.simulate import simulate
 from workbench.trace.run import Run
 
 STEPS = 30
