@@ -146,8 +146,7 @@ def fit(folder: Path, model: str) -> Calibration:
     hosts, rate = CALIBRATED_AT
     probe_file = folder / f"probe-{model}.json"
     run = measure(folder, model, hosts, rate, {"synchronous": CALIBRATION_STEPS}, probe_file)["synchronous"]
-    told = json.loads(probe_file.read_text())
-    found = Probe(**{name: tuple(map(tuple, value)) if isinstance(value, list) else value for name, value in told.items()})
+    found = Probe.from_record(json.loads(probe_file.read_text()))
     first = calibrate(run, problem=MODELS[model].make(), cores=CORES, line_bytes_per_s=parse_rate(rate) / 8)
     calibration = with_probe(first, found)
     calibration.save(path)
@@ -253,7 +252,8 @@ def record(folder: Path) -> None:
     }
     RECORD.write_text(json.dumps(result, indent=1) + "\n")
     print(Table(rows, COLUMNS))
-    print(f"{len(errors)} predictions: error {percent(result['error_median'])} at the median, {percent(result['error_worst'])} at worst; {RECORD}")
+    middle, worst = percent(statistics.median(errors)), percent(errors[-1])
+    print(f"{len(errors)} predictions: error {middle} at the median, {worst} at worst; {RECORD}")
 
 
 if __name__ == "__main__":

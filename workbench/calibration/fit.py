@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.calibration.laws import fit_law, slow_ranks
-from workbench.calibration.model import Calibration, Estimate, Host, Line, Origin, Pace, Shapes
+from workbench.calibration.model import Calibration
 from workbench.calibration.observed import Compute, Observed, Periods
+from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
 from workbench.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -67,7 +68,8 @@ def fit(
         fitted = name != "latency_s" or told_apart
         return Estimate(float(values[name]), spread.get(name, float("nan")) if fitted else float("nan"))
 
-    pace = Pace(**{name: estimate(name) for name in ("forward_s", "backward_s", "update_s", "other_s")}, stragglers=laws, fit=words)
+    seconds: dict[str, Any] = {name: estimate(name) for name in ("forward_s", "backward_s", "update_s", "other_s")}
+    pace = Pace(**seconds, stragglers=laws, fit=words)
     alpha = estimate("latency_s")
     gamma, gamma_words = _sum_of(observed)
     notes += gamma_words

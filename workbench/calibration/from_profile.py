@@ -14,14 +14,16 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from workbench.calibration.fit import fit
-from workbench.calibration.model import Calibration, Origin, Shapes
+from workbench.calibration.model import Calibration
 from workbench.calibration.observed import Observed, Periods, observe_spans
+from workbench.calibration.parts import Origin, Shapes
 from workbench.collectives import native_bytes
 from workbench.errors import ConfigError
 from workbench.trace.spans import Spans
@@ -81,10 +83,11 @@ def from_profile(
         raise ConfigError(f"{ranks[0].name} and another profile are of one rank: give one of each rank, or one alone")
     spans = Spans.concatenate(_on_one_clock(ranks))
     observed = observe_spans(spans, num_workers, ranks[0].name)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if len(ranks) == 1 and num_workers > 1:
         observed = _quickest(observed)
-        notes = (f"profile of one rank of {num_workers}: its quickest sums count, for the others waited for a rank too; give all ranks' profiles",)
+        alone = f"profile of one rank of {num_workers}: its quickest sums count"
+        notes = (f"{alone}, for the others waited for a rank too; give all ranks' profiles",)
     first = ranks[0]
     in_order = list(reversed(first.parameters))
     shapes = Shapes(
@@ -100,9 +103,7 @@ def from_profile(
         num_workers=num_workers,
         num_steps=observed.compute.forward_s.shape[1],
     )
-    found = fit(
-        observed, origin, shapes, cores=cores, threads=threads, latency_s=latency_s, line_bytes_per_s=line_bytes_per_s, seed=seed
-    )
+    found = fit(observed, origin, shapes, cores=cores, threads=threads, latency_s=latency_s, line_bytes_per_s=line_bytes_per_s, seed=seed)
     ready = np.array([part for _, part in first.parameters])
     shares = tuple(np.diff(np.maximum.accumulate(ready) / ready.max(), prepend=0.0)[::-1].tolist()) if ready.max() > 0 else ()
     where = (f"{len(hosts)} hosts: their clocks were brought together by the ends of the sums",) if len(hosts) > 1 else ()
@@ -167,22 +168,22 @@ def _step_bounds(events: list[Event], name: str) -> list[tuple[float, float]]:
     ends = [event["ts"] + event["dur"] for event in events if str(event.get("name", "")).startswith("Optimizer.step#")]
     if len(ends) < 2:
         raise ConfigError(f"{name} has no steps (neither ProfilerStep# nor Optimizer.step#): {HOW}")
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
-def _phases(inside: list[Event]) -> tuple[float, float, float, float] | None:
-    """When forward and backward begin, when backward's last function and the optimizer's step have ended; None: no whole step."""
+def _phases(inside: list[Event]) -> tuple[float, float, float] | None:
+    """When forward and backward begin, and when backward's last function has ended; None: no whole step."""
     forward = next((event["ts"] for event in inside if event.get("name") == "DistributedDataParallel.forward"), None)
     autograd = [event for event in inside if str(event.get("name", "")).startswith(AUTOGRAD)]
     update = [event for event in inside if str(event.get("name", "")).startswith("Optimizer.step#")]
     if forward is None or not autograd or not update:
         return None
     last = max(event["ts"] + event["dur"] for event in autograd)
-    return forward, autograd[0]["ts"], last, update[-1]["ts"] + update[-1]["dur"]
+    return forward, autograd[0]["ts"], last
 
 
-def _compute_rows(step: int, phases: tuple[float, float, float, float], inside: list[Event], device: _Device) -> list[tuple[Any, ...]]:
-    forward, backward, behind, end = phases
+def _compute_rows(step: int, phases: tuple[float, float, float], inside: list[Event], device: _Device) -> list[tuple[Any, ...]]:
+    forward, backward, behind = phases
     named = [("forward", forward, backward), ("backward", backward, behind)]
     copies = [event for event in inside if str(event.get("name", "")).endswith("copy_bucket_to_grad")]
     updates = [event for event in inside if str(event.get("name", "")).startswith("Optimizer.step#")]
@@ -197,9 +198,9 @@ def _compute_rows(step: int, phases: tuple[float, float, float, float], inside: 
     return rows
 
 
-def _ready(inside: list[Event], phases: tuple[float, float, float, float]) -> list[tuple[tuple[int, ...], float]]:
+def _ready(inside: list[Event], phases: tuple[float, float, float]) -> list[tuple[tuple[int, ...], float]]:
     """(shape, part of backward) of each parameter, in the order in which their gradients were there."""
-    _, backward, behind, _ = phases
+    _, backward, behind = phases
     found = []
     for event in inside:
         dims = (event.get("args") or {}).get("Input Dims")

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from workbench.calibration.fit import fit, ready_to_shares
-from workbench.calibration.model import Calibration, Origin, Shapes
+from workbench.calibration.model import Calibration
 from workbench.calibration.observed import COLLECTIVES, observe
+from workbench.calibration.parts import Origin, Shapes
 from workbench.collectives import native_bytes
 from workbench.costs import measure_compute
 from workbench.errors import ConfigError
 from workbench.gradients import USED, build_layout, trainable
 from workbench.naming import kebab
 from workbench.problems.base import Problem
-from workbench.trace import open_run
 from workbench.trace.run import Run
-
+from workbench.trace.store import find_run
 
 ELEMENTS = "backward is spent in proportion to the elements of each parameter: give problem= (--problem) to measure how it is"
 
@@ -50,7 +50,7 @@ def calibrate(
         ConfigError: the run has no trace or too few steps, no sums, or no shapes; says what to do.
         RunNotFound: there is no such run.
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = run if isinstance(run, Run) else Run.load(find_run(run))
     for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value!r}: a number above 0")
@@ -83,7 +83,7 @@ def calibrate(
         seed=seed,
     )
     if found.line.codecs:
-        found = replace(found, line=replace(found.line, codecs=((_codec_name(run), *found.line.codecs[0][1:]),)))
+        found = replace(found, line=replace(found.line, codecs=((codec_name(run), *found.line.codecs[0][1:]),)))
     if problem is not None:
         return with_shares(found, problem)
     if observed.ready:
@@ -113,8 +113,9 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
 def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
     """The cores of the one host that all ranks ran on; None where they had several, or the trace does not say."""
     hosts = {header.get("host") for header in headers.values()}
-    cores = {header.get("cores") for header in headers.values()}
-    return float(cores.pop()) if len(hosts) == len(cores) == 1 and None not in (hosts | cores) else None
+    cores = [float(header["cores"]) for header in headers.values() if header.get("cores")]
+    known = len(hosts) == 1 and None not in hosts and len(cores) == len(headers) and len(set(cores)) == 1
+    return cores[0] if known else None
 
 
 def _shapes(run: Run, problem: Problem | None) -> Shapes:
@@ -140,7 +141,7 @@ def shapes_of(problem: Problem, batch_size: int) -> Shapes:
     return Shapes(parameters=tuple((slot.name, slot.shape) for slot in layout.slots), batch_size=batch_size, itemsize=layout.itemsize)
 
 
-def _codec_name(run: Run) -> str:
+def codec_name(run: Run) -> str:
     """As the command line calls the codec that the run's settings name."""
     text = " ".join(str(value) for value in ((run.info.get("method") or {}).get("settings") or {}).values())
     found = re.search(r"codec=(\w+)\(", text)

@@ -42,7 +42,8 @@ def fit_law(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
     best = fits[0]
     said = ", ".join(f"{name} {likelihood - best[0]:+.1f}" for likelihood, name, *_ in fits[1:])
     distance = stats.kstest(samples, best[4])
-    chosen = f"{best[1]} is likeliest of {len(samples)} samples (log-likelihood: {said}; KS distance {distance.statistic:.3f}, p {distance.pvalue:.2g})"
+    judged = f"KS distance {distance.statistic:.3f}, p {distance.pvalue:.2g}"
+    chosen = f"{best[1]} is likeliest of {len(samples)} samples (log-likelihood: {said}; {judged})"
     if distance.pvalue >= 0.05:
         return (best[2],), best[3], chosen
     values = np.quantile(samples, (np.arange(min(MOST_VALUES, len(samples))) + 0.5) / min(MOST_VALUES, len(samples)))

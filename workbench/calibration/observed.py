@@ -199,9 +199,9 @@ def _merged(*, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats,
     return Periods(
         step=step[order][first].astype(np.int64),
         seconds=latest[last] - starts[first],
-        num_messages=np.bincount(number, num_messages[order]),
-        wire_bytes=np.bincount(number, wire_bytes[order]),
-        waiting_s=np.bincount(number, waiting_s[order]),
+        num_messages=np.bincount(number, num_messages[order]).astype(float),
+        wire_bytes=np.bincount(number, wire_bytes[order]).astype(float),
+        waiting_s=np.bincount(number, waiting_s[order]).astype(float),
     )
 
 

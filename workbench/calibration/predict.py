@@ -8,45 +8,23 @@ from typing import Any, final
 
 import numpy as np
 
-from workbench import costs
 from workbench.algorithms import names as method_names
 from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.calibration.effective import Setting, communication_cpu_s, effective_costs, make_setting, sends_messages
 from workbench.calibration.model import Calibration
-from workbench.collectives import Native
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
-from workbench.gradients import build_layout, trainable
-from workbench.naming import kebab
 from workbench.program import Algorithm
 from workbench.runtimes.simulate import simulate
 from workbench.trace.run import Run
 
 STEPS = 30
+LEAST_STEPS, MESSAGES = 8, 4000  # of a simulation message by message
 BAND = (0.1, 0.9)
 NUM_DRAWS = 8
 UNBOUND = 1e18  # bytes a second of a wire that costs nothing
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Where something is predicted.
-
-    Attributes:
-        workers: how many ranks.
-        line_bytes_per_s: what the link is called; None: the one that was measured.
-        latency_s: of the link, beyond what was measured.
-        cores: that all ranks share; None: each has what it needs.
-        name: how tables call the network.
-    """
-
-    workers: int
-    line_bytes_per_s: float | None = None
-    latency_s: float = 0.0
-    cores: float | None = None
-    name: str = "as measured"
 
 
 @final
@@ -148,34 +126,6 @@ def predict(
     return predict_at(calibration, algorithm, setting, steps=steps, draws=draws, seed=seed)
 
 
-def make_setting(
-    calibration: Calibration,
-    workers: int,
-    network: Network | str | None = None,
-    bandwidth_bytes_per_s: float | None = None,
-    latency_s: float | None = None,
-    cores: float | None = None,
-) -> Setting:
-    """The arguments of `predict` as a place to predict at."""
-    if network is not None and bandwidth_bytes_per_s is not None:
-        raise ConfigError("give a network or a bandwidth, not both")
-    if not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers={workers!r}: a whole number, 1 or more")
-    if bandwidth_bytes_per_s is not None and not bandwidth_bytes_per_s > 0:
-        raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: a number above 0, 125e6 for 1 Gbit/s")
-    cores = cores if cores is not None else calibration.host.cores
-    name = "as measured"
-    if network is not None:
-        found: Any = costs.get(network) if isinstance(network, str) else network
-        bandwidth_bytes_per_s, name = found.bandwidth_bytes_per_s, found.name
-        latency_s = found.latency_s if latency_s is None else latency_s
-    elif bandwidth_bytes_per_s is not None:
-        name = f"{bandwidth_bytes_per_s * 8e-6:g} Mbit/s"
-    if bandwidth_bytes_per_s is None and workers > 1 and calibration.line.s_per_byte.value <= 0:
-        raise ConfigError("the calibration is of one rank and knows no network: give network= or bandwidth_bytes_per_s=")
-    return Setting(workers=workers, line_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s or 0.0, cores=cores, name=name)
-
-
 def predict_at(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, *, steps: int = STEPS, draws: int = NUM_DRAWS, seed: int = 0
 ) -> Prediction:
@@ -183,17 +133,18 @@ def predict_at(
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm={algorithm!r}: a method, such as PipeSGD(width=2); there are {', '.join(method_names())}")
     chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
+    steps = affordable(calibration, algorithm, setting, steps)
     run, times, shown = _simulated(calibration, algorithm, setting, steps, seed)
-    means = [_step_s(calibration.drawn(draw), algorithm, setting, steps, seed) for draw in chosen]
-    step_s = float(times.mean())
-    low, high = (float(np.quantile([step_s, *means], level)) for level in BAND)
+    means = [step_s(calibration.drawn(draw), algorithm, setting, steps, seed) for draw in chosen]
+    mean_s = float(times.mean())
+    low, high = (float(np.quantile([mean_s, *means], level)) for level in BAND)
     saved = {
-        what: step_s - _without(what, calibration, algorithm, setting, steps, seed) for what in ("compute", "wire", "latency", "stragglers")
+        what: mean_s - _without(what, calibration, algorithm, setting, steps, seed) for what in ("compute", "wire", "latency", "stragglers")
     }
     return Prediction(
         method=run.label,
         setting=setting,
-        step_s=step_s,
+        step_s=mean_s,
         median_s=float(np.median(times)),
         low_s=low,
         high_s=high,
@@ -202,11 +153,23 @@ def predict_at(
     )
 
 
+def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
+    """Fewer steps where each has many messages: a pipeline is in its stride after two or three."""
+    collective = getattr(algorithm, "collective", None)
+    if not sends_messages(algorithm) or algorithm.has_servers:
+        return steps
+    buckets = 1 if algorithm.bucket_bytes is None else calibration.shapes.num_bytes / max(algorithm.bucket_bytes, 1.0) + 1
+    messages = setting.workers * 2 * (setting.workers - 1) * getattr(collective, "chunks", 1) * buckets
+    return int(min(steps, max(LEAST_STEPS, MESSAGES / max(messages, 1.0))))
+
+
 def _spread(num: int, wanted: int) -> list[int]:
     return sorted({round(position) for position in np.linspace(0, num - 1, min(num, wanted))}) if num and wanted else []
 
 
-def _step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
+def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
+    """The mean seconds of a step, and nothing else."""
+    steps = affordable(calibration, algorithm, setting, steps)
     return float(_simulated(calibration, algorithm, setting, steps, seed)[1].mean())
 
 
@@ -234,7 +197,7 @@ def _simulated(
     run = _run(calibration, algorithm, setting, compute, network, steps, seed)
     hidden = _hidden(run)
     if setting.cores is not None and hidden:
-        busy_s = hidden * _communication_cpu_s(calibration, algorithm, setting, run)
+        busy_s = hidden * communication_cpu_s(calibration, algorithm, setting, run)
         compute, network = effective_costs(calibration, algorithm, setting, busy_s)
         run = _run(calibration, algorithm, setting, compute, network, steps, seed)
         hidden = _hidden(run)
@@ -261,49 +224,3 @@ def _run(
 def _hidden(run: Run) -> float | None:
     found = overlap(run.spans, slice(num_warm_up(len(run.metrics[0])), None))
     return found.fraction
-
-
-def effective_costs(calibration: Calibration, algorithm: Algorithm, setting: Setting, busy_s: float = 0.0) -> tuple[Compute, Network]:
-    """Compute and network of one rank among so many, on the cores that they share.
-
-    With p ranks of k threads on c cores that compute T seconds a step, beside `busy_s` seconds of a core in which communication
-    runs at the same time, each takes max(T, p (k T + busy_s) / c). A byte on the wire takes at least what its core's seconds,
-    for all ranks at once, do.
-    """
-    host, compute = calibration.host, calibration.compute()
-    network = calibration.network(
-        setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm), codec=codec_of(algorithm)
-    )
-    if setting.cores is None:
-        return compute, network
-    total = compute.forward_s + compute.backward_s + compute.update_s
-    crowd = max(1.0, setting.workers * (host.threads * total + busy_s) / (setting.cores * total)) if total else 1.0
-    scaled = {name: getattr(compute, name) * crowd for name in ("forward_s", "backward_s", "update_s")}
-    least = setting.workers * host.cpu_s_per_byte / setting.cores
-    crowd_local = max(1.0, setting.workers / setting.cores)
-    local = {name: getattr(network, name) * crowd_local for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")}
-    rate = 1 / max(1 / network.bandwidth_bytes_per_s, least)
-    return replace(compute, **scaled), replace(network, bandwidth_bytes_per_s=rate, **local)
-
-
-def _communication_cpu_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run: Run) -> float:
-    """Seconds of a core that a rank's communication takes in a step: bytes, and work on messages; not slowed by others."""
-    with_shapes = calibration.shapes.problem(1).model()
-    layout = build_layout(trainable(with_shapes), algorithm.bucket_bytes, algorithm.num_buckets)
-    sent = [algorithm.bytes_per_step(rank, setting.workers, layout) or 0.0 for rank in range(setting.workers)]
-    table = run.spans.select(kinds=("sum", "encode", "decode")).table
-    steps = len(run.metrics[0])
-    crowd = max(1.0, setting.workers / (setting.cores or setting.workers))
-    work_s = float((table["end_s"] - table["start_s"]).sum()) / crowd / steps / setting.workers
-    return calibration.host.cpu_s_per_byte * statistics.fmean(sent) + work_s
-
-
-def sends_messages(algorithm: Algorithm) -> bool:
-    """Whether a method sends messages itself, rather than to ask the library for a sum."""
-    return algorithm.has_servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
-
-
-def codec_of(algorithm: Algorithm) -> str | None:
-    """The name of the codec that a method's collective has."""
-    codec = getattr(getattr(algorithm, "collective", None), "codec", None)
-    return None if codec is None else kebab(type(codec).__name__)

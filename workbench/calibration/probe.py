@@ -6,13 +6,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import Generator, Tensor
 
 from workbench import codecs
-from workbench.calibration.model import Calibration, Estimate
+from workbench.calibration.model import Calibration
+from workbench.calibration.parts import Estimate
+from workbench.calibration.record import as_tuples
 from workbench.codecs import Codec
 from workbench.collectives import native_bytes
 from workbench.runtimes.transport import CLOCK_TAG, Patience, Transport
@@ -46,6 +48,11 @@ class Probe:
     def as_record(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """The opposite."""
+        return cls(**{name: as_tuples(value) for name, value in record.items()})
 
     @property
     def sum_latency_s(self) -> float:
