@@ -213,7 +213,7 @@ def _ready(spans: Spans, steps: Ints) -> tuple[tuple[int, float], ...]:
         backward = {int(row["step"]): row for row in mine.select(kinds=["backward"]).table}
         for row in mine.select(kinds=COLLECTIVES).table:
             span = backward.get(int(row["step"]))
-            if row["bucket"] >= 0 and span is not None and span["start_s"] < row["start_s"] <= span["end_s"] + 1e-3:
+            if row["bucket"] >= 0 and span is not None and span["start_s"] <= row["start_s"] <= span["end_s"] + 1e-3:
                 part = (row["start_s"] - span["start_s"]) / (span["end_s"] - span["start_s"])
                 found.append((int(row["bucket"]), min(1.0, float(part))))
     return tuple(found)

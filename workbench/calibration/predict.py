@@ -35,7 +35,8 @@ class Prediction:
     Attributes:
         step_s: seconds, the mean over steps; `median_s` the median.
         low_s, high_s: of the mean, what nine and one of ten samples of the calibration's steps exceed.
-        saved_s: by how much a step were shorter if compute, wire, latency or stragglers cost nothing; what saves most binds.
+        saved_s: by how much a step were shorter if wire, latency or stragglers cost nothing, or, where nobody is late, compute;
+            what saves most binds.
         overlap: hidden part of the communication; None where there is none.
     """
 
@@ -138,9 +139,8 @@ def predict_at(
     means = [step_s(calibration.drawn(draw), algorithm, setting, steps, seed) for draw in chosen]
     mean_s = float(times.mean())
     low, high = (float(np.quantile([mean_s, *means], level)) for level in BAND)
-    saved = {
-        what: mean_s - _without(what, calibration, algorithm, setting, steps, seed) for what in ("compute", "wire", "latency", "stragglers")
-    }
+    left = {what: _without(what, calibration, algorithm, setting, steps, seed) for what in ("compute", "wire", "latency", "stragglers")}
+    saved = {"compute": left["stragglers"] - left["compute"], **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")}}
     return Prediction(
         method=run.label,
         setting=setting,

@@ -18,7 +18,7 @@ from workbench.program import Algorithm
 
 SHORT_STEPS = 12  # of a simulation that only ranks
 AS_GOOD = 1.02  # of what differs by less, the method is taken that changes the numbers least
-RUNNERS_UP = 4
+RUNNERS_UP = 3
 
 
 @final
@@ -106,6 +106,8 @@ def recommend(
     among: Sequence[Algorithm] | None = None,
     convergence: Convergence | None = None,
     exact: bool = False,
+    runners_up: int = RUNNERS_UP,
+    draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Recommendation:
     """The method of the shortest step, or of the shortest time to a loss, for this model on this cluster.
@@ -120,6 +122,8 @@ def recommend(
         convergence: steps that each recipe needs to a loss, from runs; recipes that it does not know are left out. None: steps
             are not compared, and all count alike.
         exact: only methods that change no numbers.
+        runners_up: how many to tell of beside the best.
+        draws: of the calibration, for the band of the best.
 
     Raises:
         ConfigError: nothing is left to choose among, or the place is unknown.
@@ -148,10 +152,10 @@ def recommend(
         found.append((step_s(calibration, one, setting, SHORT_STEPS, seed) * counted(one), one))
     found.sort(key=lambda item: item[0])
     plainest = min((item for item in found if item[0] <= found[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0]))
-    order = [plainest, *(item for item in found if item is not plainest)][: 1 + RUNNERS_UP]
+    order = [plainest, *(item for item in found if item is not plainest)][: 1 + runners_up]
     choices = []
     for place, (_, one) in enumerate(order):
-        prediction = predict_at(calibration, one, setting, draws=0 if place else NUM_DRAWS, seed=seed)
+        prediction = predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed)
         steps = None if convergence is None else convergence.of(one)
         choices.append(
             Choice(algorithm=one, prediction=prediction, steps_to_loss=steps, loss_s=None if steps is None else steps * prediction.step_s)
