@@ -20,12 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import workbench as wb
 from workbench import algorithms, problems
 from workbench.analysis import summary
 from workbench.analysis.summary import step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration import Calibration, Probe, calibrate, predict, probe, with_probe
+from workbench.calibration.predict import midmean
 from workbench.clusters.emulated import EmulatedNetwork, parse_rate
 from workbench.problems import Problem
 from workbench.program import Algorithm
@@ -38,9 +41,9 @@ CORES = 2
 CALIBRATED_AT = (2, "200mbit")
 RATES = ("100mbit", "200mbit", "400mbit", "800mbit")
 HOSTS = (2, 4)
-CALIBRATION_STEPS = 24
-SECONDS_EACH = 9.0  # of measured training, at least LEAST_STEPS
-LEAST_STEPS, MOST_STEPS = 12, 40
+CALIBRATION_STEPS = 40
+SECONDS_EACH = 7.0  # of measured training, at least LEAST_STEPS
+LEAST_STEPS, MOST_STEPS = 8, 40
 WAIT_S = 240.0
 
 
@@ -65,7 +68,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "layer-wise": ("layerwise-sgd", {}),
     "Pipe-SGD": ("pipe-sgd", {"width": 2}),
     "Pipe-SGD, 16-bit hops": ("pipe-sgd", {"width": 2, "collective": "ring:truncate16"}),
-    "PS-Sync": ("parameter-server-sgd", {"shards": 2}),
+    "PS-Sync": ("parameter-server-sgd", {}),
 }
 
 
@@ -166,7 +169,7 @@ def foretell(folder: Path, models: list[str]) -> list[dict[str, Any]]:
                 for name in METHODS:
                     found = predict(calibration, method(name), workers=hosts, bandwidth_bytes_per_s=parse_rate(rate) / 8, cores=CORES)
                     cell = {"model": model, "hosts": hosts, "rate": rate, "method": name}
-                    rows.append({**cell, "predicted_s": found.median_s, "low_s": found.low_s, "high_s": found.high_s, "bound": found.bound})
+                    rows.append({**cell, "predicted_s": found.usual_s, "low_s": found.low_s, "high_s": found.high_s, "bound": found.bound})
     path.write_text(json.dumps(rows, indent=1))
     return rows
 
@@ -199,10 +202,10 @@ def steps_for(step_s: float) -> int:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Median and quartiles of a run's steps after the warm-up."""
-    times = sorted(step_seconds(run))
+    """Mean of the middle half, and quartiles, of a run's steps after the warm-up."""
+    times = np.sort(step_seconds(run))
     quarter = len(times) // 4
-    return {"step_s": statistics.median(times), "low_s": times[quarter], "high_s": times[-1 - quarter], "steps": summary(run)["steps"]}
+    return {"step_s": midmean(times), "low_s": float(times[quarter]), "high_s": float(times[-1 - quarter]), "steps": summary(run)["steps"]}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

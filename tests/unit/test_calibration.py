@@ -246,7 +246,7 @@ def test_other_workers_and_methods_are_predicted_as_they_are(method: Any) -> Non
     for workers in (2, 6):
         real = wb.summary(trained(method, workers=workers, seed=5))["step_seconds_median"]
         found = predict(fitted(), method, workers=workers)
-        assert found.median_s == pytest.approx(real, rel=0.03)
+        assert found.usual_s == pytest.approx(real, rel=0.03)
         assert found.low_s <= found.step_s * 1.001 and found.high_s >= found.step_s * 0.999
 
 

@@ -42,20 +42,9 @@ def fit(
     """
     compute, periods = observed.compute, observed.periods
     crowd = 1.0 if cores is None else max(1.0, origin.num_workers * threads / cores)
-    notes: list[str] = []
-    if crowd > 1:
-        notes.append(
-            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {crowd:.3g}"
-        )
     values = _pace_values(compute, crowd)
     link, told_apart = _link_values(periods, origin.num_workers, latency_s)
-    if link is None:
-        notes.append("no communication was recorded: the network is unknown, and must be given where something is predicted")
-    elif not told_apart:
-        assumed = f"taken as {latency_s or 0:g} s"
-        notes.append(
-            f"all messages have one size: latency_s cannot be told from bandwidth and is {assumed}; more sizes, or --probe, would tell"
-        )
+    notes = _notes(origin, threads, cores, crowd, link is not None, told_apart, latency_s)
     draws = _draws(compute, periods, origin.num_workers, crowd, latency_s, seed)
     laws, scale, words = _stragglers(compute)
     values |= {name: values[name] * scale for name in ("forward_s", "backward_s")}
@@ -83,6 +72,23 @@ def fit(
     )
     host = Host(cores=cores, threads=threads)
     return Calibration(origin=origin, shapes=shapes, pace=pace, line=line, host=host, draws=tuple(draws), notes=tuple(notes))
+
+
+def _notes(
+    origin: Origin, threads: int, cores: float | None, crowd: float, linked: bool, told_apart: bool, latency_s: float | None
+) -> list[str]:
+    """What could not be told, and what was done about it."""
+    notes = []
+    if crowd > 1:
+        notes.append(
+            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {crowd:.3g}"
+        )
+    if not linked:
+        notes.append("no communication was recorded: the network is unknown, and must be given where something is predicted")
+    elif not told_apart:
+        why = "all messages have one size: latency_s cannot be told from bandwidth"
+        notes.append(f"{why} and is taken as {latency_s or 0:g} s; more sizes, or --probe, would tell")
+    return notes
 
 
 # -- compute ---------------------------------------------------------------------------------------------------------

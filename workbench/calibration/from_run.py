@@ -51,16 +51,7 @@ def calibrate(
         RunNotFound: there is no such run.
     """
     run = run if isinstance(run, Run) else Run.load(find_run(run))
-    for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name}={value!r}: a number above 0")
-    if latency_s is not None and not latency_s >= 0:
-        raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
-    if run.updates():
-        raise ConfigError(
-            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of a method that sums over "
-            "all ranks, such as synchronous-sgd"
-        )
+    _check(run, cores, latency_s, line_bytes_per_s)
     observed = observe(run)
     num_workers = int(run.info.get("num_workers") or len(run.metrics))
     headers = run.headers
@@ -92,6 +83,20 @@ def calibrate(
     return replace(found, notes=(*found.notes, ELEMENTS))
 
 
+def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_per_s: float | None) -> None:
+    """Raise `ConfigError` for what cannot be calibrated."""
+    for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value!r}: a number above 0")
+    if latency_s is not None and not latency_s >= 0:
+        raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
+    if run.updates():
+        raise ConfigError(
+            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of a method that sums over "
+            "all ranks, such as synchronous-sgd"
+        )
+
+
 def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
     """The same, with what part of forward and backward each parameter takes, measured on a replica of the model in this process.
 
@@ -111,8 +116,8 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
 
 
 def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
-    """The cores of the one host that all ranks ran on; None where they had several, or the trace does not say."""
-    hosts = {header.get("host") for header in headers.values()}
+    """The cores of the one machine that all ranks ran on; None where they had several, or the trace does not say."""
+    hosts = {header.get("machine", header.get("host")) for header in headers.values()}
     cores = [float(header["cores"]) for header in headers.values() if header.get("cores")]
     known = len(hosts) == 1 and None not in hosts and len(cores) == len(headers) and len(set(cores)) == 1
     return cores[0] if known else None

@@ -129,13 +129,7 @@ def recommend(
         ConfigError: nothing is left to choose among, or the place is unknown.
     """
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s, latency_s, cores)
-    chosen = list(among) if among is not None else _grid(calibration, workers)
-    kept = [one for one in chosen if not exact or recipe(one) == EXACT]
-    if convergence is not None:
-        kept = [one for one in kept if convergence.of(one) is not None]
-    if not kept:
-        told = f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})" if convergence else "exact=True"
-        raise ConfigError(f"none of {len(chosen)} candidates is left: {told}")
+    kept = _kept(list(among) if among is not None else _grid(calibration, workers), convergence, exact)
 
     def counted(one: Algorithm) -> float:
         """By what a step's time is multiplied to be compared: steps to the loss, or how many steps give p gradients."""
@@ -152,14 +146,9 @@ def recommend(
         found.append((step_s(calibration, one, setting, SHORT_STEPS, seed) * counted(one), one))
     found.sort(key=lambda item: item[0])
     plainest = min((item for item in found if item[0] <= found[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0]))
-    order = [plainest, *(item for item in found if item is not plainest)][: 1 + runners_up]
-    choices = []
-    for place, (_, one) in enumerate(order):
-        prediction = predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed)
-        steps = None if convergence is None else convergence.of(one)
-        choices.append(
-            Choice(algorithm=one, prediction=prediction, steps_to_loss=steps, loss_s=None if steps is None else steps * prediction.step_s)
-        )
+    order = [plainest[1], *(one for _, one in found if one is not plainest[1])][: 1 + runners_up]
+    predictions = [predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed) for place, one in enumerate(order)]
+    choices = [_choice(one, prediction, convergence) for one, prediction in zip(order, predictions, strict=True)]
     return Recommendation(
         choices=tuple(choices),
         reason=_reason(choices, convergence),
@@ -167,6 +156,23 @@ def recommend(
         num_simulated=len(found),
         convergence=convergence,
     )
+
+
+def _choice(algorithm: Algorithm, prediction: Prediction, convergence: Convergence | None) -> Choice:
+    steps = None if convergence is None else convergence.of(algorithm)
+    loss_s = None if steps is None else steps * prediction.step_s
+    return Choice(algorithm=algorithm, prediction=prediction, steps_to_loss=steps, loss_s=loss_s)
+
+
+def _kept(chosen: list[Algorithm], convergence: Convergence | None, exact: bool) -> list[Algorithm]:
+    """The candidates that may be compared."""
+    kept = [one for one in chosen if not exact or recipe(one) == EXACT]
+    if convergence is not None:
+        kept = [one for one in kept if convergence.of(one) is not None]
+    if not kept:
+        told = f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})" if convergence else "exact=True"
+        raise ConfigError(f"none of {len(chosen)} candidates is left: {told}")
+    return kept
 
 
 def backups_of(algorithm: Algorithm) -> int:
