@@ -17,11 +17,12 @@ from workbench.calibration.parts import Estimate
 from workbench.calibration.record import as_tuples
 from workbench.codecs import Codec
 from workbench.collectives import native_bytes
-from workbench.runtimes.transport import CLOCK_TAG, Patience, Transport
+from workbench.runtimes.transport import CLOCK_TAG, Handle, Patience, Transport
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes
 LOCAL_BYTES = 1 << 22  # of float32 values that are summed, encoded and decoded
 ROUNDS = 7
+LOST_WORK = 256  # side of the matrices whose product is a piece of compute
 
 
 @final
@@ -104,7 +105,8 @@ def probe(transport: Transport, patience: Callable[[str], Patience], names: Sequ
     if num_workers > 1:
         mine += [rounds(lambda size=size: all_reduce(torch.ones(size // 4))) for size in SIZES]  # type: ignore[misc]
         mine += [rounds(lambda size=size: exchange(torch.ones(size, dtype=torch.uint8))) for size in SIZES]  # type: ignore[misc]
-        mine.append(_cpu_s_per_byte(num_workers, all_reduce))
+        stolen = _stolen_s_per_byte(transport, patience)
+        mine.append(max(stolen, _cpu_s_per_byte(num_workers, all_reduce)))
     values, other = torch.randn(LOCAL_BYTES // 4), torch.randn(LOCAL_BYTES // 4)
     mine.append(rounds(lambda: values.add_(other)) / LOCAL_BYTES)
     for name in names:
@@ -123,6 +125,32 @@ def probe(transport: Transport, patience: Callable[[str], Patience], names: Sequ
         sum_s_per_byte=next(rest),
         codecs=tuple((name, next(rest), next(rest)) for name in names),
     )
+
+
+def _stolen_s_per_byte(transport: Transport, patience: Callable[[str], Patience]) -> float:
+    """Seconds of compute that a rank loses while a sum is under way, for a byte it sends: all that the process's own clock does not
+    see (the kernel's work on packets, caches) is in it. 0 where the library makes no progress by itself."""
+    left, right = torch.randn(LOST_WORK, LOST_WORK), torch.randn(LOST_WORK, LOST_WORK)
+
+    def pieces(handle: Handle | None, seconds: float) -> tuple[int, float]:
+        begin, done = time.perf_counter(), 0
+        while (not handle.poll()) if handle is not None else time.perf_counter() - begin < seconds:
+            torch.mm(left, right)
+            done += 1
+        return done, time.perf_counter() - begin
+
+    value, lost = torch.ones(SIZES[-1] // 4), []
+    for _ in range(ROUNDS):
+        transport.barrier(patience("all ranks of the probe"))
+        handle = transport.start_all_reduce(value)
+        if handle is None:
+            return 0.0
+        beside, seconds = pieces(handle, 0.0)
+        handle.wait(patience("a sum of the probe"))
+        transport.barrier(patience("all ranks of the probe"))
+        alone, calm_s = pieces(None, min(seconds, 0.25))
+        lost.append(seconds - beside * calm_s / max(alone, 1))
+    return max(statistics.median(lost), 0.0) / native_bytes(transport.num_workers, SIZES[-1])
 
 
 def _cpu_s_per_byte(num_workers: int, all_reduce: Callable[[Tensor], None]) -> float:

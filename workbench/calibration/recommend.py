@@ -144,9 +144,7 @@ def recommend(
             break
         one = kept[number]
         found.append((step_s(calibration, one, setting, SHORT_STEPS, seed) * counted(one), one))
-    found.sort(key=lambda item: item[0])
-    plainest = min((item for item in found if item[0] <= found[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0]))
-    order = [plainest[1], *(one for _, one in found if one is not plainest[1])][: 1 + runners_up]
+    order = _in_order(found)[: 1 + runners_up]
     predictions = [predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed) for place, one in enumerate(order)]
     choices = [_choice(one, prediction, convergence) for one, prediction in zip(order, predictions, strict=True)]
     return Recommendation(
@@ -156,6 +154,13 @@ def recommend(
         num_simulated=len(found),
         convergence=convergence,
     )
+
+
+def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
+    """The plainest of the best, then the others, quickest first."""
+    ordered = sorted(found, key=lambda item: item[0])
+    plainest = min((item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0]))[1]
+    return [plainest, *(one for _, one in ordered if one is not plainest)]
 
 
 def _choice(algorithm: Algorithm, prediction: Prediction, convergence: Convergence | None) -> Choice:
