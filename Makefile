@@ -66,6 +66,10 @@ study: $(INSTALLED) ## every method on the digits: margins in loss over ten seed
 	$(BIN)/python -m tests.benchmarks.digits_methods margins
 	$(BIN)/python -m tests.benchmarks.digits_methods table
 
+.PHONY: predictions
+predictions: $(INSTALLED) ## predicted beside measured step times on an emulated network (root; 20 minutes of a quiet machine)
+	$(BIN)/python -m tests.benchmarks.predictions run
+
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

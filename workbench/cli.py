@@ -14,6 +14,7 @@ from typing import Any
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_pairs
+from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
 from workbench.train_command import add_train_options
 
 
@@ -42,6 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
+    add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
+    add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))
+    add_recommend_options(commands.add_parser("recommend", help="which method, width, bucket size, codec and b to use, and why"))
 
     runs = commands.add_parser("runs", help="list the runs of the store")
     runs.add_argument("--json", action="store_true", help="one JSON object a line")

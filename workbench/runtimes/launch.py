@@ -25,7 +25,7 @@ from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.link import measure_link
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
-from workbench.runtimes.worker import Worker, check_runtime, model_info, run_info, share_cores
+from workbench.runtimes.worker import Worker, check_runtime, model_info, num_cores, run_info, share_cores
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
@@ -147,8 +147,13 @@ def leave_world() -> None:
         torch.distributed.destroy_process_group()
 
 
+def _machine() -> str:
+    """Whose cores this rank uses: its host's, or those of the machine whose emulated hosts share them."""
+    return os.environ.get("WORKBENCH_MACHINE", socket.gethostname())
+
+
 def _ranks_on_this_machine(transport: Transport, timeout_s: float) -> int:
-    here = os.environ.get("WORKBENCH_MACHINE", socket.gethostname())  # emulated hosts share one machine's cores
+    here = _machine()
     machines = transport.gather_texts(here, Patience("all ranks to say where they run", transport.peer_failure, timeout_s))
     return machines.count(here)
 
@@ -159,7 +164,8 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
     job.algorithm.check(num_workers)
     worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
+    header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
     helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
     interpreter = Interpreter(

@@ -268,15 +268,17 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
     }
 
 
-def model_info(layout: Layout) -> dict[str, int]:
-    """The size of what is trained and sent."""
-    return {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
+def model_info(layout: Layout) -> dict[str, Any]:
+    """The size of what is trained and sent; name and shape of each parameter, from which a simulation can be made."""
+    sizes = {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
+    return {**sizes, "itemsize": layout.itemsize, "shapes": [[slot.name, list(slot.shape)] for slot in layout.slots]}
 
 
 def share_cores(threads: int | None, ranks_here: int) -> None:
     """Give this rank its part of the machine's cores."""
-    torch.set_num_threads(threads or max(1, _num_cores() // max(1, ranks_here)))
+    torch.set_num_threads(threads or max(1, num_cores() // max(1, ranks_here)))
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,275 @@
+"""Predictions that come true, or not: predicted beside measured step times on the emulated network.
+
+    python -m tests.benchmarks.predictions run [FOLDER]     # 15 to 20 minutes; goes on where it was interrupted
+    python -m tests.benchmarks.predictions record [FOLDER]  # writes records/predictions.json and prints its table
+
+Per model: one synchronous run of two hosts at one rate, and messages of some sizes there, are all that is fitted. All predictions
+are written to the folder before anything else is measured. Then other rates, four hosts and other methods are measured for
+real: gloo over TCP between network namespaces, `tbf` as the limit. The hosts share this machine's cores, which the model knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import workbench as wb
+from workbench import algorithms, problems
+from workbench.analysis import summary
+from workbench.analysis.summary import step_seconds
+from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.calibration import Calibration, Probe, calibrate, predict, probe, with_probe
+from workbench.calibration.predict import midmean
+from workbench.clusters.emulated import EmulatedNetwork, parse_rate
+from workbench.problems import Problem
+from workbench.program import Algorithm
+from workbench.trace.run import Run
+
+HERE = Path(__file__).parents[2]
+RECORD = HERE / "records" / "predictions.json"
+FOLDER = Path("runs") / "predictions"
+CORES = 2
+CALIBRATED_AT = (2, "200mbit")
+RATES = ("100mbit", "200mbit", "400mbit", "800mbit")
+HOSTS = (2, 4)
+CALIBRATION_STEPS = 40
+SECONDS_EACH = 7.0  # of measured training, at least LEAST_STEPS
+LEAST_STEPS, MOST_STEPS = 8, 40
+WAIT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A problem by name, with its options and samples a worker."""
+
+    problem: str
+    options: dict[str, Any]
+    batch_size: int
+
+    def make(self) -> Problem:
+        return problems.get(self.problem, **self.options)
+
+
+MODELS = {
+    "mlp-8mb": Model("wide-mlp", {"megabytes": 8.0}, 384),
+    "transformer-13mb": Model("text-transformer", {"width": 256, "layers": 4}, 12),
+}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "synchronous": ("synchronous-sgd", {}),
+    "layer-wise": ("layerwise-sgd", {}),
+    "Pipe-SGD": ("pipe-sgd", {"width": 2}),
+    "Pipe-SGD, 16-bit hops": ("pipe-sgd", {"width": 2, "collective": "ring:truncate16"}),
+    "PS-Sync": ("parameter-server-sgd", {}),
+}
+
+
+def method(name: str) -> Algorithm:
+    word, settings = METHODS[name]
+    return algorithms.get(word, **settings)
+
+
+# -- one rank on a host ------------------------------------------------------------------------------------------------
+
+
+def be_rank(plan: Path) -> None:
+    """Do all jobs of a plan as one rank of torchrun's environment."""
+    import torch
+
+    from workbench.runtimes.launch import Job, leave_world, run_rank
+    from workbench.runtimes.torch_dist import TorchTransport, join_process_group
+    from workbench.runtimes.transport import Patience
+    from workbench.settings import Settings
+
+    told = json.loads(plan.read_text())
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    join_process_group(rank, told["hosts"], None, 120.0)
+    if told["probe"]:
+        transport = TorchTransport(timeout_s=120.0)
+        found = probe(transport, lambda what: Patience(what, transport.peer_failure, 120.0))
+        if rank == 0:
+            Path(told["probe"]).write_text(json.dumps(found.as_record()))
+        transport.close()
+    model = MODELS[told["model"]]
+    for job in told["jobs"]:
+        settings = Settings(steps=job["steps"], batch_size=model.batch_size, evaluate_every=0, threads=1, seed=1)
+        problem = replace(model.make(), test=None)
+        run_rank(Job(algorithm=method(job["method"]), problem=problem, settings=settings, runtime="torch", folder=job["folder"]))
+    leave_world()
+
+
+# -- all ranks ----------------------------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, model: str, hosts: int, rate: str, steps: dict[str, int], probe_file: Path | None = None) -> dict[str, Run]:
+    """Train by each method on an emulated network; method -> its run."""
+    from workbench.runtimes.worker import run_info
+    from workbench.settings import Settings
+    from workbench.trace.store import new_run
+
+    jobs = []
+    for name, number in steps.items():
+        settings = Settings(steps=number, batch_size=MODELS[model].batch_size, evaluate_every=0, threads=1, seed=1)
+        info = run_info(method(name), MODELS[model].make(), settings, "torch", hosts)
+        jobs.append({"method": name, "steps": number, "folder": str(new_run(info, folder / "runs").resolve())})
+    plan = folder / f"plan-{model}-{hosts}-{rate}.json"
+    plan.write_text(json.dumps({"hosts": hosts, "model": model, "jobs": jobs, "probe": str(probe_file.resolve()) if probe_file else None}))
+    command = [sys.executable, "-m", "tests.benchmarks.predictions", "rank", str(plan.resolve())]
+    with EmulatedNetwork(hosts, rate=rate) as network, (folder / "ranks.log").open("ab") as log:
+        world = {"WORLD_SIZE": hosts, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": network.hosts[0].address, "MASTER_PORT": 29500}
+        common = {**{key: str(value) for key, value in world.items()}, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+        ranks = [
+            network.run(host, command, env={**common, "RANK": str(host)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=HERE)
+            for host in range(hosts)
+        ]
+        deadline = time.monotonic() + WAIT_S
+        try:
+            codes = [rank.wait(max(1.0, deadline - time.monotonic())) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"{model} on {hosts} hosts at {rate}: not done in {WAIT_S:g} s; see {folder / 'ranks.log'}") from None
+    if any(codes):
+        raise SystemExit(f"{model} on {hosts} hosts at {rate}: ranks ended with {codes}; see {folder / 'ranks.log'}")
+    return {job["method"]: Run.load(job["folder"]) for job in jobs}
+
+
+def fit(folder: Path, model: str) -> Calibration:
+    """The calibration of a model: fitted once, then read."""
+    path = folder / f"calibration-{model}.json"
+    if path.exists():
+        return Calibration.load(path)
+    hosts, rate = CALIBRATED_AT
+    probe_file = folder / f"probe-{model}.json"
+    run = measure(folder, model, hosts, rate, {"synchronous": CALIBRATION_STEPS}, probe_file)["synchronous"]
+    found = Probe.from_record(json.loads(probe_file.read_text()))
+    first = calibrate(run, problem=MODELS[model].make(), cores=CORES, line_bytes_per_s=parse_rate(rate) / 8)
+    calibration = with_probe(first, found)
+    calibration.save(path)
+    return calibration
+
+
+def foretell(folder: Path, models: list[str]) -> list[dict[str, Any]]:
+    """All predictions, written down before anything but the calibration cells is measured."""
+    path = folder / "predicted.json"
+    if path.exists():
+        return list(json.loads(path.read_text()))
+    rows = []
+    for model in models:
+        calibration = fit(folder, model)
+        for hosts in HOSTS:
+            for rate in RATES:
+                for name in METHODS:
+                    found = predict(calibration, method(name), workers=hosts, bandwidth_bytes_per_s=parse_rate(rate) / 8, cores=CORES)
+                    cell = {"model": model, "hosts": hosts, "rate": rate, "method": name}
+                    rows.append({**cell, "predicted_s": found.usual_s, "low_s": found.low_s, "high_s": found.high_s, "bound": found.bound})
+    path.write_text(json.dumps(rows, indent=1))
+    return rows
+
+
+def run_all(folder: Path, models: list[str]) -> None:
+    """Calibrate, predict, then measure what is not measured yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        print(fit(folder, model), flush=True)
+    rows = foretell(folder, models)
+    measured = folder / "measured.jsonl"
+    done = {line["cell"] for line in read_lines(measured)}
+    for model in models:
+        for hosts in HOSTS:
+            for rate in RATES:
+                cell = f"{model}/{hosts}/{rate}"
+                if cell in done:
+                    continue
+                here = [row for row in rows if (row["model"], row["hosts"], row["rate"]) == (model, hosts, rate)]
+                steps = {row["method"]: steps_for(row["predicted_s"]) for row in here}
+                runs = measure(folder, model, hosts, rate, steps)
+                found = {name: describe(run) for name, run in runs.items()}
+                with measured.open("a") as file:
+                    file.write(json.dumps({"cell": cell, "methods": found}) + "\n")
+                print(cell, {name: f"{each['step_s']:.3f}" for name, each in found.items()}, flush=True)
+
+
+def steps_for(step_s: float) -> int:
+    return int(min(MOST_STEPS, max(LEAST_STEPS, SECONDS_EACH / step_s)))
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Mean of the middle half, and quartiles, of a run's steps after the warm-up."""
+    times = np.sort(step_seconds(run))
+    quarter = len(times) // 4
+    return {"step_s": midmean(times), "low_s": float(times[quarter]), "high_s": float(times[-1 - quarter]), "steps": summary(run)["steps"]}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# -- the record -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    Column("model", "model"),
+    Column("hosts", "hosts"),
+    Column("rate", "rate"),
+    Column("method", "method"),
+    Column("predicted_s", "predicted", seconds),
+    Column("measured_s", "measured", seconds),
+    Column("error", "error", percent),
+    Column("bound", "bound by"),
+)
+
+
+def record(folder: Path) -> None:
+    """Predicted beside measured, as a record and a table; the calibration's own cell is in neither number below the table."""
+    found = {line["cell"]: line["methods"] for line in read_lines(folder / "measured.jsonl")}
+    rows = []
+    for row in json.loads((folder / "predicted.json").read_text()):
+        cell = found.get(f"{row['model']}/{row['hosts']}/{row['rate']}", {}).get(row["method"])
+        if cell is None:
+            continue
+        seen = (row["hosts"], row["rate"], row["method"]) == (*CALIBRATED_AT, "synchronous")
+        spread = {"measured_low_s": cell["low_s"], "measured_high_s": cell["high_s"], "steps": cell["steps"]}
+        rows.append({**row, "measured_s": cell["step_s"], **spread, "error": row["predicted_s"] / cell["step_s"] - 1, "fitted": seen})
+    errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
+    models = sorted({row["model"] for row in rows})
+    result = {
+        "how": {
+            "calibrated_at": {"hosts": CALIBRATED_AT[0], "rate": CALIBRATED_AT[1], "method": "synchronous", "steps": CALIBRATION_STEPS},
+            "models": {name: {**vars(MODELS[name])} for name in models},
+            "methods": {name: f"{word} {settings}" for name, (word, settings) in METHODS.items()},
+            "cores": CORES,
+            "runtime": "torch (gloo)",
+        },
+        "error_median": statistics.median(errors),
+        "error_worst": errors[-1],
+        "versions": {"workbench": wb.__version__, "torch": __import__("torch").__version__ + ""},
+        "calibrations": {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models},
+        "rows": rows,
+    }
+    RECORD.write_text(json.dumps(result, indent=1) + "\n")
+    print(Table(rows, COLUMNS))
+    middle, worst = percent(statistics.median(errors)), percent(errors[-1])
+    print(f"{len(errors)} predictions: error {middle} at the median, {worst} at worst; {RECORD}")
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:] or ["run"]
+    place = Path(rest[0]) if rest else FOLDER
+    chosen = rest[1:] or list(MODELS)
+    match what:
+        case "rank":
+            be_rank(place)
+        case "run":
+            run_all(place, chosen)
+            record(place)
+        case "record":
+            record(place)
+        case _:
+            raise SystemExit(__doc__)

@@ -1,0 +1,421 @@
+"""Cost models fitted to traces whose parameters are known, what they predict, and what they recommend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import workbench as wb
+from workbench.calibration import Calibration, Convergence, Estimate, Probe, calibrate, candidates, predict, probe, recommend, with_probe
+from workbench.calibration.convergence import recipe
+from workbench.calibration.effective import effective_costs, make_setting
+from workbench.calibration.fit import ready_to_shares, robust_line
+from workbench.calibration.laws import fit_law, slow_ranks
+from workbench.calibration.observed import _merged
+from workbench.calibration.predict import step_s
+from workbench.cli import main
+from workbench.codecs import Truncate16
+from workbench.collectives import Native, Ring
+from workbench.costs import Bimodal, Compute, Empirical, Lognormal, Network, Pareto, ShiftedExponential, SlowMachines
+from workbench.errors import ConfigError
+from workbench.predict_command import parse_rates
+from workbench.runtimes.transport import Patience, SoloTransport
+from workbench.trace.run import Run
+
+ALPHA, RATE, SIGMA, STEPS = 2e-4, 5e7, 0.08, 60
+NETWORK = Network(latency_s=ALPHA, bandwidth_bytes_per_s=RATE)
+COMPUTE = Compute(forward_s=0.01, backward_s=0.02, update_s=0.003, stragglers=(Lognormal(sigma=SIGMA),))
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
+
+
+def problem(samples: int = 1 << 12) -> wb.Problem:
+    data = (torch.zeros(samples, 64), torch.zeros(samples, dtype=torch.int64))
+    return wb.Problem(model=model, loss=nn.functional.cross_entropy, train=data, name="shapes", batch_size=8)
+
+
+def trained(method: Any, workers: int = 4, **changes: Any) -> Run:
+    given: dict[str, Any] = {"network": NETWORK, "compute": COMPUTE, "steps": STEPS, **changes}
+    return wb.simulate(method, problem(), workers=workers, timing_only=True, **given)
+
+
+@cache
+def fitted() -> Calibration:
+    """From one message a parameter: sizes that differ."""
+    return calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0)))
+
+
+# -- what is fitted --------------------------------------------------------------------------------------------------
+
+
+def near(estimate: Estimate, value: float, relative: float = 1e-6) -> bool:
+    return abs(estimate.value - value) <= 3 * estimate.error + relative * value
+
+
+def test_known_parameters_are_recovered_within_their_errors() -> None:
+    found = fitted()
+    assert near(found.pace.forward_s, 0.01) and near(found.pace.backward_s, 0.02)
+    assert found.pace.forward_s.error < 0.02 * 0.01
+    assert found.pace.update_s.value == pytest.approx(0.003, rel=1e-6)
+    assert found.pace.other_s.value == pytest.approx(0.0, abs=1e-9)
+    assert found.line.latency_s.value == pytest.approx(ALPHA, rel=1e-3)
+    assert 1 / found.line.s_per_byte.value == pytest.approx(RATE, rel=1e-3)
+    (law,) = found.pace.stragglers
+    assert isinstance(law, Lognormal)
+    assert law.sigma == pytest.approx(SIGMA, rel=3.5 / np.sqrt(2 * 4 * STEPS))
+
+
+def test_one_size_of_messages_tells_bandwidth_given_latency_and_says_so() -> None:
+    run = trained(wb.SynchronousSGD())
+    blind = calibrate(run)
+    assert any("latency_s cannot be told from bandwidth" in note for note in blind.notes)
+    assert blind.line.latency_s.value == 0 and np.isnan(blind.line.latency_s.error)
+    assert 1 / blind.line.s_per_byte.value < 0.99 * RATE  # latency is in it
+    told = calibrate(run, latency_s=ALPHA)
+    assert 1 / told.line.s_per_byte.value == pytest.approx(RATE, rel=1e-6)
+
+
+def test_waiting_for_a_straggler_is_no_time_on_the_wire() -> None:
+    late = Compute(forward_s=0.01, backward_s=0.02, stragglers=(Bimodal(probability=0.3, factor=4.0),))
+    found = calibrate(trained(wb.SynchronousSGD(), compute=late), latency_s=ALPHA)
+    assert 1 / found.line.s_per_byte.value == pytest.approx(RATE, rel=1e-6)
+
+
+def test_messages_of_an_own_ring_are_a_line_too() -> None:
+    given = replace(NETWORK, sum_s_per_byte=2e-10)
+    found = calibrate(trained(wb.SynchronousSGD(collective=Ring()), network=given), latency_s=ALPHA)
+    assert 1 / found.line.s_per_byte.value == pytest.approx(RATE, rel=1e-3)
+    assert found.line.sum_s_per_byte.value == pytest.approx(2e-10, rel=1e-6)
+
+
+def test_a_codecs_work_is_fitted_by_its_name() -> None:
+    given = replace(NETWORK, encode_s_per_byte=3e-10, decode_s_per_byte=5e-10)
+    found = calibrate(trained(wb.SynchronousSGD(collective=Ring(codec=Truncate16())), network=given, steps=12))
+    ((name, encode_s, decode_s),) = found.line.codecs
+    assert name == "truncate16" and encode_s == pytest.approx(3e-10, rel=1e-3) and decode_s == pytest.approx(5e-10, rel=1e-3)
+
+
+def test_shares_of_backward_come_from_when_buckets_are_ready() -> None:
+    shares = (0.4, 0.0, 0.3, 0.0, 0.2, 0.0, 0.1, 0.0)
+    given = replace(COMPUTE, backward_shares=shares, stragglers=())
+    found = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0), compute=given)).pace.backward_shares
+    assert found == pytest.approx(shares, abs=1e-6)
+    assert ready_to_shares([(0, 0.25), (1, 1.0)], [1, 0], [30, 10]) == pytest.approx((0.75, 0.25))
+
+
+def test_cores_that_are_shared_are_taken_out_of_compute_and_put_back() -> None:
+    alone = fitted()
+    crowded = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0)), cores=2)
+    assert crowded.pace.forward_s.value == pytest.approx(alone.pace.forward_s.value / 2)
+    again = predict(crowded, wb.SynchronousSGD(), workers=4, draws=0)
+    assert again.step_s == pytest.approx(predict(alone, wb.SynchronousSGD(), workers=4, draws=0).step_s, rel=1e-9)
+    fewer = predict(crowded, wb.SynchronousSGD(), workers=2, draws=0)
+    assert fewer.step_s < again.step_s - 0.5 * 0.03
+
+
+def test_slow_ranks_are_told_from_bad_luck() -> None:
+    random = np.random.default_rng(0)
+    seconds = np.exp(0.05 * random.standard_normal((4, 80)))
+    assert slow_ranks(seconds)[1] is None
+    seconds[2] *= 1.5
+    factors, machines = slow_ranks(seconds)
+    assert machines is not None and [rank for rank, _ in machines.factor_of] == [2]
+    assert factors[2] == pytest.approx(1.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [Lognormal(sigma=0.2), ShiftedExponential(shift=0.8, scale=0.3), Pareto(shape=4.0), Bimodal(probability=0.2, factor=5.0)],
+    ids=str,
+)
+def test_the_law_is_found_that_the_samples_are_of(law: Any) -> None:
+    seconds = np.concatenate([law.factors(1, step, 8) for step in range(60)])
+    laws, scale, words = fit_law(seconds / np.median(seconds))
+    (found,) = laws
+    assert type(found) is (Empirical if isinstance(law, Bimodal) else type(law)), words
+    levels = np.array([0.1, 0.5, 0.9])
+    expected = law.quantile(levels) / np.median(seconds)
+    assert np.allclose(scale * found.quantile(levels), expected, rtol=0.08)
+
+
+def test_few_samples_and_no_spread() -> None:
+    assert fit_law(np.ones(50))[0] == ()
+    assert "no law from another" in fit_law(np.array([1.0, 1.1, 0.9, 1.2]))[2]
+
+
+def test_sums_that_queue_are_taken_one_after_the_other_and_those_that_overtake_together() -> None:
+    common = {"step": np.zeros(3, np.int64), "num_messages": np.ones(3), "wire_bytes": np.array([1.0, 2.0, 4.0]), "waiting_s": np.zeros(3)}
+    queued = _merged(begin_s=np.array([0.0, 0.5, 9.0]), end_s=np.array([1.0, 3.0, 10.0]), **common)
+    assert queued.seconds.tolist() == [1.0, 2.0, 1.0]
+    crossed = _merged(begin_s=np.array([0.0, 0.5, 9.0]), end_s=np.array([3.0, 1.0, 10.0]), **common)
+    assert crossed.seconds.tolist() == [3.0, 1.0] and crossed.wire_bytes.tolist() == [3.0, 4.0]
+
+
+def test_the_line_does_not_follow_outliers() -> None:
+    random = np.random.default_rng(1)
+    size = random.uniform(1e4, 1e6, 200)
+    seconds = (1e-3 + size * 1e-8) * np.exp(0.02 * random.standard_normal(200))
+    seconds[::10] *= 4
+    alpha, beta = robust_line(seconds, np.ones(200), size, None)
+    assert alpha == pytest.approx(1e-3, rel=0.03) and beta == pytest.approx(1e-8, rel=0.03)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_calibrated_says_why() -> None:
+    with pytest.raises(ConfigError, match="parameter servers"):
+        calibrate(trained(wb.ParameterServerSGD(), workers=2, steps=6))
+    with pytest.raises(ConfigError, match="steps in its trace"):
+        calibrate(trained(wb.SynchronousSGD(), steps=3))
+    with pytest.raises(ConfigError, match="no trace"):
+        calibrate(trained(wb.SynchronousSGD(), steps=6, trace_steps=0))
+    with pytest.raises(ConfigError, match="cores=0"):
+        calibrate(trained(wb.SynchronousSGD(), steps=6), cores=0)
+    with pytest.raises(ConfigError, match="other names or shapes"):
+        calibrate(trained(wb.SynchronousSGD(), steps=6), problem=wb.problems.digits_softmax())
+    old = trained(wb.SynchronousSGD(), steps=6)
+    del old.info["model"]["shapes"]
+    with pytest.raises(ConfigError, match="problem="):
+        calibrate(old)
+    assert calibrate(old, problem=problem()).shapes.parameters == fitted().shapes.parameters
+
+
+def test_one_rank_has_no_network() -> None:
+    alone = calibrate(trained(wb.SynchronousSGD(), workers=1))
+    assert any("no communication" in note for note in alone.notes)
+    with pytest.raises(ConfigError, match="knows no network"):
+        predict(alone, wb.SynchronousSGD(), workers=2)
+    assert predict(alone, wb.SynchronousSGD(), workers=2, network="ethernet-1g", draws=0).step_s > 0.033
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
+    for laws in ((Lognormal(sigma=0.1),), (Empirical(values=(0.9, 1.0, 1.3)), SlowMachines(factor_of=((1, 1.5),)))):
+        written = replace(fitted(), pace=replace(fitted().pace, stragglers=laws))
+        read = Calibration.load(written.save(tmp_path / "c.json"))
+        assert json.dumps(read.as_record()) == json.dumps(written.as_record())
+        assert read.compute() == written.compute() and read.network() == written.network()
+        assert str(read) == str(written)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = fitted().save(tmp_path / "c.json")
+    record = json.loads(path.read_text())
+    for text, words in (
+        ("{", "no JSON"),
+        ("[]", "version 1"),
+        (json.dumps({**record, "version": 99}), "99"),
+        (json.dumps({**record, "line": {}}), "damaged"),
+        (json.dumps({**record, "pace": {**record["pace"], "stragglers": [{"law": "Nobody"}]}}), "Nobody"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            Calibration.load(path)
+    with pytest.raises(ConfigError, match="workbench calibrate"):
+        Calibration.load(tmp_path / "missing.json")
+
+
+# -- what is predicted -----------------------------------------------------------------------------------------------
+
+METHODS = [
+    wb.SynchronousSGD(),
+    wb.LayerwiseSGD(bucket_bytes=400_000),
+    wb.DeAR(bucket_bytes=400_000, collective=Native()),
+    wb.PipeSGD(width=2),
+    wb.PipeSGD(width=2, collective=Ring()),
+    wb.ParameterServerSGD(shards=2),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__ + str(getattr(method, "collective", "")))
+def test_other_workers_and_methods_are_predicted_as_they_are(method: Any) -> None:
+    for workers in (2, 6):
+        real = wb.summary(trained(method, workers=workers, seed=5))["step_seconds_median"]
+        found = predict(fitted(), method, workers=workers)
+        assert found.usual_s == pytest.approx(real, rel=0.03)
+        assert found.low_s <= found.step_s * 1.001 and found.high_s >= found.step_s * 0.999
+
+
+def test_what_binds_is_named() -> None:
+    slow = predict(fitted(), wb.SynchronousSGD(), workers=4, bandwidth_bytes_per_s=RATE / 20, draws=0)
+    assert slow.bound == "wire"
+    assert predict(fitted(), wb.SynchronousSGD(), workers=4, bandwidth_bytes_per_s=RATE * 50, draws=0).bound == "compute"
+    assert predict(fitted(), wb.SynchronousSGD(), workers=4, network="ethernet-100g", latency_s=0.05, draws=0).bound == "latency"
+    law = replace(fitted().pace, stragglers=(ShiftedExponential(shift=0.1, scale=5.0),))
+    assert predict(replace(fitted(), pace=law), wb.SynchronousSGD(), workers=32, network="ethernet-100g", draws=0).bound == "stragglers"
+
+
+def test_a_rate_is_scaled_by_the_part_of_it_that_carries_gradients() -> None:
+    named = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0)), line_bytes_per_s=RATE / 0.95)
+    assert named.line.efficiency == pytest.approx(0.95, rel=1e-3)
+    assert named.network(2 * RATE).bandwidth_bytes_per_s == pytest.approx(2 * RATE * 0.95, rel=1e-3)
+    assert fitted().network(2 * RATE).bandwidth_bytes_per_s == 2 * RATE
+
+
+def test_communication_takes_cores_from_the_compute_it_hides_behind() -> None:
+    """Pipe-SGD bound by compute on as many cores as ranks: a step takes compute and the core's seconds of its bytes."""
+    plain = replace(fitted(), host=replace(fitted().host, cores=2.0), pace=replace(fitted().pace, stragglers=()))
+    costly = replace(plain, host=replace(plain.host, cpu_s_per_byte=4e-9))
+    quick = {"workers": 2, "bandwidth_bytes_per_s": 100 * RATE, "draws": 0}
+    without, beside = (predict(one, wb.PipeSGD(), **quick) for one in (plain, costly))  # type: ignore[arg-type]
+    sent = fitted().shapes.num_bytes
+    assert beside.step_s - without.step_s == pytest.approx(4e-9 * sent, rel=0.1)
+    alone = replace(costly, host=replace(costly.host, cores=64.0))
+    assert predict(alone, wb.PipeSGD(), **quick).step_s == pytest.approx(without.step_s, rel=0.01)  # type: ignore[arg-type]
+
+
+def test_the_wire_is_no_quicker_than_the_cores_that_feed_it() -> None:
+    costly = replace(fitted(), host=replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-8))
+    _, network = effective_costs(costly, wb.SynchronousSGD(), make_setting(costly, 4, bandwidth_bytes_per_s=1e12))
+    assert 1 / network.bandwidth_bytes_per_s == pytest.approx(4 * 1e-8 / 2)
+
+
+def test_where_and_what_is_predicted_must_make_sense() -> None:
+    for given, words in (
+        ({"workers": 0}, "workers=0"),
+        ({"workers": 2, "network": "ethernet-10g", "bandwidth_bytes_per_s": 1e9}, "not both"),
+        ({"workers": 2, "network": "ethernet-11g"}, "ethernet-10g"),
+        ({"workers": 2, "bandwidth_bytes_per_s": -1.0}, "above 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            predict(fitted(), wb.SynchronousSGD(), **given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a method"):
+        predict(fitted(), "pipe-sgd", workers=2)  # type: ignore[arg-type]
+
+
+# -- the probe -------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_tells_latency_from_bandwidth() -> None:
+    run = trained(wb.SynchronousSGD(), workers=2)
+    blind = calibrate(run)
+    sizes = (1024, 1 << 20)
+    sums = tuple((size, 2 * ALPHA + size / RATE) for size in sizes)
+    told = Probe(
+        num_workers=2,
+        sums=sums,
+        messages=((1024, 3e-4),),
+        sum_s_per_byte=1e-10,
+        codecs=(("truncate16", 1e-10, 2e-10),),
+        cpu_s_per_byte=1e-9,
+    )
+    found = with_probe(blind, told)
+    assert found.line.latency_s.value == pytest.approx(ALPHA, rel=0.06)  # of a message of 1 kB
+    assert 1 / found.line.s_per_byte.value == pytest.approx(RATE, rel=2e-3)
+    assert found.line.message_latency_s.value == 3e-4 and found.host.cpu_s_per_byte == 1e-9
+    assert not any("--probe" in note for note in found.notes)
+
+
+def test_one_process_probes_its_own_work() -> None:
+    found = probe(SoloTransport(), lambda what: Patience(what, lambda: None, 10.0), ["truncate16", "linear8"])
+    assert found.sums == found.messages == () and 0 < found.sum_s_per_byte < 1e-7
+    assert [name for name, *_ in found.codecs] == ["truncate16", "linear8"] and all(min(rest) > 0 for _, *rest in found.codecs)
+    assert Probe.from_record(json.loads(json.dumps(found.as_record()))) == found
+
+
+# -- what is recommended ---------------------------------------------------------------------------------------------
+
+
+def known_codecs() -> Calibration:
+    return replace(fitted(), line=replace(fitted().line, codecs=(("truncate16", 1e-10, 2e-10), ("linear8", 8e-10, 8e-10))))
+
+
+def grid(workers: int) -> list[Any]:
+    return [one for one in candidates(workers, num_bytes=known_codecs().shapes.num_bytes) if getattr(one, "shards", 1) <= 2]
+
+
+def test_the_recommended_method_is_hardly_slower_than_the_best_of_the_whole_grid() -> None:
+    pruned = whole = 0
+    for workers, network in product((2, 3, 4), ("ethernet-1g", "ethernet-10g", "ethernet-100g")):
+        known = known_codecs()
+        among = grid(workers)
+        found = recommend(known, workers=workers, network=network, among=among, runners_up=0, draws=0)
+        setting = make_setting(known, workers, network)
+        times = {
+            number: step_s(known, one, setting, 16, 7) * workers / (workers - (getattr(one, "backups", 0) or 0))
+            for number, one in enumerate(among)
+        }
+        mine = times[among.index(found.best.algorithm)]
+        assert mine <= 1.05 * min(times.values()), (workers, network, found.reason)
+        pruned, whole = pruned + found.num_simulated, whole + len(among)
+    assert pruned < 0.7 * whole
+
+
+def test_exact_methods_only() -> None:
+    found = recommend(known_codecs(), workers=2, network="ethernet-1g", exact=True)
+    assert all(recipe(choice.algorithm) == "exact" for choice in found.choices)
+    assert "by the time of a step alone" in found.reason
+
+
+def test_steps_to_a_loss_are_measured_or_unknown() -> None:
+    runs = [
+        wb.simulate(method, wb.problems.digits_softmax(), workers=2, epochs=2, seed=0, compute=COMPUTE)
+        for method in (wb.SynchronousSGD(), wb.PipeSGD())
+    ]
+    target = max(run.evaluations()[-1]["test_loss"] for run in runs)
+    told = Convergence.from_runs(runs, target)
+    assert set(told.steps) == {"exact", "late by 1"} and told.of(wb.LayerwiseSGD()) == told.steps["exact"]
+    assert told.of(wb.PipeSGD(width=3)) is None
+    never = Convergence.from_runs(runs, 1e-9)
+    assert set(never.steps.values()) == {None}
+    with pytest.raises(ConfigError, match="none of"):
+        recommend(known_codecs(), workers=2, network="ethernet-1g", convergence=never)
+    slow = replace(told, steps={"exact": 100.0, "late by 1": 1000.0})
+    found = recommend(known_codecs(), workers=2, network="ethernet-1g", convergence=slow)
+    assert recipe(found.best.algorithm) == "exact" and found.best.loss_s == pytest.approx(100 * found.best.prediction.step_s)
+    with pytest.raises(ConfigError, match="several problems"):
+        Convergence.from_runs([*runs, trained(wb.SynchronousSGD(), steps=6)], target)
+
+
+# -- from a shell ----------------------------------------------------------------------------------------------------
+
+
+def test_from_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trained(wb.LayerwiseSGD(bucket_bytes=0)).save(tmp_path / "run")
+    file = tmp_path / "c.json"
+    assert main(["calibrate", str(folder), "-o", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["origin"]["num_workers"] == 4
+    assert (
+        main(["predict", str(file), "--method", "pipe-sgd", "--set", "width=3", "--workers", "2,4", "--rate", "100mbit,1gbit", "--json"])
+        == 0
+    )
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["workers"], row["line_bytes_per_s"]) for row in rows] == [(2, 1.25e7), (2, 1.25e8), (4, 1.25e7), (4, 1.25e8)]
+    assert main(["predict", str(file), "--codec", "truncate16", "--network", "ethernet-1g"]) == 0
+    assert "1 Gbit/s Ethernet" in capsys.readouterr().out
+    assert main(["recommend", str(file), "--workers", "2", "--network", "ethernet-1g", "--exact", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["choices"][0]["recipe"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["calibrate", "no-such-run"], "no run"),
+        (["calibrate", "no-such.json"], "cannot be read"),
+        (["predict", "c.json", "--workers", "two"], "cannot be read"),
+        (["recommend", "c.json", "--target-loss", "0.1"], "cannot be read"),
+    ],
+)
+def test_mistakes_from_a_shell(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_rates() -> None:
+    assert parse_rates("1gbit") == [1.25e8] and parse_rates("") == []
+    with pytest.raises(ConfigError, match="500mbit"):
+        parse_rates("1 furlong")

@@ -1,0 +1,93 @@
+"""How many steps a method needs to a loss: measured by runs that were given, and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from workbench.analysis.summary import time_to
+from workbench.calibration.effective import codec_of
+from workbench.errors import ConfigError
+from workbench.program import Algorithm
+from workbench.trace.run import Run
+
+EXACT = "exact"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convergence:
+    """Steps to a loss of each way to be inexact; what does not change the numbers (buckets, orders, libraries) has no entry.
+
+    Attributes:
+        steps: recipe (see `recipe`) -> steps to the target; None: it was not reached.
+        target_loss: on the test data.
+        source: which runs said so.
+    """
+
+    steps: dict[str, float | None] = field(default_factory=dict)
+    target_loss: float
+    source: str
+
+    def of(self, algorithm: Algorithm) -> float | None:
+        """Steps that a method needs; None where no run told, or the run did not get there."""
+        return self.steps.get(recipe(algorithm))
+
+    @classmethod
+    def from_runs(cls, runs: Iterable[Run], target_loss: float) -> Convergence:
+        """From evaluations of runs of one problem, batch size and number of workers: the mean over the runs of a recipe.
+
+        Raises:
+            ConfigError: no run, or runs that cannot be compared.
+        """
+        chosen = list(runs)
+        if not chosen:
+            raise ConfigError("time to a loss is measured by runs: give one of each method, on the same problem")
+        kinds = {(str((run.info.get("problem") or {}).get("name")), run.info.get("num_workers")) for run in chosen}
+        if len(kinds) > 1:
+            said = "; ".join(f"{name} on {workers} workers" for name, workers in sorted(kinds, key=str))
+            raise ConfigError(f"these runs are of several problems or numbers of workers ({said}): steps to a loss compare within one")
+        found: dict[str, list[float | None]] = {}
+        for run in chosen:
+            met = time_to(run, "test_loss", target_loss)
+            found.setdefault(recipe_of_run(run), []).append(None if met is None else float(met["step"] + 1))
+        steps = {key: None if None in values else sum(filter(None, values)) / len(values) for key, values in found.items()}
+        (problem, workers), *_ = kinds
+        return cls(steps=steps, target_loss=target_loss, source=f"{len(chosen)} runs of {problem} on {workers} workers")
+
+
+def recipe(algorithm: Algorithm) -> str:
+    """What of a method changes the numbers: staleness, a codec, gradients that are dropped.
+
+    >>> from workbench.algorithms import LayerwiseSGD, PipeSGD
+    >>> recipe(LayerwiseSGD()), recipe(PipeSGD(width=3))
+    ('exact', 'late by 2')
+    """
+    parts = []
+    backups = getattr(algorithm, "backups", 0)
+    if backups:
+        parts.append(f"without {backups}")
+    elif not algorithm.has_servers and algorithm.max_staleness:
+        parts.append(f"late by {algorithm.max_staleness}")
+    codec = codec_of(algorithm)
+    if codec:
+        parts.append(codec)
+    return ", ".join(parts) or EXACT
+
+
+def recipe_of_run(run: Run) -> str:
+    """The same of a recorded run."""
+    method = run.info.get("method") or {}
+    settings: dict[str, Any] = method.get("settings") or {}
+    parts = []
+    if settings.get("backups"):
+        parts.append(f"without {settings['backups']}")
+    elif int(settings.get("width") or 1) > 1:
+        parts.append(f"late by {int(settings['width']) - 1}")
+    elif method.get("name") not in ("SynchronousSGD", "LayerwiseSGD", "DeAR", "PipeSGD", "BackupSGD"):
+        raise ConfigError(f"run {run.id} is of {method.get('name')}, which is none of the methods that are recommended")
+    from workbench.calibration.from_run import codec_name
+
+    codec = codec_name(run)
+    return ", ".join([*parts, *([codec] if codec else [])]) or EXACT

@@ -1,0 +1,111 @@
+"""Costs at a place: another network, and cores that ranks share among their compute and with their communication."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from workbench import costs
+from workbench.calibration.model import Calibration
+from workbench.collectives import Native
+from workbench.costs import Compute, Network
+from workbench.errors import ConfigError
+from workbench.gradients import build_layout, trainable
+from workbench.naming import kebab
+from workbench.program import Algorithm
+from workbench.trace.run import Run
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where something is predicted.
+
+    Attributes:
+        workers: how many ranks.
+        line_bytes_per_s: what the link is called; None: the one that was measured.
+        latency_s: of the link, beyond what was measured.
+        cores: that all ranks share; None: each has what it needs.
+        name: how tables call the network.
+    """
+
+    workers: int
+    line_bytes_per_s: float | None = None
+    latency_s: float = 0.0
+    cores: float | None = None
+    name: str = "as measured"
+
+
+def make_setting(
+    calibration: Calibration,
+    workers: int,
+    network: Network | str | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    latency_s: float | None = None,
+    cores: float | None = None,
+) -> Setting:
+    """The arguments of `predict` as a place to predict at."""
+    if network is not None and bandwidth_bytes_per_s is not None:
+        raise ConfigError("give a network or a bandwidth, not both")
+    if not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"workers={workers!r}: a whole number, 1 or more")
+    if bandwidth_bytes_per_s is not None and not bandwidth_bytes_per_s > 0:
+        raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: a number above 0, 125e6 for 1 Gbit/s")
+    cores = cores if cores is not None else calibration.host.cores
+    name = "as measured"
+    if network is not None:
+        found: Any = costs.get(network) if isinstance(network, str) else network
+        bandwidth_bytes_per_s, name = found.bandwidth_bytes_per_s, found.name
+        latency_s = found.latency_s if latency_s is None else latency_s
+    elif bandwidth_bytes_per_s is not None:
+        name = f"{bandwidth_bytes_per_s * 8e-6:g} Mbit/s"
+    if bandwidth_bytes_per_s is None and workers > 1 and calibration.line.s_per_byte.value <= 0:
+        raise ConfigError("the calibration is of one rank and knows no network: give network= or bandwidth_bytes_per_s=")
+    return Setting(workers=workers, line_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s or 0.0, cores=cores, name=name)
+
+
+def effective_costs(calibration: Calibration, algorithm: Algorithm, setting: Setting, busy_s: float = 0.0) -> tuple[Compute, Network]:
+    """Compute and network of one rank among so many, on the cores that they share.
+
+    With p ranks of k threads on c cores that compute T seconds a step, beside `busy_s` seconds of a core in which communication
+    runs at the same time, each takes max(T, p (k T + busy_s) / c). A byte on the wire takes at least what its core's seconds,
+    for all ranks at once, do.
+    """
+    host, compute = calibration.host, calibration.compute()
+    network = calibration.network(
+        setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm), codec=codec_of(algorithm)
+    )
+    if setting.cores is None:
+        return compute, network
+    total = compute.forward_s + compute.backward_s + compute.update_s
+    crowd = max(1.0, setting.workers * (host.threads * total + busy_s) / (setting.cores * total)) if total else 1.0
+    scaled = {name: getattr(compute, name) * crowd for name in ("forward_s", "backward_s", "update_s")}
+    least = setting.workers * host.cpu_s_per_byte / setting.cores
+    crowd_local = max(1.0, setting.workers / setting.cores)
+    local = {name: getattr(network, name) * crowd_local for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")}
+    rate = 1 / max(1 / network.bandwidth_bytes_per_s, least)
+    return replace(compute, **scaled), replace(network, bandwidth_bytes_per_s=rate, **local)
+
+
+def communication_cpu_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run: Run) -> float:
+    """Seconds of a core that a rank's communication takes in a step: bytes, and work on messages; not slowed by others."""
+    with_shapes = calibration.shapes.problem(1).model()
+    layout = build_layout(trainable(with_shapes), algorithm.bucket_bytes, algorithm.num_buckets)
+    sent = [algorithm.bytes_per_step(rank, setting.workers, layout) or 0.0 for rank in range(setting.workers)]
+    table = run.spans.select(kinds=("sum", "encode", "decode")).table
+    steps = len(run.metrics[0])
+    crowd = max(1.0, setting.workers / (setting.cores or setting.workers))
+    work_s = float((table["end_s"] - table["start_s"]).sum()) / crowd / steps / setting.workers
+    return calibration.host.cpu_s_per_byte * statistics.fmean(sent) + work_s
+
+
+def sends_messages(algorithm: Algorithm) -> bool:
+    """Whether a method sends messages itself, rather than to ask the library for a sum."""
+    return algorithm.has_servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
+
+
+def codec_of(algorithm: Algorithm) -> str | None:
+    """The name of the codec that a method's collective has."""
+    codec = getattr(getattr(algorithm, "collective", None), "codec", None)
+    return None if codec is None else kebab(type(codec).__name__)

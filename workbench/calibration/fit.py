@@ -1,0 +1,222 @@
+"""Fitting a cost model to observed steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.calibration.laws import fit_law, slow_ranks
+from workbench.calibration.model import Calibration
+from workbench.calibration.observed import Compute, Observed, Periods
+from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
+from workbench.errors import ConfigError
+
+Floats = NDArray[np.float64]
+NUM_DRAWS = 40
+HUBER = 1.345  # residuals beyond so many spreads count less
+SPREAD_OF_SIZES = 0.05  # sizes of messages that differ by less do not tell latency from bandwidth
+
+
+def fit(
+    observed: Observed,
+    origin: Origin,
+    shapes: Shapes,
+    *,
+    cores: float | None = None,
+    threads: int = 1,
+    latency_s: float | None = None,
+    line_bytes_per_s: float | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """Compute, stragglers and link of observed steps.
+
+    Medians of the steps for compute; a robust straight line through the times in which the network was busy, alpha a message
+    and beta a byte, for the link. Uncertainty by resampling whole steps with replacement.
+
+    Raises:
+        ConfigError: nothing was communicated, or nothing computed.
+    """
+    compute, periods = observed.compute, observed.periods
+    crowd = 1.0 if cores is None else max(1.0, origin.num_workers * threads / cores)
+    values = _pace_values(compute, crowd)
+    link, told_apart = _link_values(periods, origin.num_workers, latency_s)
+    notes = _notes(origin, threads, cores, crowd, link is not None, told_apart, latency_s)
+    draws = _draws(compute, periods, origin.num_workers, crowd, latency_s, seed)
+    laws, scale, words = _stragglers(compute)
+    values |= {name: values[name] * scale for name in ("forward_s", "backward_s")}
+    values |= link or {"latency_s": 0.0, "s_per_byte": 0.0}
+    for draw in draws:
+        draw["forward_s"], draw["backward_s"] = draw["forward_s"] * scale, draw["backward_s"] * scale
+    spread = {name: float(np.std([draw[name] for draw in draws])) for name in draws[0]} if draws else {}
+
+    def estimate(name: str) -> Estimate:
+        fitted = name != "latency_s" or told_apart
+        return Estimate(float(values[name]), spread.get(name, float("nan")) if fitted else float("nan"))
+
+    seconds: dict[str, Any] = {name: estimate(name) for name in ("forward_s", "backward_s", "update_s", "other_s")}
+    pace = Pace(**seconds, stragglers=laws, fit=words)
+    alpha = estimate("latency_s")
+    gamma, gamma_words = _sum_of(observed)
+    notes += gamma_words
+    line = Line(
+        latency_s=alpha,
+        message_latency_s=alpha,
+        s_per_byte=estimate("s_per_byte"),
+        sum_s_per_byte=gamma,
+        codecs=_codec_of(observed),
+        line_bytes_per_s=line_bytes_per_s,
+    )
+    host = Host(cores=cores, threads=threads)
+    return Calibration(origin=origin, shapes=shapes, pace=pace, line=line, host=host, draws=tuple(draws), notes=tuple(notes))
+
+
+def _notes(
+    origin: Origin, threads: int, cores: float | None, crowd: float, linked: bool, told_apart: bool, latency_s: float | None
+) -> list[str]:
+    """What could not be told, and what was done about it."""
+    notes = []
+    if crowd > 1:
+        notes.append(
+            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {crowd:.3g}"
+        )
+    if not linked:
+        notes.append("no communication was recorded: the network is unknown, and must be given where something is predicted")
+    elif not told_apart:
+        why = "all messages have one size: latency_s cannot be told from bandwidth"
+        notes.append(f"{why} and is taken as {latency_s or 0:g} s; more sizes, or --probe, would tell")
+    return notes
+
+
+# -- compute ---------------------------------------------------------------------------------------------------------
+
+
+def _pace_values(compute: Compute, crowd: float) -> dict[str, float]:
+    """Medians over ranks and steps, of ranks that are always slower what they would take otherwise."""
+    if not np.isfinite(compute.forward_s).any() or not np.isfinite(compute.backward_s).any():
+        raise ConfigError("no forward and backward was recorded: calibrate from a run whose ranks compute gradients")
+    factors, _ = slow_ranks(compute.forward_s + compute.backward_s)
+    found = {}
+    for name in ("forward_s", "backward_s", "update_s", "other_s"):
+        table = getattr(compute, name) / (factors[:, None] if name in ("forward_s", "backward_s") else 1.0)
+        found[name] = float(np.nanmedian(table)) / crowd if np.isfinite(table).any() else 0.0
+    return found
+
+
+def _stragglers(compute: Compute) -> tuple[tuple[Any, ...], float, str]:
+    seconds = compute.forward_s + compute.backward_s
+    factors, machines = slow_ranks(seconds)
+    alike = seconds / factors[:, None]
+    laws, scale, words = fit_law((alike / np.nanmedian(alike)).ravel())
+    if machines is not None:
+        named = ", ".join(f"rank {rank} by {factor:.3f}" for rank, factor in machines.factor_of)
+        return (*laws, machines), scale, f"{words}; always slower or quicker than the median rank: {named}"
+    return laws, scale, words
+
+
+# -- link ------------------------------------------------------------------------------------------------------------
+
+
+def _link_values(periods: Periods, num_workers: int, latency_s: float | None) -> tuple[dict[str, float] | None, bool]:
+    """alpha and beta, and whether both were fitted; None without communication."""
+    if num_workers < 2 or not len(periods) or periods.wire_bytes.max() <= 0:
+        return None, False
+    sizes = periods.wire_bytes / periods.num_messages
+    told_apart = latency_s is None and float(np.ptp(sizes)) > SPREAD_OF_SIZES * float(sizes.max())
+    alpha, beta = robust_line(periods.seconds, periods.num_messages, periods.wire_bytes, None if told_apart else latency_s or 0.0)
+    return {"latency_s": alpha, "s_per_byte": beta}, told_apart
+
+
+def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha: float | None) -> tuple[float, float]:
+    """alpha and beta, neither below 0, of seconds = num_messages alpha + wire_bytes beta by Huber's weights; alpha may be given.
+
+    Errors count relative to how long a time is (a tenth of the median at least).
+    """
+    scale = 1 / np.maximum(seconds, 0.1 * max(float(np.median(seconds)), 1e-12))
+    weights = np.ones(len(seconds))
+    fixed = alpha
+    beta = 0.0
+    for _ in range(30):
+        w = scale * np.sqrt(weights)
+        if fixed is None:
+            (free, beta), *_ = np.linalg.lstsq(np.stack([num_messages * w, wire_bytes * w], 1), seconds * w, rcond=None)
+            alpha = max(float(free), 0.0)
+        assert alpha is not None
+        rest = (seconds - num_messages * alpha) * w
+        if fixed is not None or alpha == 0.0:
+            beta = float((rest @ (wire_bytes * w)) / ((wire_bytes * w) @ (wire_bytes * w)))
+        residual = (seconds - num_messages * alpha - wire_bytes * beta) * scale
+        spread = 1.4826 * float(np.median(np.abs(residual)))
+        if spread < 1e-12:
+            break
+        weights = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-15))
+    return float(alpha or 0.0), max(float(beta), 1e-15)
+
+
+def _draws(
+    compute: Compute, periods: Periods, num_workers: int, crowd: float, latency_s: float | None, seed: int
+) -> list[dict[str, float]]:
+    """What other samples of as many steps could have said."""
+    random = np.random.default_rng(seed)
+    num_steps = compute.forward_s.shape[1]
+    steps = np.unique(periods.step)
+    rows = {int(step): np.flatnonzero(periods.step == step) for step in steps}
+    found = []
+    for _ in range(NUM_DRAWS):
+        columns = random.integers(0, num_steps, num_steps)
+        part = Compute(**{name: getattr(compute, name)[:, columns] for name in Compute.__slots__})
+        draw = _pace_values(part, crowd)
+        if len(steps):
+            chosen = np.concatenate([rows[int(step)] for step in random.choice(steps, len(steps))])
+            link, _ = _link_values(Periods(**{name: getattr(periods, name)[chosen] for name in Periods.__slots__}), num_workers, latency_s)
+            draw |= link or {}
+            if link:
+                draw["message_latency_s"] = link["latency_s"]
+        found.append(draw)
+    return found
+
+
+# -- local work ------------------------------------------------------------------------------------------------------
+
+
+def _sum_of(observed: Observed) -> tuple[Estimate, list[str]]:
+    values = observed.local.get("sum")
+    if values is None:
+        return Estimate(0.0), [
+            "what the library's own sums take to add is part of beta: gamma alone is in no record of them, and is taken as 0"
+        ]
+    return Estimate(float(np.median(values)), _median_error(values)), []
+
+
+def _codec_of(observed: Observed) -> tuple[tuple[str, float, float], ...]:
+    """Of the codec that the run had, by no name: `predict` takes it for any."""
+    local = observed.local
+    if "encode" not in local or "decode" not in local:
+        return ()
+    return (("", float(np.median(local["encode"])), float(np.median(local["decode"]))),)
+
+
+def _median_error(values: Floats) -> float:
+    return float(1.2533 * 1.4826 * np.median(np.abs(values - np.median(values))) / np.sqrt(len(values)))
+
+
+def ready_to_shares(ready: Sequence[tuple[int, float]], bucket_of: Sequence[int], numel: Sequence[int]) -> tuple[float, ...]:
+    """backward_shares of each parameter from when its bucket was ready; inside a bucket in proportion to the elements.
+
+    Args:
+        ready: (bucket, part of backward) of every step.
+        bucket_of, numel: of each parameter in order of registration.
+    """
+    num = max(bucket_of) + 1
+    ends = np.array([np.median([part for bucket, part in ready if bucket == number] or [np.nan]) for number in range(num)])
+    if not np.isfinite(ends).all():
+        return ()
+    ends = np.maximum.accumulate(ends)
+    ends[-1] = 1.0
+    lengths = np.diff(ends, prepend=0.0)
+    sizes = np.bincount(bucket_of, numel, minlength=num)
+    shares = [lengths[bucket] * count / sizes[bucket] for bucket, count in zip(bucket_of, numel, strict=True)]
+    return tuple(float(share) for share in shares) if all(isfinite(share) for share in shares) else ()

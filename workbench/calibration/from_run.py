@@ -1,0 +1,175 @@
+"""A cost model from the trace of a run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workbench.calibration.fit import fit, ready_to_shares
+from workbench.calibration.model import Calibration
+from workbench.calibration.observed import COLLECTIVES, observe
+from workbench.calibration.parts import Origin, Shapes
+from workbench.collectives import native_bytes
+from workbench.costs import measure_compute
+from workbench.errors import ConfigError
+from workbench.gradients import USED, build_layout, trainable
+from workbench.naming import kebab
+from workbench.problems.base import Problem
+from workbench.trace.run import Run
+from workbench.trace.store import find_run
+
+ELEMENTS = "backward is spent in proportion to the elements of each parameter: give problem= (--problem) to measure how it is"
+
+
+def calibrate(
+    run: Run | str | Path,
+    *,
+    problem: Problem | None = None,
+    cores: float | None = None,
+    latency_s: float | None = None,
+    line_bytes_per_s: float | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """Fit compute, stragglers and link to a run on real or simulated ranks.
+
+    A synchronous run tells most: then nothing is in compute's way. The link is that of the run's sums, from when the last rank
+    came to each. What a record cannot tell is in `notes`.
+
+    Args:
+        run: a run, its folder or its name; of a method that sums over all ranks, by the library or by messages.
+        problem: what was trained: then the part of each parameter in compute is measured here, in a second or so; and for runs
+            whose record has no shapes of parameters.
+        cores: that all ranks shared; None: those of their host where they ran on one, as the trace says.
+        latency_s: of a hop, where the run has messages of one size only.
+        line_bytes_per_s: the rate that the link is called by: then the part of it that carries gradients is known.
+        seed: of the resampling that gives the uncertainty.
+
+    Raises:
+        ConfigError: the run has no trace or too few steps, no sums, or no shapes; says what to do.
+        RunNotFound: there is no such run.
+    """
+    run = run if isinstance(run, Run) else Run.load(find_run(run))
+    _check(run, cores, latency_s, line_bytes_per_s)
+    observed = observe(run)
+    num_workers = int(run.info.get("num_workers") or len(run.metrics))
+    headers = run.headers
+    threads = max((int(header.get("threads", 1)) for header in headers.values()), default=1)
+    origin = Origin(
+        source=run.id,
+        method=run.label,
+        runtime=str(run.info.get("runtime", "unknown")),
+        num_workers=num_workers,
+        num_steps=observed.compute.forward_s.shape[1],
+    )
+    found = fit(
+        observed,
+        origin,
+        _shapes(run, problem),
+        cores=cores if cores is not None else _shared_cores(headers),
+        threads=threads,
+        latency_s=latency_s,
+        line_bytes_per_s=line_bytes_per_s,
+        seed=seed,
+    )
+    if found.line.codecs:
+        found = replace(found, line=replace(found.line, codecs=((codec_name(run), *found.line.codecs[0][1:]),)))
+    if problem is not None:
+        return with_shares(found, problem)
+    if observed.ready:
+        shares = ready_to_shares(observed.ready, *_buckets(run, found.shapes, num_workers))
+        return replace(found, pace=replace(found.pace, backward_shares=shares))
+    return replace(found, notes=(*found.notes, ELEMENTS))
+
+
+def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_per_s: float | None) -> None:
+    """Raise `ConfigError` for what cannot be calibrated."""
+    for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value!r}: a number above 0")
+    if latency_s is not None and not latency_s >= 0:
+        raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
+    if run.updates():
+        raise ConfigError(
+            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of a method that sums over "
+            "all ranks, such as synchronous-sgd"
+        )
+
+
+def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
+    """The same, with what part of forward and backward each parameter takes, measured on a replica of the model in this process.
+
+    Raises:
+        ConfigError: the problem's model has other parameters than the run had.
+    """
+    shapes = calibration.shapes
+    found = shapes_of(problem, shapes.batch_size)
+    if found.parameters != shapes.parameters:
+        raise ConfigError(
+            f"problem {problem.name} has {len(found.parameters)} parameters of other names or shapes than the {len(shapes.parameters)} of "
+            f"{calibration.origin.source}: give the problem that was trained, with its options"
+        )
+    measured = measure_compute(problem, shapes.batch_size, threads=calibration.host.threads)
+    pace = replace(calibration.pace, forward_shares=measured.forward_shares, backward_shares=measured.backward_shares)
+    return replace(calibration, pace=pace, notes=tuple(note for note in calibration.notes if note != ELEMENTS))
+
+
+def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
+    """The cores of the one machine that all ranks ran on; None where they had several, or the trace does not say."""
+    hosts = {header.get("machine", header.get("host")) for header in headers.values()}
+    cores = [float(header["cores"]) for header in headers.values() if header.get("cores")]
+    known = len(hosts) == 1 and None not in hosts and len(cores) == len(headers) and len(set(cores)) == 1
+    return cores[0] if known else None
+
+
+def _shapes(run: Run, problem: Problem | None) -> Shapes:
+    model = run.info.get("model") or {}
+    taken = [row["num_samples"] for rows in run.metrics.values() for row in rows if row.get("num_samples")]
+    batch_size = max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0)
+    if not batch_size:
+        raise ConfigError(f"run {run.id} does not say how many samples its ranks took: its record of metrics is missing")
+    if "shapes" in model:
+        named = tuple((str(name), tuple(map(int, shape))) for name, shape in model["shapes"])
+        return Shapes(parameters=named, batch_size=batch_size, itemsize=int(model.get("itemsize", 4)))
+    if problem is None:
+        raise ConfigError(
+            f"run {run.id} does not say what shapes its parameters have (it is of an earlier version): give problem=, such as "
+            "problem=workbench.problems.digits_mlp()"
+        )
+    return shapes_of(problem, batch_size)
+
+
+def shapes_of(problem: Problem, batch_size: int) -> Shapes:
+    """What a problem's model has."""
+    layout = build_layout(trainable(problem.model()))
+    return Shapes(parameters=tuple((slot.name, slot.shape) for slot in layout.slots), batch_size=batch_size, itemsize=layout.itemsize)
+
+
+def codec_name(run: Run) -> str:
+    """As the command line calls the codec that the run's settings name."""
+    text = " ".join(str(value) for value in ((run.info.get("method") or {}).get("settings") or {}).values())
+    found = re.search(r"codec=(\w+)\(", text)
+    return kebab(found[1]) if found else ""
+
+
+def _buckets(run: Run, shapes: Shapes, num_workers: int) -> tuple[list[int], list[int]]:
+    """Bucket and elements of each parameter, in order of registration, from how many bytes each bucket's sum had."""
+    table = run.spans.select(kinds=COLLECTIVES).table
+    sent = {int(row["bucket"]): int(row["bytes"]) for row in table if row["bucket"] >= 0}
+    numel = [_numel(shape) for _, shape in shapes.parameters]
+    whole = native_bytes(num_workers, max(4, shapes.itemsize))
+    bucket_of, bucket, filled = [0] * len(numel), 0, USED
+    for index in reversed(range(len(numel))):
+        if filled > USED and filled + numel[index] + 1 > sent.get(bucket, 0) / whole + 0.5:
+            bucket, filled = bucket + 1, USED
+        bucket_of[index] = bucket
+        filled += numel[index] + 1
+    return bucket_of, numel
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product

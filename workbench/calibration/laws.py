@@ -1,0 +1,99 @@
+"""Which law of stragglers fits measured slowness: by likelihood, judged by Kolmogorov and Smirnov's distance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from workbench.costs import Empirical, Lognormal, Pareto, ShiftedExponential, SlowMachines, Stragglers
+
+Floats = NDArray[np.float64]
+LEAST_SAMPLES = 12  # of fewer, no law can be told from another
+MOST_VALUES = 128  # that an empirical law keeps
+ALIKE = 0.02  # ranks whose medians differ by less are alike
+STEADY = 1e-3  # a spread below this is none
+
+
+def fit_law(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
+    """The law of one rank's seconds over their median, (N,) independent samples of it.
+
+    Candidates are lognormal, shifted exponential and Pareto, by their largest likelihood (Akaike: all have two numbers, the
+    median being one). If a sample of this size lies that far from the best in fewer than 5 % of cases (Kolmogorov-Smirnov),
+    the samples themselves are the law.
+
+    Returns:
+        the law (or none), what to multiply the median by to get the seconds that the law multiplies, and how it was chosen.
+    """
+    samples = np.sort(slowness[np.isfinite(slowness) & (slowness > 0)])
+    if len(samples) < 2 or samples[-1] - samples[0] < STEADY:
+        return (), 1.0, f"{len(samples)} samples without a spread: no law"
+    sigma = float(np.log(samples).std(ddof=1))
+    if len(samples) < LEAST_SAMPLES:
+        return (
+            (Lognormal(sigma=sigma),),
+            _lognormal_scale(samples, sigma),
+            f"lognormal assumed: {len(samples)} samples tell no law from another",
+        )
+    fits = sorted(_candidates(samples, sigma), key=lambda fit: -fit[0])
+    best = fits[0]
+    said = ", ".join(f"{name} {likelihood - best[0]:+.1f}" for likelihood, name, *_ in fits[1:])
+    distance = stats.kstest(samples, best[4])
+    judged = f"KS distance {distance.statistic:.3f}, p {distance.pvalue:.2g}"
+    chosen = f"{best[1]} is likeliest of {len(samples)} samples (log-likelihood: {said}; {judged})"
+    if distance.pvalue >= 0.05:
+        return (best[2],), best[3], chosen
+    values = np.quantile(samples, (np.arange(min(MOST_VALUES, len(samples))) + 0.5) / min(MOST_VALUES, len(samples)))
+    return (Empirical(values=tuple(values.tolist())),), 1.0, f"the samples themselves: {chosen}"
+
+
+def _lognormal_scale(samples: Floats, sigma: float) -> float:
+    """What is multiplied has the mean of the lognormal, which is above its median."""
+    return float(np.exp(np.log(samples).mean() + sigma**2 / 2))
+
+
+def _candidates(samples: Floats, sigma: float) -> list[tuple[float, str, Stragglers, float, Any]]:
+    """(log-likelihood, name, law, scale, cumulative distribution) of each."""
+    num, least = len(samples), float(samples[0])
+    logs = np.log(samples)
+    normal = stats.norm(logs.mean(), sigma)
+    found: list[tuple[float, str, Stragglers, float, Any]] = [
+        (
+            float((normal.logpdf(logs) - logs).sum()),
+            "lognormal",
+            Lognormal(sigma=sigma),
+            _lognormal_scale(samples, sigma),
+            lambda x: normal.cdf(np.log(x)),
+        )
+    ]
+    excess = float(samples.mean()) - least
+    scale = excess * num / (num - 1)  # the least of N exponentials is scale / N above the shift, on average
+    shift = max(least - scale / num, 0.0)
+    exponential = stats.expon(shift, scale)
+    law = ShiftedExponential(shift=shift, scale=scale)
+    found.append((float(exponential.logpdf(samples).sum()), "shifted exponential", law, 1.0, exponential.cdf))
+    spread = float((logs - math.log(least)).mean())
+    pareto = stats.pareto((num - 1) / num / spread, scale=least * (1 - spread / num))
+    law_p = Pareto(shape=(num - 1) / num / spread, scale=least * (1 - spread / num))
+    found.append((float(pareto.logpdf(samples).sum()), "Pareto", law_p, 1.0, pareto.cdf))
+    return found
+
+
+def slow_ranks(seconds: Floats) -> tuple[Floats, SlowMachines | None]:
+    """By what each rank of (ranks, steps) seconds is slower than the rank in the middle, always; None where they are alike.
+
+    A rank is said to differ where its median does by 2 % and by three standard errors of a median.
+    """
+    medians = np.nanmedian(seconds, 1)
+    middle = float(np.median(medians))
+    spread = 1.4826 * np.nanmedian(np.abs(seconds - medians[:, None]), 1)
+    error = 1.2533 * spread / np.sqrt(np.isfinite(seconds).sum(1)) / middle
+    factors = medians / middle
+    differs = np.abs(factors - 1) > np.maximum(ALIKE, 3 * error)
+    factors = np.where(differs, factors, 1.0)
+    if not differs.any():
+        return np.ones(len(medians)), None
+    return factors, SlowMachines(factor_of=tuple((rank, float(factor)) for rank, factor in enumerate(factors) if factor != 1.0))

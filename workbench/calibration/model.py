@@ -1,0 +1,202 @@
+"""A cost model with its uncertainty: what was fitted, kept as readable JSON, and given back as `workbench.costs` objects."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Self, final
+
+from workbench.analysis.table import Column, Table, num_bytes, percent, seconds
+from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
+from workbench.calibration.record import as_tuples, law_of, law_record, law_words, without_nan
+from workbench.costs import Compute, Network
+from workbench.errors import ConfigError
+from workbench.units import GBIT_PER_S
+
+VERSION = 1
+COLUMNS = (Column("what", "what"), Column("value", "fitted"), Column("error", "± (1 sd)"), Column("relative", "", percent))
+DRAWN = ("forward_s", "backward_s", "update_s", "other_s", "latency_s", "message_latency_s", "s_per_byte")
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Calibration:
+    """A cost model fitted to real steps.
+
+    Attributes:
+        draws: what other samples of as many steps could have said: values of `DRAWN` that belong together.
+        notes: what could not be told apart, and what was assumed instead.
+    """
+
+    origin: Origin
+    shapes: Shapes
+    pace: Pace
+    line: Line
+    host: Host = Host()
+    draws: tuple[Mapping[str, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    # -- as costs --------------------------------------------------------------------------------------------------
+
+    def compute(self) -> Compute:
+        """Compute of one rank; what belongs to a step and to nothing else is counted with the update."""
+        pace = self.pace
+        return Compute(
+            forward_s=pace.forward_s.value,
+            backward_s=pace.backward_s.value,
+            update_s=pace.update_s.value + pace.other_s.value,
+            stragglers=pace.stragglers,
+            forward_shares=pace.forward_shares,
+            backward_shares=pace.backward_shares,
+        )
+
+    def network(
+        self, line_bytes_per_s: float | None = None, latency_s: float | None = None, *, messages: bool = False, codec: str | None = None
+    ) -> Network:
+        """The network that was measured, or one of another rate, of which the same part carries gradients.
+
+        Args:
+            line_bytes_per_s: the rate that it is called by, as `line.line_bytes_per_s` is of the measured one.
+            latency_s: added to what was measured of a message.
+            messages: for a method that sends messages itself; else for the library's own sums.
+            codec: whose encoding and decoding to count.
+        """
+        line = self.line
+        rate = 1 / line.s_per_byte.value if line_bytes_per_s is None else line_bytes_per_s * line.efficiency
+        alpha = (line.message_latency_s if messages else line.latency_s).value + (latency_s or 0.0)
+        encode, decode = next(((encode, decode) for name, encode, decode in line.codecs if name == codec), (0.0, 0.0))
+        return Network(
+            latency_s=alpha,
+            bandwidth_bytes_per_s=rate,
+            sum_s_per_byte=line.sum_s_per_byte.value if messages else 0.0,
+            encode_s_per_byte=encode,
+            decode_s_per_byte=decode,
+            name="calibrated",
+        )
+
+    def drawn(self, draw: Mapping[str, float]) -> Calibration:
+        """The same with one draw's numbers."""
+        pace: dict[str, Any] = {name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.pace, name)}
+        line: dict[str, Any] = {name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.line, name)}
+        return replace(self, pace=replace(self.pace, **pace), line=replace(self.line, **line), draws=())
+
+    # -- as text ---------------------------------------------------------------------------------------------------
+
+    def table(self) -> Table:
+        """Every number with its standard error."""
+        rate, shapes, pace, line = 1 / self.line.s_per_byte.value, self.shapes, self.pace, self.line
+        rows = [
+            _row("forward", pace.forward_s, seconds),
+            _row("backward", pace.backward_s, seconds),
+            _row("update", pace.update_s, seconds),
+            _row("rest of a step", pace.other_s, seconds),
+            *({"what": "slowed by", "value": law_words(law), "error": "", "relative": None} for law in pace.stragglers),
+            _row("latency of a hop", line.latency_s, seconds),
+            _row("latency of a message", line.message_latency_s, seconds),
+            _row("bandwidth", Estimate(rate, rate * line.s_per_byte.error / line.s_per_byte.value), _bits),
+            _row("to sum a byte", line.sum_s_per_byte, _nanoseconds),
+        ]
+        origin = self.origin
+        caption = (
+            f"{origin.method} on {origin.num_workers} ranks ({origin.runtime}), {origin.num_steps} steps; "
+            f"{len(shapes.parameters)} parameters, {num_bytes(shapes.num_bytes)}, {shapes.batch_size} samples a worker"
+        )
+        return Table([row for row in rows if row], COLUMNS, caption=caption)
+
+    def __str__(self) -> str:
+        lines = [str(self.table())]
+        lines += [f"stragglers: {self.pace.fit}"] if self.pace.fit else []
+        host = self.host
+        if host.cores is not None:
+            a_byte = f"{host.cpu_s_per_byte * 1e9:.3g} ns of a core a byte"
+            lines.append(f"cores: {host.cores:g} that all ranks share, {host.threads} threads a rank, {a_byte}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    # -- as JSON ---------------------------------------------------------------------------------------------------
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        record = {name: asdict(getattr(self, name)) for name in ("origin", "shapes", "pace", "line", "host")}
+        record["pace"]["stragglers"] = [law_record(law) for law in self.pace.stragglers]
+        return {"version": VERSION, **record, "draws": [dict(draw) for draw in self.draws], "notes": list(self.notes)}
+
+    def save(self, path: Path | str) -> Path:
+        """Write it as JSON, whole or not at all; returns the path."""
+        path = Path(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        text = json.dumps(without_nan(self.as_record()), indent=1, allow_nan=False)
+        try:
+            draft.write_text(text + "\n")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}): name a file in a folder that exists") from error
+        os.replace(draft, path)
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            ConfigError: there is no such file, or it is no calibration of this version.
+        """
+        try:
+            record = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror}): make one with `workbench calibrate RUN -o {path}`") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is no JSON ({error}): make it anew with `workbench calibrate RUN -o {path}`") from error
+        return cls.from_record(record, str(path))
+
+    @classmethod
+    def from_record(cls, record: Any, name: str = "the record") -> Self:
+        """The opposite of `as_record`."""
+        if not isinstance(record, dict) or record.get("version") != VERSION:
+            found = record.get("version") if isinstance(record, dict) else type(record).__name__
+            raise ConfigError(f"{name} is no calibration of version {VERSION} (it has {found!r}): make it anew with `workbench calibrate`")
+        try:
+            pace = {**record["pace"], "stragglers": tuple(law_of(law) for law in record["pace"]["stragglers"])}
+            return cls(
+                origin=Origin(**record["origin"]),
+                shapes=Shapes(
+                    **{**record["shapes"], "parameters": tuple((key, tuple(shape)) for key, shape in record["shapes"]["parameters"])}
+                ),
+                pace=Pace(**{key: _read(value) for key, value in pace.items()}),
+                line=Line(**{key: _read(value) for key, value in record["line"].items()}),
+                host=Host(**record["host"]),
+                draws=tuple(record["draws"]),
+                notes=tuple(record["notes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it anew with `workbench calibrate`"
+            ) from error
+
+
+def _bits(value: float) -> str:
+    return f"{value / GBIT_PER_S * 1e3:.4g} Mbit/s"
+
+
+def _nanoseconds(value: float) -> str:
+    return f"{value * 1e9:.3g} ns"
+
+
+def _row(what: str, estimate: Estimate, show: Any) -> dict[str, Any]:
+    known = isfinite(estimate.error)
+    relative = estimate.error / estimate.value if known and estimate.value > 0 else None
+    return {"what": what, "value": show(estimate.value), "error": show(estimate.error) if known else "given", "relative": relative}
+
+
+def _read(value: Any) -> Any:
+    """An estimate, or what lists were tuples of."""
+    if isinstance(value, dict):
+        return Estimate(float(value["value"]), float("nan") if value["error"] is None else float(value["error"]))
+    return as_tuples(value)

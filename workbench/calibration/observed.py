@@ -1,0 +1,219 @@
+"""What a record of real steps says, before anything is fitted: seconds of compute by rank and step, seconds of communication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.analysis.overlap import measure_before, step_windows, union
+from workbench.analysis.summary import num_warm_up
+from workbench.errors import ConfigError
+from workbench.trace.run import Run
+from workbench.trace.spans import COMMUNICATION_KINDS, COMPUTE_KINDS, Spans
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+LEAST_STEPS = 5
+COLLECTIVES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # passes over the ring
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compute:
+    """Seconds of each rank (row) in each step (column); NaN where nothing was recorded.
+
+    Attributes:
+        forward_s, backward_s, update_s: in these.
+        other_s: of the step, in nothing that was recorded: fetching the minibatch, bookkeeping.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    update_s: Floats
+    other_s: Floats
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Periods:
+    """Times in which the network was busy; all arrays have one length.
+
+    A collective begins when the last rank has come to it, for before that there is nothing to wait for but that rank, and when
+    the one before it has ended; it ends when the ranks, on average, leave it. Those that overtake one another are one period.
+
+    Attributes:
+        step: in which it began.
+        seconds: how long.
+        num_messages: that a rank sent in it, one after the other.
+        wire_bytes: that a rank sent in it.
+        waiting_s: of the collectives in it, from the first rank's coming to the last one's.
+    """
+
+    step: Ints
+    seconds: Floats
+    num_messages: Floats
+    wire_bytes: Floats
+    waiting_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Observed:
+    """All that is fitted.
+
+    Attributes:
+        compute: by rank and step, after the warm-up.
+        periods: of the library's own sums or, of a method that sends messages itself, of these (`messages`).
+        messages: whether they are messages.
+        local: seconds a byte of float32 values of each piece of local work, by kind ("sum", "encode", "decode").
+        ready: of a run by buckets: (number of the bucket, part of backward after which it was final), of every step.
+    """
+
+    compute: Compute
+    periods: Periods
+    messages: bool
+    local: dict[str, Floats]
+    ready: tuple[tuple[int, float], ...] = ()
+
+
+def observe(run: Run) -> Observed:
+    """The steps of a run on real or simulated ranks.
+
+    Raises:
+        ConfigError: it has no trace, or too few steps in it.
+    """
+    spans = run.spans
+    if not len(spans.table):
+        raise ConfigError(f"run {run.id} has no trace: run it without --trace-steps 0")
+    return observe_spans(spans, int(run.info.get("num_workers") or len(run.metrics)), f"run {run.id}")
+
+
+def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
+    """The steps in these spans, without those at the beginning that are slower than usual, and the last, whose end is not known.
+
+    Args:
+        num_workers: that took part; the spans may be of some of them.
+        name: of the record, for errors.
+    """
+    steps = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
+    if len(steps) < LEAST_STEPS:
+        raise ConfigError(f"{name} has {len(steps)} steps in its trace: {LEAST_STEPS} at least, 20 or more for a fit that means something")
+    steps = steps[num_warm_up(len(steps)) : -1]
+    compute, local = _compute(spans, steps), _local(spans, steps)
+    sums = spans.select(steps=slice(int(steps[0]), int(steps[-1]) + 1), kinds=COLLECTIVES)
+    if len(sums.table):
+        return Observed(compute=compute, periods=_sums(sums, num_workers), messages=False, local=local, ready=_ready(spans, steps))
+    received = spans.select(kinds=("send", "recv"))
+    return Observed(compute=compute, periods=_messages(received, steps), messages=True, local=local)
+
+
+def _compute(spans: Spans, steps: Ints) -> Compute:
+    ranks = [rank for rank in spans.ranks if len(spans.of_rank(rank).select(kinds=["forward"]).table)]
+    tables = {name: np.full((len(ranks), len(steps)), np.nan) for name in ("forward", "backward", "apply", "other")}
+    for row, rank in enumerate(ranks):
+        mine = spans.of_rank(rank)
+        for kind in COMPUTE_KINDS:
+            chosen = mine.select(kinds=[kind]).table
+            column = np.searchsorted(steps, chosen["step"])
+            known = (column < len(steps)) & (steps[np.minimum(column, len(steps) - 1)] == chosen["step"])
+            total = np.zeros(len(steps))
+            np.add.at(total, column[known], (chosen["end_s"] - chosen["start_s"])[known])
+            tables[kind][row] = np.where(total > 0, total, np.nan)
+        windows, bounds = step_windows(mine)
+        chosen = mine.select(kinds=[*COMPUTE_KINDS, *COMMUNICATION_KINDS, "wait", "barrier", "evaluate"]).table
+        gaps = np.diff(bounds) - np.diff(measure_before(bounds, *union(chosen["start_s"], chosen["end_s"])))
+        tables["other"][row] = [dict(zip(windows.tolist(), gaps.tolist(), strict=True)).get(step, np.nan) for step in steps.tolist()]
+    return Compute(forward_s=tables["forward"], backward_s=tables["backward"], update_s=tables["apply"], other_s=tables["other"])
+
+
+def _local(spans: Spans, steps: Ints) -> dict[str, Floats]:
+    """Seconds a byte of each piece of local work that is long enough to be measured."""
+    found = {}
+    for kind in ("sum", "encode", "decode"):
+        table = spans.select(kinds=[kind], steps=slice(int(steps[0]), None)).table
+        table = table[table["bytes"] > 0]
+        if len(table):
+            found[kind] = (table["end_s"] - table["start_s"]) / table["bytes"]
+    return found
+
+
+def _sums(sums: Spans, num_workers: int) -> Periods:
+    table = sums.table
+    num_ranks = len(np.unique(table["rank"]))
+    key = np.stack([table["step"], table["bucket"], table["kind"]], 1)
+    _, first, group, count = np.unique(key, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    begin, early = np.full(len(first), -np.inf), np.full(len(first), np.inf)
+    np.maximum.at(begin, group, table["start_s"])
+    np.minimum.at(early, group, table["start_s"])
+    end = np.bincount(group, table["end_s"]) / count
+    kinds = sums.kind_names[first]
+    passes = np.array([COLLECTIVES[kind] for kind in kinds.tolist()], float)
+    keep = count == num_ranks
+    return _merged(
+        step=table["step"][first][keep],
+        begin_s=begin[keep],
+        end_s=np.maximum(end, begin)[keep],
+        num_messages=passes[keep] * (num_workers - 1),
+        wire_bytes=table["bytes"][first][keep].astype(float),
+        waiting_s=(begin - early)[keep],
+    )
+
+
+def _messages(spans: Spans, steps: Ints) -> Periods:
+    """Each message of the run from when both ends were there, as a period of its own: what shares an interface is not told apart."""
+    from workbench.analysis.parts import _sending_since
+
+    received = spans.table[spans.is_kind(["recv"])]
+    since = _sending_since(spans)
+    keep = (received["bytes"] > 0) & (received["step"] >= steps[0]) & (received["step"] <= steps[-1]) & np.isfinite(since)
+    received, since = received[keep], since[keep]
+    begin = np.maximum(received["start_s"], since)
+    return Periods(
+        step=received["step"].astype(np.int64),
+        seconds=np.maximum(received["end_s"] - begin, 0.0),
+        num_messages=np.ones(len(received)),
+        wire_bytes=received["bytes"].astype(float),
+        waiting_s=begin - received["start_s"],
+    )
+
+
+def _merged(*, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats, wire_bytes: Floats, waiting_s: Floats) -> Periods:
+    """Overlapping intervals as one period each; those of a period that ended in the order of their beginning, one after the other."""
+    order = np.lexsort((end_s, begin_s))
+    starts, ends = begin_s[order], end_s[order]
+    latest = np.maximum.accumulate(ends) if len(ends) else ends
+    new = np.append(True, starts[1:] >= latest[:-1])[: len(order)]
+    number = np.cumsum(new) - 1
+    crossed = np.bincount(number, np.append(0.0, np.diff(ends) < 0)[: len(order)]) > 0 if len(order) else np.zeros(0, bool)
+    first = new | ~crossed[number]
+    starts = np.where(new | crossed[number], starts, np.maximum(starts, np.append(0.0, latest[:-1])[: len(order)]))
+    number = np.cumsum(first) - 1
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(order) - 1)[: int(first.sum())]
+    return Periods(
+        step=step[order][first].astype(np.int64),
+        seconds=latest[last] - starts[first],
+        num_messages=np.bincount(number, num_messages[order]).astype(float),
+        wire_bytes=np.bincount(number, wire_bytes[order]).astype(float),
+        waiting_s=np.bincount(number, waiting_s[order]).astype(float),
+    )
+
+
+def _ready(spans: Spans, steps: Ints) -> tuple[tuple[int, float], ...]:
+    """When in backward each bucket's sum was asked for, where it was: in a method that does so layer by layer."""
+    found = []
+    for rank in spans.ranks:
+        mine = spans.of_rank(rank).select(steps=slice(int(steps[0]), int(steps[-1]) + 1))
+        backward = {int(row["step"]): row for row in mine.select(kinds=["backward"]).table}
+        for row in mine.select(kinds=COLLECTIVES).table:
+            span = backward.get(int(row["step"]))
+            if row["bucket"] >= 0 and span is not None and span["start_s"] <= row["start_s"] <= span["end_s"] + 1e-3:
+                part = (row["start_s"] - span["start_s"]) / (span["end_s"] - span["start_s"])
+                found.append((int(row["bucket"]), min(1.0, float(part))))
+    return tuple(found)

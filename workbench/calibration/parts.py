@@ -1,0 +1,142 @@
+"""What a calibration is made of: numbers with their errors, shapes, pace, line, host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from workbench.costs import Stragglers
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A fitted number and its standard error (NaN: it was given, not fitted)."""
+
+    value: float
+    error: float = float("nan")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a calibration comes from: the record, what ran in it, on what, on how many ranks, and how many steps of it counted."""
+
+    source: str
+    method: str
+    runtime: str
+    num_workers: int
+    num_steps: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """What is trained: (name, shape) of each parameter in order of registration, bytes of an element, samples a worker and step."""
+
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    batch_size: int
+    itemsize: int = 4
+
+    def problem(self, num_samples: int) -> Problem:
+        """A problem of these shapes that has no values: for simulations that only keep time."""
+        return Problem(
+            model=self._module, loss=_no_loss, train=_Samples(num_samples), name="shapes", correct=None, batch_size=self.batch_size
+        )
+
+    def _module(self) -> nn.Module:
+        dtype = {2: torch.float32, 4: torch.float32, 8: torch.float64}[self.itemsize]  # 16-bit gradients are summed as float32
+        return nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for _, shape in self.parameters])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one gradient, without what travels behind its buckets."""
+        return sum(_numel(shape) for _, shape in self.parameters) * max(4, self.itemsize)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds of one rank's step where it has a core for each of its threads.
+
+    Attributes:
+        other_s: of each step in neither compute nor communication: fetching the minibatch, bookkeeping.
+        stragglers: what multiplies forward and backward; `fit` says how they were chosen.
+        forward_shares, backward_shares: see `costs.Compute`; empty: in proportion to the elements.
+    """
+
+    forward_s: Estimate
+    backward_s: Estimate
+    update_s: Estimate
+    other_s: Estimate
+    stragglers: tuple[Stragglers, ...] = ()
+    fit: str = ""
+    forward_shares: tuple[float, ...] = ()
+    backward_shares: tuple[float, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What the network costs.
+
+    Attributes:
+        latency_s: alpha of a hop of the library's own sums.
+        message_latency_s: alpha of a message that a method sends itself, its handling in Python included.
+        s_per_byte: beta.
+        sum_s_per_byte: gamma, of float32 values.
+        codecs: (name, seconds to encode a byte of float32 values, to decode one).
+        line_bytes_per_s: what the link is called, where that is known: 1 / beta is a part of it, the rest goes for headers.
+    """
+
+    latency_s: Estimate
+    message_latency_s: Estimate
+    s_per_byte: Estimate
+    sum_s_per_byte: Estimate
+    codecs: tuple[tuple[str, float, float], ...] = ()
+    line_bytes_per_s: float | None = None
+
+    @property
+    def efficiency(self) -> float:
+        """The part of a line's rate that carries gradients; 1 where the line's rate is not known."""
+        return 1.0 if self.line_bytes_per_s is None else 1 / (self.s_per_byte.value * self.line_bytes_per_s)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Cores that all ranks of a run share, threads of a rank, and the core's seconds that a byte sent takes, at both ends together.
+
+    `cores` is None where ranks do not get in each other's way (machines of their own).
+    """
+
+    cores: float | None = None
+    threads: int = 1
+    cpu_s_per_byte: float = 0.0
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _no_loss(*_: Any) -> torch.Tensor:
+    raise ConfigError("a calibration knows shapes, and no data: use it with timing_only=True")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """So many samples, none of which is there."""
+
+    num: int
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError(index)

@@ -1,0 +1,237 @@
+"""What a step would take with another method, on other numbers of workers, over another network: simulated from a calibration."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from workbench.algorithms import names as method_names
+from workbench.analysis.overlap import overlap
+from workbench.analysis.summary import num_warm_up, step_seconds
+from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.calibration.effective import Setting, communication_cpu_s, effective_costs, make_setting, sends_messages
+from workbench.calibration.model import Calibration
+from workbench.costs import Compute, Network
+from workbench.errors import ConfigError
+from workbench.program import Algorithm
+from workbench.runtimes.simulate import simulate
+from workbench.trace.run import Run
+
+STEPS = 30
+LEAST_STEPS, MESSAGES = 8, 4000  # of a simulation message by message
+BAND = (0.1, 0.9)
+NUM_DRAWS = 8
+UNBOUND = 1e18  # bytes a second of a wire that costs nothing
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a step is said to take.
+
+    Attributes:
+        step_s: seconds, the mean over steps; `usual_s` without the longest and shortest quarters of them.
+        low_s, high_s: of the mean, what nine and one of ten samples of the calibration's steps exceed.
+        saved_s: by how much a step were shorter if wire, latency or stragglers cost nothing, or, where nobody is late, compute;
+            what saves most binds.
+        overlap: hidden part of the communication; None where there is none.
+    """
+
+    method: str
+    setting: Setting
+    step_s: float
+    usual_s: float
+    low_s: float
+    high_s: float
+    saved_s: dict[str, float]
+    overlap: float | None
+
+    @property
+    def bound(self) -> str:
+        """What a step waits for most."""
+        return max(self.saved_s, key=lambda what: self.saved_s[what]) if self.saved_s else "unknown"
+
+    @property
+    def samples_per_s(self) -> float:
+        """Steps of one worker in a second."""
+        return 1 / self.step_s
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        setting = self.setting
+        return {
+            "method": self.method,
+            "workers": setting.workers,
+            "network": setting.name,
+            "line_bytes_per_s": setting.line_bytes_per_s,
+            "step_s": self.step_s,
+            "usual_s": self.usual_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "bound": self.bound,
+            "saved_s": self.saved_s,
+            "overlap": self.overlap,
+        }
+
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("workers", "workers"),
+    Column("network", "network"),
+    Column("step_s", "step", seconds),
+    Column("low_s", "10 %", seconds),
+    Column("high_s", "90 %", seconds),
+    Column("bound", "bound by"),
+    Column("overlap", "overlap", percent),
+)
+
+
+def table(predictions: list[Prediction]) -> Table:
+    """Predictions side by side."""
+    return Table([prediction.as_record() for prediction in predictions], COLUMNS, caption="Seconds a step, predicted")
+
+
+def predict(
+    calibration: Calibration,
+    algorithm: Algorithm,
+    *,
+    workers: int,
+    network: Network | str | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    latency_s: float | None = None,
+    cores: float | None = None,
+    steps: int = STEPS,
+    draws: int = NUM_DRAWS,
+    seed: int = 0,
+) -> Prediction:
+    """What a step takes, with a band and with what bounds it.
+
+    The method itself is run on simulated workers, timing only; where ranks share cores, compute and what communication takes of
+    them is slowed until the cores suffice. The band is of the calibration's uncertainty: the same with other draws of it.
+
+    Args:
+        network: a network, its name in `workbench.costs`, or None for the one that was measured.
+        bandwidth_bytes_per_s: instead: another rate of the measured one, as it is called (125e6 for 1 Gbit/s).
+        latency_s: of the link, beyond what was measured of a message; a network brings its own.
+        cores: that all ranks share; None: as in the calibration if its ranks shared some, else each rank has what it needs.
+        steps: to simulate, the warm-up included.
+        draws: how many for the band; 0 for none.
+
+    Raises:
+        ConfigError: the network is unknown, the calibration has none, or the method cannot run on so many workers.
+    """
+    setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s, latency_s, cores)
+    return predict_at(calibration, algorithm, setting, steps=steps, draws=draws, seed=seed)
+
+
+def predict_at(
+    calibration: Calibration, algorithm: Algorithm, setting: Setting, *, steps: int = STEPS, draws: int = NUM_DRAWS, seed: int = 0
+) -> Prediction:
+    """`predict`, at a place that `make_setting` made."""
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"algorithm={algorithm!r}: a method, such as PipeSGD(width=2); there are {', '.join(method_names())}")
+    chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
+    steps = affordable(calibration, algorithm, setting, steps)
+    run, times, shown = _simulated(calibration, algorithm, setting, steps, seed)
+    means = [step_s(calibration.drawn(draw), algorithm, setting, steps, seed) for draw in chosen]
+    mean_s = float(times.mean())
+    low, high = (float(np.quantile([mean_s, *means], level)) for level in BAND)
+    left = {what: _without(what, calibration, algorithm, setting, steps, seed) for what in ("compute", "wire", "latency", "stragglers")}
+    saved = {"compute": left["stragglers"] - left["compute"], **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")}}
+    return Prediction(
+        method=run.label,
+        setting=setting,
+        step_s=mean_s,
+        usual_s=midmean(times),
+        low_s=low,
+        high_s=high,
+        saved_s={what: max(value, 0.0) for what, value in saved.items()},
+        overlap=shown,
+    )
+
+
+def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """The mean of the middle half: as robust as a median nearly, and right where long and short steps alternate, as in a pipeline.
+
+    >>> midmean(np.array([1.0, 3.0, 1.0, 3.0, 100.0, 1.0, 3.0, 0.0]))
+    2.0
+    """
+    ordered = np.sort(times)
+    quarter = len(ordered) // 4
+    return float(ordered[quarter : len(ordered) - quarter].mean())
+
+
+def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
+    """Fewer steps where each has many messages: a pipeline is in its stride after two or three."""
+    collective = getattr(algorithm, "collective", None)
+    if not sends_messages(algorithm) or algorithm.has_servers:
+        return steps
+    buckets = 1 if algorithm.bucket_bytes is None else calibration.shapes.num_bytes / max(algorithm.bucket_bytes, 1.0) + 1
+    messages = setting.workers * 2 * (setting.workers - 1) * getattr(collective, "chunks", 1) * buckets
+    return int(min(steps, max(LEAST_STEPS, MESSAGES / max(messages, 1.0))))
+
+
+def _spread(num: int, wanted: int) -> list[int]:
+    return sorted({round(position) for position in np.linspace(0, num - 1, min(num, wanted))}) if num and wanted else []
+
+
+def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
+    """The mean seconds of a step, and nothing else."""
+    steps = affordable(calibration, algorithm, setting, steps)
+    return float(_simulated(calibration, algorithm, setting, steps, seed)[1].mean())
+
+
+def _without(what: str, calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
+    """Seconds of a step in which something costs nothing."""
+    compute, network = effective_costs(calibration, algorithm, setting)
+    match what:
+        case "compute":
+            compute = replace(compute, forward_s=0.0, backward_s=0.0, update_s=0.0)
+        case "wire":
+            network = replace(network, bandwidth_bytes_per_s=UNBOUND)
+        case "latency":
+            network = replace(network, latency_s=0.0)
+        case "stragglers":
+            mean = statistics.fmean(float(np.median(compute.factors(seed, step, setting.workers))) for step in range(steps))
+            compute = replace(compute, forward_s=compute.forward_s * mean, backward_s=compute.backward_s * mean, stragglers=())
+    return float(step_seconds(_run(calibration, algorithm, setting, compute, network, steps, seed)).mean())
+
+
+def _simulated(
+    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
+) -> tuple[Run, np.ndarray[Any, np.dtype[np.float64]], float | None]:
+    """A run, its steps' seconds, and how much of its communication was hidden; again where that takes cores from compute."""
+    compute, network = effective_costs(calibration, algorithm, setting)
+    run = _run(calibration, algorithm, setting, compute, network, steps, seed)
+    hidden = _hidden(run)
+    if setting.cores is not None and hidden:
+        busy_s = hidden * communication_cpu_s(calibration, algorithm, setting, run)
+        compute, network = effective_costs(calibration, algorithm, setting, busy_s)
+        run = _run(calibration, algorithm, setting, compute, network, steps, seed)
+        hidden = _hidden(run)
+    return run, step_seconds(run), hidden
+
+
+def _run(
+    calibration: Calibration, algorithm: Algorithm, setting: Setting, compute: Compute, network: Network, steps: int, seed: int
+) -> Run:
+    problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)
+    return simulate(
+        algorithm,
+        problem,
+        workers=setting.workers,
+        network=network,
+        compute=compute,
+        timing_only=True,
+        steps=steps,
+        seed=seed,
+        batch_size=calibration.shapes.batch_size,
+    )
+
+
+def _hidden(run: Run) -> float | None:
+    found = overlap(run.spans, slice(num_warm_up(len(run.metrics[0])), None))
+    return found.fraction
