@@ -68,10 +68,14 @@ class Ring(Collective):
         hops = [(hop, part) for hop in range(first, last) for part in self._chunks(bounds, rank - hop - 2)]
         sending: deque[Ticket | None] = deque()
         receiving: deque[Ticket | None] = deque()
+        # Receives are asked for before what is sent at the same time: a library that has one stream of bytes to a neighbour
+        # (gloo) would tell it so behind the message itself, and a neighbour on both sides would wait for that to pass.
+        for later, its_part in hops[: self.chunks]:
+            receiving.append((yield from wire.start_receive(left, its_part, later)))
         for part in self._chunks(bounds, rank - first - 1) if hops else ():
             sending.append((yield from self._set_off(wire, right, first, part)))
         for position, (hop, part) in enumerate(hops):
-            for later, its_part in hops[position + len(receiving) : position + self.chunks]:  # a block is on its way meanwhile
+            for later, its_part in hops[position + self.chunks : position + self.chunks + 1]:  # a block is on its way meanwhile
                 receiving.append((yield from wire.start_receive(left, its_part, later)))
             message = yield from wire.received(receiving.popleft(), part)
             if hop < p - 1:
