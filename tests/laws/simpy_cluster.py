@@ -90,7 +90,10 @@ def blocks(numel: int, count: int, itemsize: int) -> list[int]:
 
 
 def ring(numel: int, itemsize: int) -> AllReduce:
-    """In hop h rank i sends block i - h - 1 to the right and receives block i - h - 2 from the left; what is empty is not sent."""
+    """In hop h rank i sends block i - h - 1 to the right and receives block i - h - 2 from the left, for which it asks as soon as it has
+
+    the one before; what is empty is not sent.
+    """
 
     def run(cluster: Cluster, rank: int, number: int) -> Steps:
         p = cluster.num_ranks
@@ -100,13 +103,19 @@ def ring(numel: int, itemsize: int) -> AllReduce:
             size = sizes[(rank - hop - 1) % p]
             return cluster.send(rank, (rank + 1) % p, (number, hop), size) if size and hop < hops else None
 
+        def ask(hop: int) -> simpy.Event | None:
+            asks = hop < hops and sizes[(rank - hop - 2) % p]
+            return cluster.env.process(cluster.receive(rank, (number, hop))) if asks else None
+
+        asked = ask(0)
         sending = pass_on(0)
         for hop in range(hops):
-            size = sizes[(rank - hop - 2) % p]
-            if size:
-                yield from cluster.receive(rank, (number, hop))
-                if hop < p - 1:
-                    yield cluster.add(size)
+            here = asked
+            if here is not None:
+                yield here
+            asked = ask(hop + 1)
+            if here is not None and hop < p - 1:
+                yield cluster.add(sizes[(rank - hop - 2) % p])
             following = pass_on(hop + 1)
             if sending is not None:
                 yield sending

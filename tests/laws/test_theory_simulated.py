@@ -69,7 +69,7 @@ def test_a_codec_breaks_even_where_its_formula_says(workers: int) -> None:
     rate = theory.ring_break_even_bandwidth(workers, 2.0, CODED.encode_s_per_byte, CODED.decode_s_per_byte)
     times = {}
     for share in (0.8, 1.0, 1.25):
-        network = replace(CODED, bandwidth_bytes_per_s=share * rate)
+        network = replace(CODED, bandwidth_bytes_per_s=share * rate, latency_s=0.0)
         raw, coded = (
             simulate(Sums(collective=Ring(codec=codec), numel=960), workers, network=network, steps=1).steps_s()[0]
             for codec in (None, Truncate16())

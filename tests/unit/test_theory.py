@@ -245,9 +245,9 @@ per_byte = st.floats(1e-11, 1e-8)
 )
 def test_break_even_is_where_saved_and_spent_are_equal(p: int, ratio: float, encode: float, decode: float, num_bytes: float) -> None:
     rate = theory.ring_break_even_bandwidth(p, ratio, encode, decode)
-    network = Network(latency_s=0.0, bandwidth_bytes_per_s=rate, encode_s_per_byte=encode, decode_s_per_byte=decode)
+    network = Network(latency_s=0.0, bandwidth_bytes_per_s=rate)
     wire_s = theory.wire_s(num_bytes, p, network)
-    spent = theory.codec_s(Ring(codec=Truncate16()), num_bytes, p, network)
+    spent = num_bytes * (encode + decode) + (p - 1) / p * num_bytes * max(0.0, decode - 1 / (ratio * rate))
     assert wire_s * (1 - 1 / ratio) == pytest.approx(spent)
 
 

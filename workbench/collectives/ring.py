@@ -75,9 +75,9 @@ class Ring(Collective):
         for part in self._chunks(bounds, rank - first - 1) if hops else ():
             sending.append((yield from self._set_off(wire, right, first, part)))
         for position, (hop, part) in enumerate(hops):
-            for later, its_part in hops[position + self.chunks : position + self.chunks + 1]:  # a block is on its way meanwhile
-                receiving.append((yield from wire.start_receive(left, its_part, later)))
             message = yield from wire.received(receiving.popleft(), part)
+            for later, its_part in hops[position + self.chunks : position + self.chunks + 1]:
+                receiving.append((yield from wire.start_receive(left, its_part, later)))
             if hop < p - 1:
                 yield from wire.add(*part, message)
                 if hop + 1 < last:

@@ -150,7 +150,8 @@ class Topology:
             two levels  2 (g-1) (alpha' + n/g beta') + (g-1) n/g gamma,   and between hosts, where k ranks share an interface,
                         with a = alpha + m beta:   (H-1) max(a + m gamma, k m beta) + (H-2) max(a, k m beta) + a + (k-1) m beta
 
-        The ring takes what `Ring()` takes message by message; the second what its halves take inside and between.
+        The ring takes what `Ring()` takes message by message, the second what its halves take inside and between; but for sums on
+        quick links, which are then done while slow ones still send, and here are counted.
 
         Source: thakur2005optimization (the cost model); the second as libraries do on hosts of several GPUs.
         """

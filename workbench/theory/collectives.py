@@ -7,6 +7,7 @@ there. p workers, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_
 from __future__ import annotations
 
 from workbench.collectives import Collective, HalvingDoubling, Linear, Link, Ring, Tree
+from workbench.collectives.wire import wire_share
 from workbench.costs import Network
 from workbench.errors import ConfigError
 
@@ -35,13 +36,12 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
 
     | collective | with a codec in its hops |
     |---|---|
-    | `Ring` | n e + (2p-1)/p n d: p-1 encodings of partial sums and one of the whole; as many decodings, p-1 spreading, and one's own |
+    | `Ring` | n e + n d + (p-1) max(0, n/p d - alpha - w): p encodings and p decodings of blocks; while it spreads, decodes under w |
     | `HalvingDoubling` | n e + (2q-1)/q n d on a power of two q; with folded ranks n (e + 2d) more |
     | `Linear` | 2 n e + p n d: the root decodes p-1 values, a worker the sum |
     | `Tree` | (k+1) n (e + d), k = ceil(log2 p): each level encodes its sum; the whole sum is encoded once |
 
-    0 without a codec. In a ring a block is decoded before the next receive is posted, so decoding is not hidden by the wire;
-    `Ring(chunks=c)` hides it, and has no formula here.
+    w is the wire's time of an encoded block, n/p beta / r. 0 without a codec. `Ring(chunks=c)` hides more of it, and has no formula here.
 
     Raises:
         ConfigError: none is known.
@@ -51,7 +51,9 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
         return 0.0
     match collective:
         case Ring(chunks=1):
-            return encoding_s + (2 * p - 1) / p * decoding_s
+            assert collective.codec is not None
+            block_s = wire_share(collective.codec, num_bytes / p) * num_bytes / p / network.bandwidth_bytes_per_s
+            return encoding_s + decoding_s + (p - 1) * max(0.0, decoding_s / p - network.latency_s - block_s)
         case HalvingDoubling():
             q = 1 << (p.bit_length() - 1)
             folded = encoding_s + 2 * decoding_s if q < p else 0.0

@@ -20,16 +20,16 @@ def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
 
 
 def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte: float, decode_s_per_byte: float) -> float:
-    """Of a ring with a codec in every hop: 2 (p-1) (1 - 1/r) / (p e + (2p-1) d), whatever the gradient's size.
+    """Of a ring with a codec in every hop and no latency: where 2 (p-1)/p n beta (1 - 1/r) is `collectives.codec_s`, whatever n.
 
-    Where 2 (p-1)/p n beta (1 - 1/r) = n e + (2p-1)/p n d (`collectives.codec_s`).
+    2 (p-1) (1 - 1/r) / (p (e + d)) where decoding hides under an encoded block's time on the wire; else (p-1) (2 - 1/r) / (p e + (2p-1) d).
 
     Args:
         ratio: r, bytes of the values over bytes on the wire.
         encode_s_per_byte, decode_s_per_byte: e and d, for a byte of uncompressed values.
 
-    >>> ring_break_even_bandwidth(4, 2.0, 1e-9, 1e-9) / 1e6  # a codec of 1 GB/s either way pays below 2.2 Gbit/s
-    272.7...
+    >>> ring_break_even_bandwidth(4, 2.0, 1e-9, 1e-9) / 1e6  # a codec of 1 GB/s either way pays below 3 Gbit/s
+    375.0...
 
     Raises:
         ConfigError: a codec that makes nothing smaller, or nobody to send to.
@@ -39,7 +39,10 @@ def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte:
     if ratio < 1:
         raise ConfigError(f"ratio={ratio}: bytes before over bytes after, 1 or more")
     p = num_workers
-    return break_even_bandwidth(2 * (p - 1) * (1 - 1 / ratio), p * encode_s_per_byte + (2 * p - 1) * decode_s_per_byte)
+    hidden = break_even_bandwidth(2 * (p - 1) * (1 - 1 / ratio), p * (encode_s_per_byte + decode_s_per_byte))
+    if hidden * ratio * decode_s_per_byte <= 1:
+        return hidden
+    return break_even_bandwidth((p - 1) * (2 - 1 / ratio), p * encode_s_per_byte + (2 * p - 1) * decode_s_per_byte)
 
 
 def smallest_useful_ratio(compute_s: float, num_bytes: float, num_workers: int, link: Link, codec_s: float = 0.0) -> float:
