@@ -72,6 +72,14 @@ def within(seconds: float, condition: Any) -> bool:
 # ---------------------------------------------------------------- the network
 
 
+def test_a_network_says_what_it_is(network: EmulatedNetwork) -> None:
+    assert network.description == "emulated network: 3 hosts at 200 Mbit/s up, 50 Mbit/s down, host2 at 10 Mbit/s"
+    assert [(host.name, host.address, host.up, host.down) for host in network.hosts[1:]] == [
+        ("host1", "10.87.0.2", 200e6, 50e6),
+        ("host2", "10.87.0.3", 10e6, 10e6),
+    ]
+
+
 def test_rates_are_those_of_the_slower_end(network: EmulatedNetwork) -> None:
     """A busy machine can be late with what may leave, so the band is wide below; above it is not."""
     found = measure_all(network)

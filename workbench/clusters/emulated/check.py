@@ -60,16 +60,19 @@ def measure(network: EmulatedNetwork, source: int, destination: int) -> Measured
     num_bytes = round(MEASURE_S * asked / 8)
     script = [sys.executable, "-I", "-S", __file__]
     with network.run(destination, [*script, "serve", b.address], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            port = server.stdout.readline().strip()
-            command = [*script, "ask", b.address, port, str(num_bytes)]
-            with network.run(source, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
-                said, wrong = client.communicate(timeout=TIMEOUT_S + 10 * MEASURE_S)
-            if client.returncode != 0:
-                raise LaunchError(f"{a.name} does not reach {b.name}: {wrong.strip().splitlines()[-1:]}")
-        finally:
-            server.kill()
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        command = [*script, "ask", b.address, port, str(num_bytes)]
+        with network.run(source, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+            try:
+                said, wrong = client.communicate(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                said, wrong = "", f"no end after {TIMEOUT_S:.0f} s"
+            finally:
+                client.kill()
+                server.kill()
+    if not said:
+        raise LaunchError(f"{a.name} does not reach {b.name}: {(wrong.strip().splitlines() or ['it ended without a word'])[-1]}")
     seconds, round_trip_s = json.loads(said)
     return Measured(
         source=a.name,
@@ -100,8 +103,8 @@ def serve(address: str) -> None:
         for part in connection.recv(64).split(b","):
             left = int(part)
             connection.sendall(b"!")
-            while left:
-                left -= connection.recv_into(buffer, min(left, len(buffer)))
+            while left and (got := connection.recv_into(buffer, min(left, len(buffer)))):
+                left -= got
             connection.sendall(b"!")
         while byte := connection.recv(1):
             connection.sendall(byte)
