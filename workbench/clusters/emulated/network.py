@@ -25,7 +25,7 @@ BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate
 LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # ... and at least, in bytes
 CHUNKS = 3  # TCP's segments, in a burst: one as large as the burst would wait for all of it, and lose what came late
 LARGEST_CHUNK = 65536
-QUEUE_S, LEAST_QUEUE = 20e-3, 128 * 1024  # what may wait at a port
+QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # what may wait at a port
 MOST_HOSTS = 64
 SUBNET = "10.87.0.0/16"
 START_S = 30.0
@@ -71,7 +71,7 @@ class EmulatedNetwork:
 
     The rate is a limit: this machine's cores carry the bytes, and where they are busy, or the rates high, there may be less;
     `workbench emulate --check` measures. After a pause, what the rate carries in a quarter of a millisecond leaves at once.
-    Latency is kept by a process that handles every frame: up to some Gbit/s in all, and it is late by what a busy core adds.
+    Latency is kept by a process that handles every frame: a core of it carries about 1 Gbit/s, and TCP's own start is slow then.
 
     Args:
         hosts: how many.
