@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -72,6 +74,14 @@ def within(seconds: float, condition: Any) -> bool:
 # ---------------------------------------------------------------- the network
 
 
+def test_a_network_says_what_it_is(network: EmulatedNetwork) -> None:
+    assert network.description == "emulated network: 3 hosts at 200 Mbit/s up, 50 Mbit/s down, host2 at 10 Mbit/s"
+    assert [(host.name, host.address, host.up, host.down) for host in network.hosts[1:]] == [
+        ("host1", "10.87.0.2", 200e6, 50e6),
+        ("host2", "10.87.0.3", 10e6, 10e6),
+    ]
+
+
 def test_rates_are_those_of_the_slower_end(network: EmulatedNetwork) -> None:
     """A busy machine can be late with what may leave, so the band is wide below; above it is not."""
     found = measure_all(network)
@@ -120,8 +130,13 @@ def test_hosts_know_each_other_and_nobody_else(network: EmulatedNetwork) -> None
     assert (host, other.split(), forward) == ("host1", ["10.87.0.3", "host2"], "0")
     assert {name.strip() for name in interfaces} == {"lo", "eth0"}
     assert folder == os.getcwd()
-    refused = subprocess.run(network.command(0, ["sh", "-c", "echo > /dev/tcp/192.0.2.1/80 || exit 3"]), capture_output=True, timeout=20)
-    assert refused.returncode != 0
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        port = ours.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            pass  # it listens, here
+        attempt = "import socket\ntry: socket.create_connection(('{}', {}), 5)\nexcept OSError as error: print(error.errno)"
+        answers = [told(network, 0, f'{" ".join(QUICK)} "{attempt.format(to, port)}"') for to in ("127.0.0.1", "192.0.2.1")]
+    assert answers == [str(errno.ECONNREFUSED), str(errno.ENETUNREACH)]
 
 
 def test_a_process_there_ends_as_its_command_does_and_the_other_way_round(network: EmulatedNetwork) -> None:
@@ -175,7 +190,7 @@ def test_without_root_where_users_have_namespaces_and_a_reason_where_not() -> No
 
 
 def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*WORKBENCH, "emulate", *arguments], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL)
+    return subprocess.run([*WORKBENCH, "emulate", *arguments], capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +201,7 @@ def expected() -> float:
     return float(workbench.summary(run)["loss"])
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("runtime", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
 def test_ranks_on_hosts_train_as_anywhere_else(runtime: str, expected: float) -> None:
     """What leaves a host is what its rank sends: no rank goes round the network."""
@@ -218,6 +234,16 @@ def test_the_exit_status_is_that_of_the_command_that_failed_and_the_others_end()
     assert emulate("--hosts", "2", "--each", "--", "sh", "-c", "[ $RANK = 0 ] || exit 9; sleep 600").returncode == 9
     assert time.monotonic() - begin < 60
     assert emulate("--", "sh", "-c", "kill -TERM $$").returncode == 128 + signal.SIGTERM
+
+
+def test_an_interrupt_reaches_the_command_which_decides_when_to_end() -> None:
+    command = [*WORKBENCH, "emulate", "--", "sh", "-c", "trap 'echo told; exit 3' INT; echo up; while :; do sleep 0.05; done"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:  # without a terminal
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 3
+        assert process.stdout.read() == "told\n"
 
 
 def test_check_prints_what_there_is_beside_what_was_asked() -> None:
@@ -255,6 +281,7 @@ def test_nothing_stays_when_the_starter_is_killed(sign: signal.Signals) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.notebooks
+@pytest.mark.timeout(240)
 def test_a_cluster_trains_on_emulated_hosts_and_leaves_nothing() -> None:
     from workbench.clusters import Cluster
 
@@ -281,6 +308,7 @@ def test_a_cluster_trains_on_emulated_hosts_and_leaves_nothing() -> None:
 
 @pytest.mark.mpi
 @pytest.mark.notebooks
+@pytest.mark.timeout(240)
 def test_a_cluster_whose_owner_is_killed_leaves_nothing(tmp_path: Path) -> None:
     script = (
         "import time, workbench as wb\n"

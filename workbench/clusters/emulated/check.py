@@ -3,7 +3,7 @@
 Run as a script, this file is one end of a connection; it imports nothing of the package before it is one.
 
     check.py serve ADDRESS              says its port, then takes bytes and gives echoes
-    check.py ask ADDRESS PORT BYTES     prints seconds until that many are confirmed, and of one round trip
+    check.py ask ADDRESS PORT FIRST BYTES   prints seconds until BYTES are confirmed, sent after FIRST, and of a round trip
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS = 30
 MEASURE_S = 0.5  # how long the bytes of one measurement take at the rate
-START_S = 0.1  # and those before, in which TCP finds it
+START_S, START_TRIPS = 0.1, 12  # and those before, in which TCP finds the rate: it starts with ten frames and doubles each round trip
 PAYLOAD = 1448 / 1514  # of a full frame, what TCP carries
 TIMEOUT_S = 60.0
 
@@ -57,19 +57,23 @@ def measure(network: EmulatedNetwork, source: int, destination: int) -> Measured
 
     a, b = network.hosts[source], network.hosts[destination]
     asked = min(a.up, b.down)
-    num_bytes = round(MEASURE_S * asked / 8)
+    first_bytes = round((START_S + START_TRIPS * 2 * network.latency_s) * asked / 8)
+    num_bytes = round((MEASURE_S + 2 * network.latency_s) * asked / 8)
     script = [sys.executable, "-I", "-S", __file__]
     with network.run(destination, [*script, "serve", b.address], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            port = server.stdout.readline().strip()
-            command = [*script, "ask", b.address, port, str(num_bytes)]
-            with network.run(source, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
-                said, wrong = client.communicate(timeout=TIMEOUT_S + 10 * MEASURE_S)
-            if client.returncode != 0:
-                raise LaunchError(f"{a.name} does not reach {b.name}: {wrong.strip().splitlines()[-1:]}")
-        finally:
-            server.kill()
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        command = [*script, "ask", b.address, port, str(first_bytes), str(num_bytes)]
+        with network.run(source, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+            try:
+                said, wrong = client.communicate(timeout=TIMEOUT_S + 100 * network.latency_s)
+            except subprocess.TimeoutExpired:
+                said, wrong = "", f"no end after {TIMEOUT_S:.0f} s"
+            finally:
+                client.kill()
+                server.kill()
+    if not said:
+        raise LaunchError(f"{a.name} does not reach {b.name}: {(wrong.strip().splitlines() or ['it ended without a word'])[-1]}")
     seconds, round_trip_s = json.loads(said)
     return Measured(
         source=a.name,
@@ -100,22 +104,20 @@ def serve(address: str) -> None:
         for part in connection.recv(64).split(b","):
             left = int(part)
             connection.sendall(b"!")
-            while left:
-                left -= connection.recv_into(buffer, min(left, len(buffer)))
+            while left and (got := connection.recv_into(buffer, min(left, len(buffer)))):
+                left -= got
             connection.sendall(b"!")
         while byte := connection.recv(1):
             connection.sendall(byte)
 
 
-def ask(address: str, port: str, num_bytes: str) -> None:
+def ask(address: str, port: str, first: str, num_bytes: str) -> None:
     """The other end."""
-    total = int(num_bytes)
-    first = round(total * START_S / MEASURE_S)
     with socket.create_connection((address, int(port)), timeout=TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(f"{first},{total}".encode())
+        connection.sendall(f"{first},{num_bytes}".encode())
         seconds = 0.0
-        for size in (first, total):
+        for size in (int(first), int(num_bytes)):
             connection.recv(1)
             payload = bytes(size)
             sum(payload[::4096])  # touched once, so that its pages are there

@@ -107,7 +107,10 @@ def main(where: str, *words: str) -> NoReturn:
     if where == "in":
         join_host(words[0])
         run(list(words[1:]))
-    outside(int(where), words[0], list(words[1:]))
+    try:
+        outside(int(where), words[0], list(words[1:]))
+    except OSError as error:
+        sys.exit(f"{words[0]} cannot be entered: the network has ended, or is another user's ({error})")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x20000,
 EVERYTHING = NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
 PRIVATE_RECURSIVE, BIND = 0x44000, 0x1000
 SET_DEATH_SIGNAL = 1
-SWITCH = "switch"
 INTERFACE = "eth0"  # of every host
 CONGESTION = "cubic"  # Linux's default; some machines are set to BBR, which has a view of its own of a limited queue
 PLACE = "/dev/shm/.workbench"  # in a memory file system that only these processes see

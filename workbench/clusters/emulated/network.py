@@ -25,7 +25,7 @@ BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate
 LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # ... and at least, in bytes
 CHUNKS = 3  # TCP's segments, in a burst: one as large as the burst would wait for all of it, and lose what came late
 LARGEST_CHUNK = 65536
-QUEUE_S, LEAST_QUEUE = 20e-3, 128 * 1024  # what may wait at a port
+QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # what may wait at a port
 MOST_HOSTS = 64
 SUBNET = "10.87.0.0/16"
 START_S = 30.0
@@ -69,6 +69,10 @@ class EmulatedNetwork:
     `close()`, with the `with` block, when it is no longer referred to, and with this process, however that ends: the
     kernel then ends all processes on the hosts, and removes the interfaces with the last of them.
 
+    The rate is a limit: this machine's cores carry the bytes, and where they are busy, or the rates high, there may be less;
+    `workbench emulate --check` measures. After a pause, what the rate carries in a quarter of a millisecond leaves at once.
+    Latency is kept by a process that handles every frame: a core of it carries about 1 Gbit/s, and TCP's own start is slow then.
+
     Args:
         hosts: how many.
         rate: of every interface, in both directions: "1gbit", "100mbit", or bits per second; of whole Ethernet frames,
@@ -106,12 +110,11 @@ class EmulatedNetwork:
                 raise ConfigError(f"slow host {host!r}: hosts are numbered from 0 to {hosts - 1}")
         if Placement.here() is not None:
             raise ConfigError("this process is on an emulated network already, and there is none inside another: use that one")
-        general = parse_rate(rate)
+        from_host, to_host = (parse_rate(rate if its is None else its) for its in (up, down))
         slower = {host: parse_rate(its) for host, its in (slow or {}).items()}
-        rates = [
-            (slower.get(host, general if up is None else parse_rate(up)), slower.get(host, general if down is None else parse_rate(down)))
-            for host in range(hosts)
-        ]
+        rates = [(slower.get(host, from_host), slower.get(host, to_host)) for host in range(hosts)]
+        both = rate_text(from_host) if from_host == to_host else f"{rate_text(from_host)} up, {rate_text(to_host)} down"
+        self._rates = ", ".join([both, *(f"host{host} at {rate_text(its)}" for host, its in sorted(slower.items()))])
         self.latency_s = parse_seconds(latency_s)
         self.ranks_per_host = ranks_per_host
         self.hosts = tuple(
@@ -128,10 +131,9 @@ class EmulatedNetwork:
     @property
     def description(self) -> str:
         """One line, for a run's record."""
-        rates = sorted({rate for host in self.hosts for rate in (host.up, host.down)}, reverse=True)
         latency = f", {self.latency_s * 1e3:.4g} ms of latency" if self.latency_s else ""
         ranks = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
-        return f"emulated network: {len(self.hosts)} hosts{ranks} at {' and '.join(map(rate_text, rates))}{latency}"
+        return f"emulated network: {len(self.hosts)} hosts{ranks} at {self._rates}{latency}"
 
     @property
     def environment(self) -> dict[str, str]:

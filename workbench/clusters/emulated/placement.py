@@ -54,7 +54,7 @@ class Placement:
             enough = -(-num_ranks // len(self.hosts))
             raise ConfigError(
                 f"{num_ranks} ranks on {len(self.hosts)} emulated hosts with places for {places}: "
-                f"use --hosts {num_ranks}, or --ranks-per-host {enough}"
+                f"have {num_ranks} hosts (--hosts {num_ranks}), or {enough} ranks on each (--ranks-per-host {enough})"
             )
 
     def host(self, rank: int) -> str:

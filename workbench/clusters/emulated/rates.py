@@ -36,7 +36,7 @@ def parse_seconds(given: str | float) -> float:
     Raises:
         ConfigError: no time, or one that cannot be emulated.
     """
-    seconds = _number(given, TIMES, "", "a latency", "5ms or 250us, or a number of seconds")
+    seconds = _number(given, TIMES, "", "a latency", "5ms or 250us")
     if not 0 <= seconds <= LONGEST_S:
         raise ConfigError(f"a latency of {given!r}: from 0 to {LONGEST_S:.0f}s can be emulated")
     return seconds
