@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from workbench.plots.style import (
     GREY,
     LIGHT_GREY,
     LINE_PIXELS,
-    MUTED_INK,
     TEMPLATE,
     VERMILION,
     faded,
@@ -72,6 +72,7 @@ def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figur
 
 def curves_of(
     curves: Mapping[str, Series],
+    points: Mapping[str, Series] | None = None,
     *,
     title: str,
     x: str,
@@ -84,16 +85,20 @@ def curves_of(
     """Lines of numbers against numbers; a band from the lowest to the highest repetition where there are several.
 
     Args:
-        curves: name -> x -> y, or the y of every repetition. A name that ends in "(simulated)" is drawn as points alone, in the
-            colour of the line whose name it begins with: prediction and check lie on each other.
+        curves: name -> x -> y, or the y of every repetition.
+        points: the same, of the same names: what was simulated or measured, drawn as circles in the colour of its line.
         title, x, y: of the figure and its axes.
         log_x, log_y: logarithmic axes.
         marks: name -> the x of a point of that line that is to be seen: its best, say.
         reference: a y with a line across.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
+    colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(curves)}
     figure.add_traces(_lines(curves, "%{x:.4~g}: %{y:.4~g}"))
-    colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(_bases(curves))}
+    for name, series in (points or {}).items():
+        figure.add_trace(_circles(name, series, colors.get(name, GREY)))
+    if points:
+        figure.add_trace(go.Scatter(x=[None], y=[None], name="simulated", **_circle(GREY)))
     for name, at in (marks or {}).items():
         height = float(np.mean(curves[name][at]))
         marker = {"symbol": "star", "size": 14, "color": colors[name], "line": {"color": "white", "width": 1}}
@@ -101,9 +106,9 @@ def curves_of(
     if reference is not None:
         figure.add_hline(y=reference, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.update_xaxes(title=safe(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {}))
-    figure.update_yaxes(title=safe(y), type="log" if log_y else "linear")
+    figure.update_yaxes(title=safe(y), **(_log_y(curves) if log_y else {"rangemode": "tozero"}))
     figure.update_layout(showlegend=True)
-    legend_below(figure, HEIGHT, curves)
+    legend_below(figure, HEIGHT, [*curves, "simulated"])
     return figure
 
 
@@ -158,38 +163,48 @@ def heat_map(
     title: str,
     x: str,
     y: str,
-    unit: str = "",
+    around: float | None = None,
     number: str = ".3~g",
 ) -> go.Figure:
-    """A number in each cell of a table of two parameters, and a colour: the larger the darker.
+    """A number in each cell of a table of two parameters, and a colour.
 
     Args:
         values: (len(ys), len(xs)); None where there is none.
         xs, ys: the parameters' values; `ys` from the top down.
         title, x, y: of the figure and its axes.
-        unit: of the numbers, for the colour bar.
+        around: the value that is white, of positive ones: above it is blue, below red, by their ratio. None: the larger the darker.
         number: how they are written, in d3's format.
     """
-    texts = [["" if value is None else f"%{{z:{number}}}" for value in row] for row in values]
-    figure = go.Figure(
-        go.Heatmap(
-            z=values,
-            x=[str(value) for value in xs],
-            y=[str(value) for value in ys],
-            text=texts,
-            texttemplate=f"%{{z:{number}}}",
-            textfont={"size": 11},
-            colorscale="Blues",
-            colorbar={"title": {"text": safe(unit), "side": "right"}, "thickness": 12},
-            hovertemplate=f"{safe(x)} %{{x}}<br>{safe(y)} %{{y}}<br>%{{z:.4~g}}<extra></extra>",
-            xgap=1,
-            ygap=1,
-        )
+    shown = np.array([[np.nan if value is None else value for value in row] for row in values], float)
+    ratios = shown if around is None else np.log(shown / around)
+    colors: dict[str, Any] = {"colorscale": "Blues"}
+    if around is not None:
+        most = float(np.nanmax(np.abs(ratios), initial=1e-9))
+        colors = {"colorscale": "RdBu", "zmin": -most, "zmax": most}
+    heat = go.Heatmap(
+        z=ratios,
+        x=[_wrapped(value) for value in xs],
+        y=[f"{safe(value)} " for value in ys],
+        customdata=shown,
+        texttemplate=f"%{{customdata:{number}}}",
+        textfont={"size": 11},
+        hovertemplate=f"{safe(x)} %{{x}}<br>{safe(y)} %{{y}}<br>%{{customdata:.4~g}}<extra></extra>",
+        hoverongaps=False,
+        showscale=False,
+        xgap=1,
+        ygap=1,
+        **colors,
     )
-    figure.update_layout(template=TEMPLATE, title=safe(title), height=150 + 34 * len(ys))
-    figure.update_xaxes(title=safe(x), type="category", showgrid=False, ticks="")
+    figure = go.Figure(heat)
+    figure.update_layout(template=TEMPLATE, title=safe(title), height=170 + 32 * len(ys))
+    figure.update_xaxes(title=safe(x), type="category", showgrid=False, ticks="", tickangle=0)
     figure.update_yaxes(title=safe(y), type="category", autorange="reversed", showgrid=False, ticks="")
     return figure
+
+
+def _wrapped(value: Any) -> str:
+    """A label in lines of some twelve letters."""
+    return "<br>".join(textwrap.wrap(safe(value), 13, break_long_words=False)) or " "
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
@@ -199,40 +214,41 @@ def log_axis(values: Sequence[float]) -> dict[str, Any]:
     return {"type": "log", "tickvals": list(values), "ticktext": [f"{value:,.6g}" for value in values]}
 
 
-def _bases(curves: Mapping[str, Any]) -> list[str]:
-    return [name for name in curves if not name.endswith("(simulated)")]
+def _log_y(curves: Mapping[str, Series]) -> dict[str, Any]:
+    """Ticks at powers of ten alone, where there are several."""
+    found = np.concatenate([np.ravel(np.asarray(list(series.values()), float)) for series in curves.values() if series])
+    return {"type": "log", "dtick": 1} if found.max() >= 30 * found.min() else {"type": "log"}
 
 
 def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> list[go.Scatter]:
-    """The traces of each name: a band where there are repetitions, and a line with points, or points alone."""
+    """The traces of each name: a band where there are repetitions, and a line with points. A name without numbers keeps its colour."""
     traces: list[go.Scatter] = []
-    bases = _bases(curves)
-    for name, series in curves.items():
+    for position, (name, series) in enumerate(curves.items()):
         if not series:
             continue
-        simulated = name.endswith("(simulated)")
-        base = next((other for other in bases if simulated and name.startswith(other)), name)
-        position = bases.index(base) if base in bases else len(bases) + len(traces)
-        color = CYCLE[position % len(CYCLE)]
-        xs = sorted(series)
+        color, xs = CYCLE[position % len(CYCLE)], sorted(series)
         ys = [np.atleast_1d(np.asarray(series[at], float)) for at in xs]
         common: dict[str, Any] = {"legendgroup": name, "hoverlabel": {"namelength": -1}}
-        if any(len(values) > 1 for values in ys) and not simulated:
+        if any(len(values) > 1 for values in ys):
             edge = [values.max() for values in ys] + [values.min() for values in reversed(ys)]
-            fill = {"fill": "toself", "fillcolor": faded(color, 0.2) if color.startswith("#") else MUTED_INK, "line": {"width": 0}}
-            traces.append(go.Scatter(x=xs + xs[::-1], y=edge, mode="lines", hoverinfo="skip", showlegend=False, **fill, **common))
-        marker: dict[str, Any] = {"size": 9, "symbol": "circle-open", "line": {"width": 2}} if simulated else {"size": 6}
-        mode = "markers" if simulated else "lines+markers" if len(xs) <= 40 else "lines"
+            fill = {"fill": "toself", "fillcolor": faded(color, 0.2), "line": {"width": 0}, "mode": "lines"}
+            traces.append(go.Scatter(x=xs + xs[::-1], y=edge, hoverinfo="skip", showlegend=False, **fill, **common))
         line = {"color": color, "width": 2.2, "dash": DASHES[position // len(CYCLE) % len(DASHES)]}
+        how = {"mode": "lines+markers" if len(xs) <= 40 else "lines", "line": line, "marker": {"size": 6, "color": color}}
+        how["hovertemplate"] = f"%{{fullData.name}}<br>{hover}<extra></extra>"
         middle = [float(values.mean()) for values in ys]
-        marker["color"] = color
-        template = f"%{{fullData.name}}<br>{hover}<extra></extra>"
-        traces.append(
-            go.Scatter(
-                x=xs, y=middle, name=safe(name), mode=mode, line=line, marker=marker, showlegend=legend, hovertemplate=template, **common
-            )
-        )
+        traces.append(go.Scatter(x=xs, y=middle, name=safe(name), showlegend=legend, **how, **common))
     return traces
+
+
+def _circles(name: str, series: Series, color: str) -> go.Scatter:
+    middle = [float(np.mean(value)) for value in series.values()]
+    hover = f"{safe(name)}, simulated<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
+    return go.Scatter(x=list(series), y=middle, legendgroup=name, showlegend=False, hovertemplate=hover, **_circle(color))
+
+
+def _circle(color: str) -> dict[str, Any]:
+    return {"mode": "markers", "marker": {"size": 11, "symbol": "circle-open", "color": color, "line": {"width": 2}}}
 
 
 def _part(part: str, color: str, entries: Sequence[str], lengths_s: Sequence[float], factor: float, *, legend: bool) -> go.Bar:
