@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.analysis.summary import steady_overlap
-from workbench.analysis.table import seconds
+from workbench.analysis.table import seconds, three_digits
 from workbench.errors import ConfigError
 from workbench.plots.overlap import parts_of
 from workbench.plots.style import (
@@ -164,7 +164,7 @@ def heat_map(
     x: str,
     y: str,
     around: float | None = None,
-    number: str = ".3~g",
+    number: Callable[[float], str] = three_digits,
 ) -> go.Figure:
     """A number in each cell of a table of two parameters, and a colour.
 
@@ -173,7 +173,7 @@ def heat_map(
         xs, ys: the parameters' values; `ys` from the top down.
         title, x, y: of the figure and its axes.
         around: the value that is white, of positive ones: above it is blue, below red, by their ratio. None: the larger the darker.
-        number: how they are written, in d3's format.
+        number: how they are written.
     """
     shown = np.array([[np.nan if value is None else value for value in row] for row in values], float)
     ratios = shown if around is None else np.log(shown / around)
@@ -185,10 +185,10 @@ def heat_map(
         z=ratios,
         x=[_wrapped(value) for value in xs],
         y=[f"{safe(value)} " for value in ys],
-        customdata=shown,
-        texttemplate=f"%{{customdata:{number}}}",
+        text=[["" if np.isnan(value) else number(value) for value in row] for row in shown.tolist()],
+        texttemplate="%{text}",
         textfont={"size": 11},
-        hovertemplate=f"{safe(x)} %{{x}}<br>{safe(y)} %{{y}}<br>%{{customdata:.4~g}}<extra></extra>",
+        hovertemplate=f"{safe(x)} %{{x}}<br>{safe(y)} %{{y}}<br>%{{text}}<extra></extra>",
         hoverongaps=False,
         showscale=False,
         xgap=1,
