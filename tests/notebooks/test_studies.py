@@ -17,7 +17,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.notebooks import run_notebook, tagged_text
 
 SCALING: dict[str, Any] = {
-    "workers": [1, 2, 8],
+    "workers": (1, 2, 8),  # as `-p workers=1,2,8` is read
     "networks": ["ethernet-10g", "2x nvlink-3 + infiniband-hdr"],
     "problem": "digits-mlp",
     "global_batch": 64,
