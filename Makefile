@@ -70,6 +70,10 @@ study: $(INSTALLED) ## every method on the digits: margins in loss over ten seed
 predictions: $(INSTALLED) ## predicted beside measured step times on an emulated network (root; 20 minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.predictions run
 
+.PHONY: backups
+backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from arrival times measured here (ten minutes)
+	$(BIN)/python -m tests.benchmarks.best_backups
+
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -44,7 +44,8 @@ def run_notebook(
     from workbench.experiments.papermill_engine import WorkbenchEngine
 
     path, output = Path(path), Path(output)
-    _check_parameters(path, parameters or {})
+    parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in (parameters or {}).items()}
+    _check_parameters(path, parameters)  # a tuple, as "1,4" is read, papermill would hand over as text
     output.parent.mkdir(parents=True, exist_ok=True)
     papermill_engines.register("workbench", WorkbenchEngine)
     where = f"the notebook as far as it ran: {output}"
@@ -52,7 +53,7 @@ def run_notebook(
         papermill.execute_notebook(
             path,
             output,
-            parameters=parameters or {},
+            parameters=parameters,
             engine_name="workbench",
             kernel_name=kernel,
             progress_bar=sys.stderr.isatty(),

@@ -11,13 +11,18 @@ if TYPE_CHECKING:
     from workbench.plots.lines import convergence, curves
     from workbench.plots.live import LiveCurves
     from workbench.plots.overlap import overlap_bars
+    from workbench.plots.studies import curves_of, heat_map, scaling, step_bars
 
 _HOMES = {  # no module is called like a function: importing it would hide the function
     "LiveCurves": "live",
     "convergence": "lines",
     "curves": "lines",
+    "curves_of": "studies",
     "export_html": "html",
+    "heat_map": "studies",
     "overlap_bars": "overlap",
+    "scaling": "studies",
+    "step_bars": "studies",
     "timeline": "gantt",
     "timelines": "gantt",
     "use_notebook_renderer": "html",
@@ -27,8 +32,12 @@ __all__ = [
     "LiveCurves",
     "convergence",
     "curves",
+    "curves_of",
     "export_html",
+    "heat_map",
     "overlap_bars",
+    "scaling",
+    "step_bars",
     "timeline",
     "timelines",
     "use_notebook_renderer",

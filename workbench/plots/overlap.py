@@ -19,12 +19,12 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     runs = as_runs(runs)
     found = [steady_overlap(run) for run in runs]
     labels = [f"{safe(label)} " for label in distinct_labels(runs)]
-    longest_s = max((sum(_parts(item).values()) for item in found), default=0.0)
+    longest_s = max((sum(parts_of(item).values()) for item in found), default=0.0)
     unit, factor = ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
-    colors = dict(zip(_parts(found[0]) if found else (), (BLUE, GREEN, VERMILION, LIGHT_GREY), strict=False))
+    colors = dict(zip(parts_of(found[0]) if found else (), (BLUE, GREEN, VERMILION, LIGHT_GREY), strict=False))
     figure = go.Figure()
     for name, color in colors.items():
-        lengths_s = [_parts(item)[name] for item in found]
+        lengths_s = [parts_of(item)[name] for item in found]
         figure.add_bar(
             orientation="h",
             y=list(range(len(runs))),
@@ -39,7 +39,7 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
             hovertemplate=f"<b>{name}</b><br>%{{text}} a step<extra></extra>",
         )
     for position, item in enumerate(found):
-        total_s = sum(_parts(item).values())
+        total_s = sum(parts_of(item).values())
         note = f"overlap {percent(item.fraction)}" if item.fraction is not None else "no communication"
         figure.add_annotation(x=total_s * factor, y=position, text=note, showarrow=False, xanchor="left", xshift=8, font={"size": 12})
     figure.update_layout(
@@ -56,7 +56,7 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     return figure
 
 
-def _parts(item: Overlap) -> dict[str, float]:
+def parts_of(item: Overlap) -> dict[str, float]:
     """What a step is made of, in seconds; the parts do not intersect."""
     means = item.per_step()
     return {

@@ -1,0 +1,269 @@
+"""Figures of studies: how a quantity scales with workers, what a step is made of, values over two parameters, curves of numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.analysis.summary import steady_overlap
+from workbench.analysis.table import seconds, three_digits
+from workbench.errors import ConfigError
+from workbench.plots.overlap import parts_of
+from workbench.plots.style import (
+    AXIS_PIXELS,
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    LIGHT_GREY,
+    LINE_PIXELS,
+    TEMPLATE,
+    VERMILION,
+    faded,
+    ink_on,
+    legend_below,
+    safe,
+)
+from workbench.trace.run import Run
+
+HEIGHT = 430
+DASHES = ("solid", "dash", "dot", "dashdot")
+PART_COLORS = (BLUE, GREEN, VERMILION, LIGHT_GREY)
+BAR_PIXELS, ROW_GAP_PIXELS, TITLES_PIXELS = 30, 96, 84
+
+Series = Mapping[Any, float | Sequence[float]]  # x -> y, or y of every repetition
+
+
+def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figure:
+    """Speed-up beside efficiency against the number of workers; a band from the lowest to the highest repetition.
+
+    Args:
+        curves: name -> workers -> samples a second, or those of every repetition; a name without any keeps its colour for other
+            figures. All are compared with one worker's share of the best mean rate of the fewest workers there are.
+        title: of the figure.
+
+    Raises:
+        ConfigError: no rates.
+    """
+    known = [series for series in curves.values() if series]
+    if not known:
+        raise ConfigError("no rates to show: give name -> workers -> samples a second")
+    fewest, most = min(map(min, known)), max(map(max, known))
+    alone = max(float(np.mean(series[fewest])) for series in known if fewest in series) / fewest
+    speedups = {name: {p: np.asarray(rate) / alone for p, rate in series.items()} for name, series in curves.items()}
+    shares = {name: {p: speedup / p for p, speedup in series.items()} for name, series in speedups.items()}
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    figure.update_layout(template=TEMPLATE, title=safe(title), hovermode="closest")
+    ideal = go.Scatter(x=[fewest, most], y=[fewest, most], mode="lines", name="ideal", line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.add_trace(ideal, row=1, col=1)
+    figure.add_traces(_lines(speedups, "%{x} workers: speed-up %{y:.4~g}"), rows=1, cols=1)
+    figure.add_traces(_lines(shares, "%{x} workers: efficiency %{y:.1%}", legend=False), rows=1, cols=2)
+    figure.update_xaxes(title="workers", **log_axis(sorted({p for series in known for p in series})))
+    figure.update_yaxes(title="speed-up over one worker", type="log", dtick=1, row=1, col=1)
+    figure.update_yaxes(title="efficiency", tickformat=".0%", range=[0, 1.04], row=1, col=2)
+    legend_below(figure, HEIGHT, [name for name, series in curves.items() if series] + ["ideal"])
+    return figure
+
+
+def curves_of(
+    curves: Mapping[str, Series],
+    points: Mapping[str, Series] | None = None,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    marks: Mapping[str, float] | None = None,
+    reference: float | None = None,
+) -> go.Figure:
+    """Lines of numbers against numbers; a band from the lowest to the highest repetition where there are several.
+
+    Args:
+        curves: name -> x -> y, or the y of every repetition.
+        points: the same, of the same names: what was simulated or measured, drawn as circles in the colour of its line.
+        title, x, y: of the figure and its axes.
+        log_x, log_y: logarithmic axes.
+        marks: name -> the x of a point of that line that is to be seen: its best, say.
+        reference: a y with a line across.
+    """
+    figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
+    colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(curves)}
+    figure.add_traces(_lines(curves, "%{x:.4~g}: %{y:.4~g}"))
+    for name, series in (points or {}).items():
+        figure.add_trace(_circles(name, series, colors.get(name, GREY)))
+    if points:
+        figure.add_trace(go.Scatter(x=[None], y=[None], name="simulated", **_circle(GREY)))
+    for name, at in (marks or {}).items():
+        height = float(np.mean(curves[name][at]))
+        marker = {"symbol": "star", "size": 14, "color": colors[name], "line": {"color": "white", "width": 1}}
+        figure.add_scatter(x=[at], y=[height], mode="markers", marker=marker, showlegend=False, hoverinfo="skip")
+    if reference is not None:
+        figure.add_hline(y=reference, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title=safe(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {}))
+    figure.update_yaxes(title=safe(y), **(_log_y(curves) if log_y else {"rangemode": "tozero"}))
+    figure.update_layout(showlegend=True)
+    legend_below(figure, HEIGHT, [*curves, "simulated"])
+    return figure
+
+
+def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of a step") -> go.Figure:
+    """A stacked bar a run, as `overlap_bars`, in groups beside each other: each with an axis of its own, entries in the same rows.
+
+    Args:
+        groups: group -> entry -> run.
+        title: of the figure.
+
+    Raises:
+        ConfigError: no runs.
+    """
+    if not groups or not all(groups.values()):
+        raise ConfigError("no steps to show: give group -> entry -> run")
+    found = {name: {entry: parts_of(steady_overlap(run)) for entry, run in group.items()} for name, group in groups.items()}
+    entries = list(dict.fromkeys(entry for group in found.values() for entry in group))
+    parts = list(next(iter(next(iter(found.values())).values())))
+    columns = min(3, len(groups))
+    rows = -(-len(groups) // columns)
+    inner = BAR_PIXELS * len(entries) * rows + ROW_GAP_PIXELS * (rows - 1)
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        shared_yaxes=True,
+        subplot_titles=[f"<b>{safe(name)}</b>" for name in groups],
+        horizontal_spacing=0.035,
+        vertical_spacing=ROW_GAP_PIXELS / inner if rows > 1 else 0,
+    )
+    for number, group in enumerate(found.values()):
+        place = {"row": number // columns + 1, "col": number % columns + 1}
+        longest_s = max((sum(entry.values()) for entry in group.values()), default=0.0)
+        unit, factor = ("µs", 1e6) if longest_s < 2e-3 else ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
+        for part, color in zip(parts, PART_COLORS, strict=False):
+            lengths_s = [group.get(entry, {}).get(part, 0.0) for entry in entries]
+            figure.add_trace(_part(part, color, entries, lengths_s, factor, legend=number == 0), **place)
+        figure.update_xaxes(title=f"time of a step ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place)
+    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    figure.update_annotations(font={"size": 13})
+    figure.update_layout(template=TEMPLATE, title=safe(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"})
+    figure.update_layout(uniformtext={"mode": "hide", "minsize": 9}, margin={"t": TITLES_PIXELS})
+    legend_below(figure, TITLES_PIXELS + inner + AXIS_PIXELS + LINE_PIXELS, parts)
+    figure.update_layout(legend={"y": -AXIS_PIXELS / inner})
+    return figure
+
+
+def heat_map(
+    values: Sequence[Sequence[float | None]],
+    xs: Sequence[Any],
+    ys: Sequence[Any],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    around: float | None = None,
+    number: Callable[[float], str] = three_digits,
+) -> go.Figure:
+    """A number in each cell of a table of two parameters, and a colour.
+
+    Args:
+        values: (len(ys), len(xs)); None where there is none.
+        xs, ys: the parameters' values; `ys` from the top down.
+        title, x, y: of the figure and its axes.
+        around: the value that is white, of positive ones: above it is blue, below red, by their ratio. None: the larger the darker.
+        number: how they are written.
+    """
+    shown = np.array([[np.nan if value is None else value for value in row] for row in values], float)
+    ratios = shown if around is None else np.log(shown / around)
+    colors: dict[str, Any] = {"colorscale": "Blues"}
+    if around is not None:
+        most = float(np.nanmax(np.abs(ratios), initial=1e-9))
+        colors = {"colorscale": "RdBu", "zmin": -most, "zmax": most}
+    heat = go.Heatmap(
+        z=ratios,
+        x=[_wrapped(value) for value in xs],
+        y=[f"{safe(value)} " for value in ys],
+        text=[["" if np.isnan(value) else number(value) for value in row] for row in shown.tolist()],
+        texttemplate="%{text}",
+        textfont={"size": 11},
+        hovertemplate=f"{safe(x)} %{{x}}<br>{safe(y)} %{{y}}<br>%{{text}}<extra></extra>",
+        hoverongaps=False,
+        showscale=False,
+        xgap=1,
+        ygap=1,
+        **colors,
+    )
+    figure = go.Figure(heat)
+    figure.update_layout(template=TEMPLATE, title=safe(title), height=170 + 32 * len(ys))
+    figure.update_xaxes(title=safe(x), type="category", showgrid=False, ticks="", tickangle=0)
+    figure.update_yaxes(title=safe(y), type="category", autorange="reversed", showgrid=False, ticks="")
+    return figure
+
+
+def _wrapped(value: Any) -> str:
+    """A label in lines of some twelve letters."""
+    return "<br>".join(textwrap.wrap(safe(value), 13, break_long_words=False)) or " "
+
+
+def log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with ticks at these values; of more than ten, at the powers of ten."""
+    if len(values) > 10:
+        return {"type": "log", "dtick": 1}
+    return {"type": "log", "tickvals": list(values), "ticktext": [f"{value:,.6g}" for value in values]}
+
+
+def _log_y(curves: Mapping[str, Series]) -> dict[str, Any]:
+    """Ticks at powers of ten alone, where there are several."""
+    found = np.concatenate([np.ravel(np.asarray(list(series.values()), float)) for series in curves.values() if series])
+    return {"type": "log", "dtick": 1} if found.max() >= 30 * found.min() else {"type": "log"}
+
+
+def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> list[go.Scatter]:
+    """The traces of each name: a band where there are repetitions, and a line with points. A name without numbers keeps its colour."""
+    traces: list[go.Scatter] = []
+    for position, (name, series) in enumerate(curves.items()):
+        if not series:
+            continue
+        color, xs = CYCLE[position % len(CYCLE)], sorted(series)
+        ys = [np.atleast_1d(np.asarray(series[at], float)) for at in xs]
+        common: dict[str, Any] = {"legendgroup": name, "hoverlabel": {"namelength": -1}}
+        if any(len(values) > 1 for values in ys):
+            edge = [values.max() for values in ys] + [values.min() for values in reversed(ys)]
+            fill = {"fill": "toself", "fillcolor": faded(color, 0.2), "line": {"width": 0}, "mode": "lines"}
+            traces.append(go.Scatter(x=xs + xs[::-1], y=edge, hoverinfo="skip", showlegend=False, **fill, **common))
+        line = {"color": color, "width": 2.2, "dash": DASHES[position // len(CYCLE) % len(DASHES)]}
+        how = {"mode": "lines+markers" if len(xs) <= 40 else "lines", "line": line, "marker": {"size": 6, "color": color}}
+        how["hovertemplate"] = f"%{{fullData.name}}<br>{hover}<extra></extra>"
+        middle = [float(values.mean()) for values in ys]
+        traces.append(go.Scatter(x=xs, y=middle, name=safe(name), showlegend=legend, **how, **common))
+    return traces
+
+
+def _circles(name: str, series: Series, color: str) -> go.Scatter:
+    middle = [float(np.mean(value)) for value in series.values()]
+    hover = f"{safe(name)}, simulated<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
+    return go.Scatter(x=list(series), y=middle, legendgroup=name, showlegend=False, hovertemplate=hover, **_circle(color))
+
+
+def _circle(color: str) -> dict[str, Any]:
+    return {"mode": "markers", "marker": {"size": 11, "symbol": "circle-open", "color": color, "line": {"width": 2}}}
+
+
+def _part(part: str, color: str, entries: Sequence[str], lengths_s: Sequence[float], factor: float, *, legend: bool) -> go.Bar:
+    return go.Bar(
+        orientation="h",
+        y=[f"{safe(entry)} " for entry in entries],
+        x=[length_s * factor for length_s in lengths_s],
+        name=safe(part),
+        legendgroup=part,
+        showlegend=legend,
+        marker={"color": color, "line": {"color": "white", "width": 0.5}},
+        text=[seconds(length_s) for length_s in lengths_s],
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        textfont={"color": ink_on(color), "size": 11},
+        hovertemplate=f"<b>{safe(part)}</b> of %{{y}}<br>%{{text}} a step<extra></extra>",
+    )
