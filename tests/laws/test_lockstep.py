@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from tests.laws import tiny
 from tests.laws.train import NETWORK
 from tests.laws.variants import all_variants, name_of
 from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.collectives import Auto, HalvingDoubling, Linear, Native, Ring, Tree
+from workbench.codecs import Truncate16
+from workbench.collectives import Auto, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
-from workbench.program import Algorithm
+from workbench.ops import Backward, Program, Send
+from workbench.program import Algorithm, Card, Context
 from workbench.replica import Replica
 from workbench.runtimes.cohort import SINGLE_WORKERS, Cohort
 from workbench.runtimes.simulate import Detail, run_simulation
@@ -25,6 +28,20 @@ from workbench.trace.run import Run
 
 COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, stragglers=(Lognormal(sigma=0.5),))
 HOW = Settings(steps=7, batch_size=3, optimizer=tiny.momentum, seed=1, evaluate_every=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone(Algorithm):
+    """Says that it is symmetric, and is not."""
+
+    card: ClassVar[Card] = Card(paper="none", staleness="0", bytes_per_step="0", memory="none")
+
+    @property
+    def symmetric(self) -> bool:
+        return True
+
+    def worker(self, ctx: Context) -> Program:
+        yield Send(0, (yield Backward(0)))
 
 
 def symmetric() -> list[Algorithm]:
@@ -100,11 +117,30 @@ def test_closed_forms_are_the_messages(collective: Any, workers: int) -> None:
         assert formula >= messages * 0.998
 
 
+@pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2)], ids=repr)
+def test_a_formula_sends_the_bytes_of_the_messages(collective: Any) -> None:
+    """All workers together; a root, a leaf and who is folded into another send as different numbers as can be."""
+    problem = tiny.problem(model=partial(nn.Linear, 40, 60), test=None)
+    for workers in (1, 5, 6):
+        how = {"settings": Settings(steps=3, batch_size=2), "problem": problem, "timing_only": True, "workers": workers}
+        formula, messages = (run(SynchronousSGD(collective=collective), detail, **how).steps() for detail in ("formula", "messages"))
+        sent = [row["bytes_sent"] for row in messages]
+        assert [row["bytes_sent"] for row in formula] == pytest.approx(sent, rel=1e-3), "of one kind ranks differ by an element"
+
+
+def test_what_does_not_ask_the_same_of_all_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"Send: .* say detail='messages'"):
+        run(Alone(), "formula", timing_only=True)
+
+
 def test_formulas_are_refused_where_there_are_none() -> None:
     for algorithm, timing_only, fix in (
         (SynchronousSGD(collective=Ring()), False, "timing_only=True"),
         (LayerwiseSGD(collective=Ring(), order="priority"), True, "messages"),
         (DeAR(collective=Ring(chunks=2)), True, "messages"),
+        (SynchronousSGD(collective=Once(codec=Truncate16())), True, "messages"),
+        (PipeSGD(collective=PowerSGD(rank=1)), True, "messages"),
+        (LayerwiseSGD(collective=Ring(), lanes=2), True, "lanes=1"),
     ):
         with pytest.raises(ConfigError, match=fix):
             run(algorithm, "formula", timing_only=timing_only)

@@ -83,8 +83,12 @@ class Collective(ABC):
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """Bytes that `rank` puts on the wire for one bucket of `numel` elements, of which the last `tail` travel raw: the closed form."""
 
+    def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """The same of a rank on average; ranks may differ much, as a root and a leaf do."""
+        return sum(self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank in range(num_workers)) / num_workers
+
     def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
-        """The same for a whole gradient, bucket by bucket."""
+        """Those of `rank` for a whole gradient, bucket by bucket."""
         return float(
             sum(
                 self.bytes_sent(rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail)

@@ -95,6 +95,12 @@ class HalvingDoubling(Collective):
             total += sum(blocks[mine.start : mine.stop])
         return total
 
+    def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """From a rank of each kind: folded into another, standing for two, alone. Of one kind they differ by an element a round."""
+        extra = Place.of(0, num_workers).extra
+        kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))
+        return sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many) / num_workers
+
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, another 2 (alpha + n beta) + n gamma for the folded ranks."""
         q = Place.of(0, num_workers).size

@@ -103,14 +103,22 @@ class Ring(Collective):
         return [(bounds[block] + start, bounds[block] + stop) for start, stop in pairwise(cuts)]
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        bounds, body = block_bounds(numel, num_workers), numel - tail
-        sizes = [
-            sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in self._chunks(bounds, block))
-            for block in range(num_workers)
-        ]
+        sizes = self._block_bytes(num_workers, numel, itemsize, tail)
         kept_summing = sizes[rank]  # the one block this rank never passes on while summing
         kept_spreading = sizes[(rank + 1) % num_workers]
         return 2 * sum(sizes) - kept_summing - kept_spreading
+
+    def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        """Each block is passed on 2 (p-1) times."""
+        return 2 * (num_workers - 1) / num_workers * sum(self._block_bytes(num_workers, numel, itemsize, tail))
+
+    def _block_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int) -> list[int]:
+        """What each block is on the wire."""
+        bounds, body = block_bounds(numel, num_workers), numel - tail
+        return [
+            sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in self._chunks(bounds, block))
+            for block in range(num_workers)
+        ]
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.

@@ -24,6 +24,7 @@ from workbench import ops
 from workbench.collectives import native_bytes
 from workbench.costs import AnyNetwork
 from workbench.costs.stragglers import Array
+from workbench.errors import ConfigError
 from workbench.ops import FREE, Program, Request, Ticket, Value
 from workbench.program import perform
 from workbench.runtimes.cohort import Cohort
@@ -251,4 +252,6 @@ class Lockstep:
             case Formula():
                 return "all_reduce", request.value, request.seconds, request.num_bytes
             case _:
-                raise AssertionError(f"{type(request).__name__}: a method that asks for it is not symmetric")
+                raise ConfigError(
+                    f"{type(request).__name__}: a method or collective that asks for it does not ask the same of all: say detail='messages'"
+                )

@@ -119,11 +119,21 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
             f"detail='formula': {algorithm} sums message by message, which a formula cannot; say timing_only=True, or use Native()"
         )
     collective = getattr(algorithm, "collective", None)
-    codec = getattr(collective, "codec", None)
-    if codec is not None and isinstance(network, Network) and network.encode_s_per_byte + network.decode_s_per_byte > 0:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
-    if not isinstance(network, Network) and not isinstance(collective, Native):
+    if isinstance(collective, Native) or collective is None:
+        return
+    if not isinstance(network, Network):
         raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; say detail='messages' on {network}")
+    if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
+    if algorithm.num_lanes > 1:
+        raise ConfigError(
+            f"detail='formula': messages of {algorithm.num_lanes} lanes share the links, which no closed form knows; "
+            "say detail='messages', or lanes=1"
+        )
+    try:
+        collective.seconds(1.0, 2, network)
+    except ConfigError:
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its time; say detail='messages'") from None
 
 
 def _by_formula(network: AnyNetwork) -> Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program]:
@@ -143,10 +153,10 @@ def _by_formula(network: AnyNetwork) -> Callable[[Any, Callable[[Value], Request
 
 
 def _whole(collective: Collective, network: AnyNetwork, value: Value, p: int) -> tuple[float, float]:
-    """Seconds and bytes of an all-reduce, bucket by bucket; rank 0's bytes stand for all."""
+    """Seconds and bytes of an all-reduce, bucket by bucket; bytes are those of a rank on average."""
     pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
     seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
-    return seconds, sum(collective.bytes_sent(0, p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
+    return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
 
 
 def _half(name: str, collective: Collective, network: AnyNetwork, num_bytes: int, p: int) -> tuple[float, float]:
