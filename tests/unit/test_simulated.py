@@ -18,6 +18,7 @@ from workbench.gradients import Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
 from workbench.program import Algorithm, Card, Context, by_heart, perform
 from workbench.runtimes.simulate import run_simulation
+from workbench.runtimes.simulated import Simulation
 from workbench.runtimes.tapes import SEND, WAIT, Repertoire, Tape, rehearse
 from workbench.settings import Settings
 
@@ -80,6 +81,15 @@ def test_a_simulation_is_a_pure_function_of_its_inputs() -> None:
         first, second, other = (simulate(algorithm, 4, seed=seed) for seed in (0, 0, 1))
         assert first.spans.table.tolist() == second.spans.table.tolist() and first.metrics == second.metrics
         assert first.info["result"]["seconds"] != other.info["result"]["seconds"]
+
+
+def test_messages_that_wait_for_a_link_are_looked_at_once_a_moment() -> None:
+    """Every message that found its link busy had set off looks of its own for as long as any waited: 63,812 events here."""
+    slow, settings = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e4), Settings(steps=2, batch_size=2)
+    method = wb.LayerwiseSGD(bucket_bytes=0, order="priority", collective=Ring())
+    simulation = Simulation(method, tiny.problem(), settings, 6, network=slow, compute=COMPUTE, timing_only=True)
+    simulation.run()
+    assert simulation.clock.num_events < 4 * simulation.fabric.num_messages
 
 
 def test_how_closely_to_look_is_one_of_three() -> None:

@@ -68,6 +68,7 @@ class Fabric:
         self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
         self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
+        self._again_s = 0.0  # when they are looked at next; past where nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._asked_any: dict[Any, Any] = {}  # (key, tag, receiver) -> box of receives
@@ -199,8 +200,9 @@ class Fabric:
             again = min(again, max(self._all_free_s, *(self._free_s.get(stage, 0.0) for stage in stages)))
         self._urgent = waiting
         heapq.heapify(self._urgent)
-        if waiting:
-            self.clock.at(max(again, now), self._dispatch)
+        if waiting and not now < self._again_s <= again:
+            self._again_s = again
+            self.clock.at(again, self._dispatch)
 
 
 def _arrive(meeting: tuple[Offer, Asked]) -> None:
