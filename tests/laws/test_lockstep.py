@@ -70,9 +70,10 @@ def test_one_program_is_what_many_are(algorithm: Algorithm, timing_only: bool) -
     assert spans_of(one) == spans_of(many)
     assert [rows_of(one, rank) for rank in range(3)] == [rows_of(many, rank) for rank in range(3)]
     for mine, theirs in zip(one.evaluations(), many.evaluations(), strict=True):
-        assert mine["test_loss"] == theirs["test_loss"] and mine["accuracy"] == theirs["accuracy"], "the same parameters to the last bit"
+        assert mine == theirs, "the same parameters to the last bit, and the bytes of all workers until then"
     if not timing_only:
         assert len(one.evaluations()) == 4
+        assert one.evaluations()[-1]["bytes_sent"] >= one.steps()[-1]["bytes_sent"] > 0, "what was in flight at the last step counts too"
 
 
 def rows_of(found: Run, rank: int) -> list[dict[str, Any]]:

@@ -168,8 +168,7 @@ class Cohort:
         if self._worker is not None and self._worker.can_evaluate:
             row = {"step": step, "seconds": float(now_s), "samples": self.sampler.samples_before(step + 1), "bytes_sent": 0}
             found = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
-            whose = 1 if len(self.recorders) == self.num_workers else self.num_workers
-            self._add(0, {**row, "evaluation": found}, np.full(whose, now_s))
+            self._add(0, {**row, "evaluation": found}, np.full(self.num_workers, now_s))
 
     def _add(self, rank: int, row: dict[str, Any], now_s: Array) -> None:
         self.recorders[rank].metrics(row)

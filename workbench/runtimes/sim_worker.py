@@ -85,11 +85,11 @@ class SimWorker:
         """What an evaluation looks at; None without parameters."""
         return self._worker.evaluated_parameters() if self._worker is not None else None
 
-    def evaluate(self, step: int, now_s: float, parameters: Tensor) -> None:
-        """The whole test set at these parameters, in no virtual time."""
+    def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
+        """The whole test set at these parameters, in no virtual time; `bytes_sent` by all workers."""
         if self._worker is not None and self._worker.can_evaluate:
             samples = self._worker.sampler.samples_before(step + 1)
-            row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": int(self.bytes_sent)}
+            row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": bytes_sent}
             self.recorder.metrics({**row, "evaluation": self._worker.evaluate_at(parameters, 0, 1)})
 
 

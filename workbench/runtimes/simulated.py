@@ -202,13 +202,19 @@ class Simulation:
         assert mine is not None
         self._due.setdefault(step, []).append(mine)
         if len(self._due[step]) == self.num_workers:
-            self.workers[0].evaluate(step, self.clock.now_s, torch.stack(self._due.pop(step)).mean(0))
+            self.workers[0].evaluate(step, self.clock.now_s, torch.stack(self._due.pop(step)).mean(0), self._bytes_sent)
 
     def _evaluate(self, step: int, workers: list[SimWorker]) -> None:
         """The first worker of these looks at the test data, at its own parameters."""
         parameters = workers[0].evaluated_parameters()
         if parameters is not None:
-            workers[0].evaluate(step, self.clock.now_s if step < workers[0].num_steps - 1 else self.seconds, parameters)
+            now_s = self.clock.now_s if step < workers[0].num_steps - 1 else self.seconds
+            workers[0].evaluate(step, now_s, parameters, self._bytes_sent)
+
+    @property
+    def _bytes_sent(self) -> int:
+        """By all workers until now: an evaluation is of the whole cluster, whoever does it."""
+        return sum(int(worker.bytes_sent) for worker in self.workers)
 
     def _info(self) -> dict[str, Any]:
         first = self.workers[0]
