@@ -43,6 +43,16 @@ class Waits(Algorithm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsInForward(Algorithm):
+    """A forward that cannot begin before something has arrived that nobody sends."""
+
+    card: ClassVar[Card] = CARD
+
+    def worker(self, ctx: Context) -> Program:
+        yield Backward(0, before_forward=lambda bucket: perform(Recv(1 - ctx.rank, like=torch.empty(1, device="meta"))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HalfRing(Collective):
     """Sends to the right, and waits for a message that the left one does not send."""
 
@@ -69,6 +79,16 @@ def test_who_cannot_move_is_named_with_what_it_waits_for(timing_only: bool) -> N
         simulate(Waits(first=lambda ctx, value: Recv((ctx.rank - 1) % 3, like=value.flat)), timing_only=timing_only)
     with pytest.raises(Stalled, match=r"rank 0: Send\(to=1"):
         simulate(Waits(first=lambda ctx, value: Send(ctx.rank + 1, value)), timing_only=timing_only)
+
+
+def test_of_very_many_who_wait_the_others_are_counted() -> None:
+    with pytest.raises(Stalled, match=r"rank 63: Recv.*; and 35 more$"):
+        simulate(Waits(first=lambda ctx, value: Recv((ctx.rank - 1) % 100, like=value.flat)), 100)
+
+
+def test_what_a_forward_waits_for_is_named_too() -> None:
+    with pytest.raises(Stalled, match=r"rank 0: Backward.*rank 0: Recv\(source=1"):
+        simulate(WaitsInForward(), 2)
 
 
 def test_so_is_what_a_collective_waits_for_that_is_known_by_heart() -> None:

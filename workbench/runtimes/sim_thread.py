@@ -140,7 +140,9 @@ class SimThread:
 
     def inline(self, program: Program, then: Then) -> None:
         """Run a sub-program to its end, inside another request."""
-        SimThread(self.simulation, self.worker, program, then).begin()
+        thread = SimThread(self.simulation, self.worker, program, then)
+        self.simulation.threads[thread] = None
+        thread.begin()
 
     def _apply(self, request: ops.Apply) -> Any:
         worker, clock, gradient = self.worker, self.simulation.clock, request.gradient

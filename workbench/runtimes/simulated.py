@@ -35,6 +35,7 @@ from workbench.trace.run import Run
 from workbench.units import MIB
 
 KEPT_STEPS = 256  # of which the workers' slowness is kept; who lags further behind draws it anew
+MOST_NAMED = 64  # of those who wait for ever
 
 
 @final
@@ -105,7 +106,8 @@ class Simulation:
             self.clock.run()
             waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
             if waiting:
-                named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:16])
+                named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:MOST_NAMED])
+                named += f"; and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
                 raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
             if self.algorithm.asynchronous and (stop_after is not None or self._ending):
                 for worker in self.workers:
