@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from typing import Any, final
 
@@ -198,7 +199,8 @@ class Sent:
         """Fill the rows of which all is known now."""
         while self._rows and self._rows[0][1] < now_s:
             times, _, row = self._rows.popleft()
-            counts = np.searchsorted(self._ends, times, side="right")
-            row["bytes_sent"] = int(np.floor(np.array(self._totals))[counts].sum())
+            low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))  # nearly always the same
+            counts = np.searchsorted(self._ends[low:high], times, side="right")
+            row["bytes_sent"] = int(np.floor(np.array(self._totals[low : high + 1]))[counts].sum())
         if len(self._ends) > 2 * KEPT_ENDS:
             del self._ends[:KEPT_ENDS], self._totals[:KEPT_ENDS]
