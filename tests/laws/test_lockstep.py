@@ -83,7 +83,8 @@ def rows_of(found: Run, rank: int) -> list[dict[str, Any]]:
 def test_of_many_workers_one_row_stands_for_all() -> None:
     """The steps of a run are the same either way: seconds of the last, bytes of all, the mean loss over samples."""
     settings = Settings(steps=4, batch_size=2, seed=3, evaluate_every=0)
-    how = {"workers": SINGLE_WORKERS + 6, "settings": settings, "problem": tiny.problem(num_samples=200)}
+    problem = tiny.problem(num_samples=250)  # in every other step some have two samples and some one
+    how = {"workers": SINGLE_WORKERS + 6, "settings": settings, "problem": problem}
     one, many = (run(PipeSGD(width=2), detail, **how) for detail in ("auto", "messages"))
     assert list(one.metrics) == list(range(SINGLE_WORKERS)) and len(rows_of(one, 0)) == 4 and not one.metrics[1]
     for mine, theirs in zip(one.steps(), many.steps(), strict=True):

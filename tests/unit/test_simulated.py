@@ -11,6 +11,7 @@ import torch
 
 import workbench as wb
 from tests.laws import tiny
+from workbench.codecs import Truncate16
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Ring, Tree
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError, Stalled
@@ -139,6 +140,15 @@ def test_what_is_known_by_heart_is_what_is_asked(collective: Any) -> None:
         assert again.instructions is tape.instructions
     if collective == Ring():
         assert sum(isinstance(key, tuple) and isinstance(key[0], tuple) for key in shared) == 1, "equal blocks: one tape for all ranks"
+
+
+@pytest.mark.parametrize("collective", [Ring(codec=Truncate16()), Tree()], ids=repr)
+def test_a_run_that_is_not_traced_takes_as_long(collective: Any) -> None:
+    """What takes no time is left out of a tape then, and nothing else."""
+    slow = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-4, encode_s_per_byte=2e-4)
+    runs = [simulate(wb.PipeSGD(collective=collective), 4, network=slow, trace_steps=traced) for traced in (None, 0)]
+    assert runs[0].metrics == runs[1].metrics and len(runs[0].spans.table) > len(runs[1].spans.table) == 0
+    assert runs[0].info["result"] == runs[1].info["result"]
 
 
 def test_what_depends_on_time_or_chance_is_not_learned_by_heart() -> None:
