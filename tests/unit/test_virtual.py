@@ -85,3 +85,19 @@ def test_of_messages_that_wait_for_a_link_the_most_urgent_goes_first() -> None:
         net.send(0, tag, 0, 1, 2, None, lambda _: None, None, priority)
     net.clock.run()
     assert arrived == [(0, 2.0), (3, 4.0), (1, 6.0), (2, 8.0)]
+
+
+def test_a_message_with_a_priority_does_not_queue_for_the_receivers_side() -> None:
+    """Rank 1's waits until rank 0 is done with rank 2's; meanwhile rank 3 has a more urgent one."""
+    net, arrived = fabric()
+
+    def message(what: tuple[int, int, int]) -> None:
+        sender, num_bytes, priority = what
+        net.receive(0, 0, sender, 0, lambda _, sender, value: arrived.append((sender, net.clock.now_s)), None)
+        net.send(0, 0, 0, sender, num_bytes, None, lambda _: None, None, priority)
+
+    message((2, 4, 0))
+    message((1, 2, 3))
+    net.clock.at(1.0, message, (3, 2, 1))
+    net.clock.run()
+    assert arrived == [(2, 4.0), (3, 6.0), (1, 8.0)]
