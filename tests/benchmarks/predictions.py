@@ -227,7 +227,12 @@ COLUMNS = (
 
 
 def record(folder: Path) -> None:
-    """Predicted beside measured, as a record and a table; the calibration's own cell is in neither number below the table."""
+    """Predicted beside measured, as a record and a table; the calibration's own cell is in neither number below the table.
+
+    `predicted-first.json`, where there is one, holds what was predicted before the model was changed for what the first model's rows
+    showed: its errors are told too.
+    """
+    first = {_key(row): row["predicted_s"] for row in json.loads(_text(folder / "predicted-first.json"))}
     found = {line["cell"]: line["methods"] for line in read_lines(folder / "measured.jsonl")}
     rows = []
     for row in json.loads((folder / "predicted.json").read_text()):
@@ -237,6 +242,8 @@ def record(folder: Path) -> None:
         seen = (row["hosts"], row["rate"], row["method"]) == (*CALIBRATED_AT, "synchronous")
         spread = {"measured_low_s": cell["low_s"], "measured_high_s": cell["high_s"], "steps": cell["steps"]}
         rows.append({**row, "measured_s": cell["step_s"], **spread, "error": row["predicted_s"] / cell["step_s"] - 1, "fitted": seen})
+        if first:
+            rows[-1]["first_error"] = first[_key(row)] / cell["step_s"] - 1
     errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     models = sorted({row["model"] for row in rows})
     result = {
@@ -249,6 +256,7 @@ def record(folder: Path) -> None:
         },
         "error_median": statistics.median(errors),
         "error_worst": errors[-1],
+        **_parts(rows),
         "versions": {"workbench": wb.__version__, "torch": __import__("torch").__version__ + ""},
         "calibrations": {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models},
         "rows": rows,
@@ -257,6 +265,30 @@ def record(folder: Path) -> None:
     print(Table(rows, COLUMNS))
     middle, worst = percent(statistics.median(errors)), percent(errors[-1])
     print(f"{len(errors)} predictions: error {middle} at the median, {worst} at worst; {RECORD}")
+
+
+def _key(row: dict[str, Any]) -> str:
+    return f"{row['model']}/{row['hosts']}/{row['rate']}/{row['method']}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else "[]"
+
+
+def _parts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and worst error of each model, each number of hosts and each method, and of what was predicted first."""
+    rows = [row for row in rows if not row["fitted"]]
+
+    def of(name: str, error: str = "error") -> dict[str, Any]:
+        groups: dict[str, list[float]] = {}
+        for row in rows:
+            groups.setdefault(str(row[name]), []).append(abs(row[error]))
+        return {key: {"median": statistics.median(errors), "worst": max(errors)} for key, errors in groups.items()}
+
+    parts: dict[str, Any] = {f"by_{name}": of(name) for name in ("model", "hosts", "method")}
+    if rows and "first_error" in rows[0]:
+        parts["first_by_model"] = of("model", "first_error")
+    return parts
 
 
 if __name__ == "__main__":

@@ -54,4 +54,4 @@ def test_idle_is_what_workers_waited_as_a_share_of_the_run() -> None:
     settings = Settings(steps=5, batch_size=2)
     run = run_simulation(SynchronousSGD(), tiny.problem(num_samples=64), settings, 4, network=free, compute=slow, timing_only=True)
     assert run.info["result"]["seconds"] == pytest.approx(15.0)
-    assert run.info["result"]["idle_share"] == pytest.approx(3 / 4 * 2 / 3)
+    assert run.info["result"]["waited_share"] == pytest.approx(3 / 4 * 2 / 3)

@@ -14,7 +14,7 @@ from tests.laws import tiny
 from workbench.codecs import Truncate16
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Ring, Tree
 from workbench.costs import Compute, Lognormal, Network
-from workbench.errors import ConfigError, Stalled
+from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
 from workbench.program import Algorithm, Card, Context, by_heart, perform
@@ -116,8 +116,22 @@ def test_messages_that_wait_for_a_link_are_looked_at_once_a_moment() -> None:
 def test_how_closely_to_look_is_one_of_three() -> None:
     with pytest.raises(ConfigError, match="auto, messages, formula"):
         simulate(wb.SynchronousSGD(), detail="closely")
-    with pytest.raises(ConfigError, match="at least 1"):
-        simulate(wb.SynchronousSGD(), workers=0)
+    for workers in (0, True, 2.0):
+        for algorithm in (wb.SynchronousSGD(), wb.AsyncSGD()):
+            with pytest.raises(ConfigError, match="at least 1"):
+                simulate(algorithm, workers=workers)
+
+
+def test_who_diverges_is_named() -> None:
+    """One program stands for all, and still says whose loss it was."""
+    x, y = tiny.data(24)
+    x[14] = float("inf")
+    for detail in ("auto", "messages"):
+        with pytest.raises(Diverged, match=r"the loss of rank [012] is (nan|inf) at step \d") as found:
+            simulate(wb.SynchronousSGD(), problem=tiny.problem(train=(x, y), test=None), detail=detail, timing_only=False, steps=8)
+        if detail == "auto":
+            named = str(found.value)
+    assert str(found.value) == named
 
 
 @pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3), Tree(), Linear(), HalvingDoubling(), Hierarchical(group=2)], ids=repr)

@@ -81,7 +81,7 @@ def effective_costs(calibration: Calibration, algorithm: Algorithm, setting: Set
     total = compute.forward_s + compute.backward_s + compute.update_s
     crowd = max(1.0, setting.workers * (host.threads * total + busy_s) / (setting.cores * total)) if total else 1.0
     scaled = {name: getattr(compute, name) * crowd for name in ("forward_s", "backward_s", "update_s")}
-    least = setting.workers * host.cpu_s_per_byte / setting.cores
+    least = setting.workers * core_s_per_byte(calibration, network) / setting.cores
     crowd_local = max(1.0, setting.workers / setting.cores)
     local = {name: getattr(network, name) * crowd_local for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")}
     rate = 1 / max(1 / network.bandwidth_bytes_per_s, least)
@@ -97,7 +97,19 @@ def communication_cpu_s(calibration: Calibration, algorithm: Algorithm, setting:
     steps = len(run.metrics[0])
     crowd = max(1.0, setting.workers / (setting.cores or setting.workers))
     work_s = float((table["end_s"] - table["start_s"]).sum()) / crowd / steps / setting.workers
-    return calibration.host.cpu_s_per_byte * statistics.fmean(sent) + work_s
+    network = calibration.network(setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm))
+    return core_s_per_byte(calibration, network) * statistics.fmean(sent) + work_s
+
+
+def core_s_per_byte(calibration: Calibration, network: Network) -> float:
+    """Seconds of a core for a byte over this network: the same part of each second as where it was measured.
+
+    A link that is slower hands its bytes on in smaller pieces as often (`tbf` does, and a window of TCP), and what waits for them looks
+    as often whether they have come; so communication takes a part of a core while it lasts, and not a price a byte.
+    """
+    measured = calibration.line.s_per_byte.value
+    scale = network.bandwidth_bytes_per_s * measured if measured > 0 else 1.0
+    return calibration.host.cpu_s_per_byte / scale
 
 
 def sends_messages(algorithm: Algorithm) -> bool:

@@ -58,7 +58,7 @@ class Cohort:
         self._traced = settings.trace_steps != 0
         self.step, self.last_step = 0, -1
         self._sent = Sent()
-        self.idle_s = np.zeros(num_workers)  # that each worker waited
+        self.waited_s = np.zeros(num_workers)  # that each worker waited
         self._staleness: int | None = None
         self._losses: list[float | None] = [None] * num_workers  # of the last minibatches
         self._slow: tuple[int, Array] = (-1, np.ones(num_workers))
@@ -122,7 +122,7 @@ class Cohort:
 
     def waited(self, begin_s: Array, end_s: Array) -> None:
         """Workers were idle between these times."""
-        self.idle_s += end_s - begin_s
+        self.waited_s += end_s - begin_s
         self._draw("wait", "compute", begin_s, end_s, self.step)
 
     def communicated(self, kind: str, value: Value | None, begin_s: Array, end_s: float, num_bytes: float) -> None:
@@ -146,6 +146,8 @@ class Cohort:
         row: dict[str, Any] = {"step": step, "seconds": 0.0, "samples": samples, "bytes_sent": 0, "staleness": self._staleness}
         row = {**row, "loss": None, "num_samples": 0, "lr": None}
         if self._worker is not None:
+            for rank, loss in enumerate(self._losses):
+                self._worker.check_loss(loss, step, rank)
             row = self._worker.metrics(step, 0.0, 0.0, self._staleness, torch.tensor(self._mean_loss(step), dtype=torch.float64))
         if len(self.recorders) == self.num_workers:
             for recorder, time_s, loss in zip(self.recorders, now_s.tolist(), self._losses, strict=True):

@@ -85,7 +85,7 @@ def run_simulation(
     if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
         simulation = Simulation(algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only)
         return simulation.run()
-    if not isinstance(workers, int) or workers < 1:
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
     algorithm.check(workers)
     cohort = Cohort(algorithm, problem, settings, workers, compute, timing_only=timing_only)
@@ -97,8 +97,8 @@ def run_simulation(
         cohort.evaluate(cohort.num_steps - 1, seconds)
         cohort.finish()
     info = run_info_of(algorithm, problem, settings, workers, cohort.replica.layout, network, compute, cohort.sampler)
-    idle = float(cohort.idle_s.mean() / seconds) if seconds else 0.0
-    result = {"steps": cohort.num_steps, "seconds": seconds, "last_step": cohort.num_steps - 1, "idle_share": idle}
+    waited = float(cohort.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
+    result = {"steps": cohort.num_steps, "seconds": seconds, "last_step": cohort.num_steps - 1, "waited_share": waited}
     note = f"one program for {workers} workers"
     if detail == "formula" and not native:
         note += ", collectives by formula"

@@ -62,7 +62,7 @@ class Simulation:
         check_in_flight: bool = False,
     ) -> None:
         check_what(algorithm, problem, "simulated")
-        if not isinstance(workers, int) or workers < 1:
+        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
         algorithm.check(workers)

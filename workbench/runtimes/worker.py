@@ -140,6 +140,14 @@ class Worker:
             return self.replica.master.lr
         return None if self._served else self.replica.lr
 
+    def check_loss(self, value: float | None, step: int, rank: int) -> None:
+        """Raise `Diverged` unless a rank's loss is a finite number."""
+        if value is not None and not abs(value) < float("inf"):
+            raise Diverged(
+                f"the loss of rank {rank} is {value} at step {step}: training diverged. "
+                f"Lower the learning rate (now {self.replica.lr:g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
+            )
+
     def metrics(
         self, step: int, seconds: float, bytes_sent: float, staleness: int | None, loss: Tensor | None, *, dropped: bool = False
     ) -> dict[str, Any]:
@@ -149,11 +157,7 @@ class Worker:
             Diverged: the loss is not a finite number.
         """
         value = None if loss is None else float(loss)
-        if value is not None and not abs(value) < float("inf"):
-            raise Diverged(
-                f"the loss of rank {self.rank} is {value} at step {step}: training diverged. "
-                f"Lower the learning rate (now {self.replica.lr:g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
-            )
+        self.check_loss(value, step, self.rank)
         return {
             "step": step,
             "seconds": round(seconds, 6),
