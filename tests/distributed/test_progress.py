@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
@@ -30,6 +34,22 @@ def test_native_sums_are_the_same(progress: str, runtime: str) -> None:
         found = train(runtime, 3, algorithm, tiny.problem(), settings(progress))
         for rank in range(3):
             assert_same(found.parameters[rank], expected.parameters[0], ROUNDING)
+
+
+@pytest.mark.parametrize("progress", ["auto", "library"])
+def test_long_sums_go_one_after_the_other(progress: str) -> None:
+    """5 MB each, three under way at once; begun by the library they overlap, and the numbers are the same."""
+    problem = tiny.problem(
+        partial(nn.Linear, tiny.NUM_FEATURES, 90_000, dtype=torch.float64), loss=lambda out, y: out.square().mean(), test=None
+    )
+    found = train("torch", 2, PipeSGD(width=4), problem, settings(progress))
+    expected = train("simulated", 2, PipeSGD(width=4), problem, settings("auto"))
+    assert_same(found.parameters[0], expected.parameters[0], ROUNDING)
+    sums = found.run.spans.select(kinds=["all_reduce"]).table
+    for rank in range(2):
+        mine = np.sort(sums[sums["rank"] == rank], order="start_s")
+        overlapping = (mine["start_s"][1:] < mine["end_s"][:-1]).sum()
+        assert overlapping == 0 if progress == "auto" else len(mine) == 5
 
 
 @on_real_runtimes
