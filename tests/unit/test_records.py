@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, verdict
+from tests.benchmarks.predictions import HOSTS, METHODS, RATES
 from tests.laws.variants import find_algorithms
 
 ROWS: list[dict[str, Any]] = json.loads((RECORDS / "digits-margins.json").read_text())["rows"]
@@ -38,3 +41,24 @@ def test_verdicts() -> None:
     assert verdict([0.0, 0.01, -0.01, 0.0], 0.1)[2] == "met"
     assert verdict([0.2, 0.21, 0.19, 0.2], 0.1)[2] == "not met"
     assert verdict([0.0, 0.3, -0.3, 0.1], 0.1)[2] == "underpowered"
+
+
+PREDICTIONS: dict[str, Any] = json.loads((RECORDS / "predictions.json").read_text())
+
+
+def test_errors_of_predictions_are_those_of_their_rows() -> None:
+    """All but the calibrations' own cells; and no method, rate or number of hosts is missing."""
+    rows = PREDICTIONS["rows"]
+    for row in rows:
+        assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
+    errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
+    assert PREDICTIONS["error_median"] == pytest.approx(statistics.median(errors)) and PREDICTIONS["error_worst"] == errors[-1]
+    assert {(row["hosts"], row["rate"], row["method"]) for row in rows} == set(product(HOSTS, RATES, METHODS))
+    assert len(rows) == 2 * len(HOSTS) * len(RATES) * len(METHODS) and sum(row["fitted"] for row in rows) == 2
+
+
+def test_which_predictions_miss_is_known() -> None:
+    """5 % at the median are met; 15 % are missed by what shares cores or a server's link in ways the simulator has not."""
+    assert PREDICTIONS["error_median"] <= 0.05
+    missed = {(row["hosts"], row["method"]) for row in PREDICTIONS["rows"] if abs(row["error"]) > 0.15}
+    assert missed <= {(2, "Pipe-SGD, 16-bit hops"), (4, "Pipe-SGD, 16-bit hops"), (4, "PS-Sync"), (4, "Pipe-SGD"), (4, "layer-wise")}

@@ -101,6 +101,13 @@ def communication_cpu_s(calibration: Calibration, algorithm: Algorithm, setting:
     return core_s_per_byte(calibration, network) * statistics.fmean(sent) + work_s
 
 
+def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run: Run) -> float:
+    """Seconds of a core that all of a rank's step takes: compute, and communication whether hidden or not."""
+    compute, threads = calibration.compute(), calibration.host.threads
+    total = compute.forward_s + compute.backward_s + compute.update_s
+    return threads * total + communication_cpu_s(calibration, algorithm, setting, run)
+
+
 def core_s_per_byte(calibration: Calibration, network: Network) -> float:
     """Seconds of a core for a byte over this network: the same part of each second as where it was measured.
 

@@ -12,7 +12,7 @@ from workbench.algorithms import names as method_names
 from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
-from workbench.calibration.effective import Setting, communication_cpu_s, effective_costs, make_setting, sends_messages
+from workbench.calibration.effective import Setting, communication_cpu_s, core_s, effective_costs, make_setting, sends_messages
 from workbench.calibration.model import Calibration
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
@@ -203,7 +203,10 @@ def _without(what: str, calibration: Calibration, algorithm: Algorithm, setting:
 def _simulated(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
 ) -> tuple[Run, np.ndarray[Any, np.dtype[np.float64]], float | None]:
-    """A run, its steps' seconds, and how much of its communication was hidden; again where that takes cores from compute."""
+    """A run, its steps' seconds, and how much of its communication was hidden; again where that takes cores from compute.
+
+    However it overlaps, a step takes at least what its compute and its communication take of the cores.
+    """
     compute, network = effective_costs(calibration, algorithm, setting)
     run = _run(calibration, algorithm, setting, compute, network, steps, seed)
     hidden = _hidden(run)
@@ -212,7 +215,11 @@ def _simulated(
         compute, network = effective_costs(calibration, algorithm, setting, busy_s)
         run = _run(calibration, algorithm, setting, compute, network, steps, seed)
         hidden = _hidden(run)
-    return run, step_seconds(run), hidden
+    times = step_seconds(run)
+    if setting.cores is not None and setting.workers > 1:
+        least_s = setting.workers * core_s(calibration, algorithm, setting, run) / setting.cores
+        times = times * max(1.0, least_s / float(times.mean()))
+    return run, times, hidden
 
 
 def _run(
