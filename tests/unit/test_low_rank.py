@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,10 +81,18 @@ class Bucket:
         return True
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+KEPT: list[dist.ProcessGroup] = []
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """A process group of this process.
+
+    It is let go and not ended: torch's hook holds it in callbacks on the group's own thread, which, if it were the last to hold it,
+    would wait for its own end, and abort.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    KEPT.append(dist.group.WORLD)
     yield
     dist.destroy_process_group()
 

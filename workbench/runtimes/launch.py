@@ -31,6 +31,7 @@ from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
 
 RuntimeName = Literal["mpi", "torch"]
+_LEFT: list[Any] = []  # groups that were given back
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
@@ -142,8 +143,13 @@ def world_here() -> tuple[int, int]:
 
 
 def leave_world() -> None:
-    """Give torch.distributed's default group back before the process ends: its threads must not outlive the interpreter."""
+    """Give torch.distributed's default group back before the process ends: its threads must not outlive the interpreter.
+
+    The object stays until then: callbacks of torch's hooks hold it on its own thread, which, if it were the last to hold it, would
+    wait for its own end, and abort.
+    """
     if torch.distributed.is_initialized():
+        _LEFT.append(torch.distributed.group.WORLD)
         torch.distributed.destroy_process_group()
 
 
