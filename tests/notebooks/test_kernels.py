@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from workbench.cli import main
+from workbench.experiments.notebooks import run_notebook, tagged_text
+from workbench.resources import notebook as notebook_path
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(300)]
 CELL_S = 120
@@ -100,6 +102,8 @@ def test_variables_stay_on_their_ranks_and_local_cells_have_the_cluster(notebook
     assert notebook.cell("%%rank 1\nprint(x)")[0] == "[1] 20\n"
     text, error, _ = notebook.cell("%%local\nprint('x' in globals(), cluster.num_ranks)")
     assert (text, error) == ("False 2\n", "")
+    assert notebook.cell("%%local x\nprint(x + 1)")[0] == "11\n"
+    assert notebook.cell("%%local y\nprint(y)")[1].startswith("ConfigError: %%local y: rank 0 cannot give it (NameError")
 
 
 def test_what_all_display_is_displayed_once_as_rich_as_it_is(notebook: Notebook) -> None:
@@ -183,6 +187,7 @@ def test_a_killed_kernel_leaves_no_rank(environment: dict[str, str], monkeypatch
     while Path(f"/proc/{rank}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{rank}").exists()
+    notebook.manager.provisioner.process.wait()  # type: ignore[union-attr]
     notebook.manager.cleanup_resources()
 
 
@@ -211,3 +216,13 @@ def test_papermill_runs_it_and_the_console_too(environment: dict[str, str], tmp_
         console, cwd=tmp_path, env={**environment, "WORKBENCH_RANKS": "1"}, input=typed, capture_output=True, text=True, timeout=CELL_S
     )
     assert "from 0" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_tour_of_this_kernel_runs(environment: dict[str, str], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("JUPYTER_PATH", "WORKBENCH_RUNS", "WORKBENCH_RANKS", "PYTHONPATH"):
+            patch.setenv(name, environment[name])
+        executed = run_notebook(notebook_path("02-mpi-kernel"), tmp_path / "out.ipynb", {"steps": 3, "elements": 1000}, timeout_s=CELL_S)
+    assert tagged_text(executed, "answer").endswith("sent 1.000 of the gradient's bytes; 2 (p - 1) / p = 1.000")
+    assert "largest difference" in executed.read_text()
+    assert "application/vnd.plotly.v1+json" in executed.read_text()

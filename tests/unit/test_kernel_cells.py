@@ -23,6 +23,7 @@ from workbench.resources import kernels
         ("%%rank 0,2\nx = 1\n", Cell(body="x = 1\n", ranks="0,2")),
         ("%%rank[0, 2]\nx", Cell(body="x", ranks="0, 2")),
         ("%%local\nx = 1", Cell(body="x = 1", local=True)),
+        ("%%local steps, seed\nx", Cell(body="x", local=True, names=("steps", "seed"))),
         ("%ranks 3", Cell(commands=(("ranks", "3"),))),
         ("# so many\nx", Cell(body="# so many\nx")),
         (
@@ -40,7 +41,13 @@ def test_a_cell_is_taken_apart(text: str, cell: Cell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fix"), [("%%rank\nx", "%%rank 0,2"), ("%%loacl\nx", "did you mean %%local"), ("%%rnak 0\nx", "did you mean %%rank")]
+    ("text", "fix"),
+    [
+        ("%%rank\nx", "%%rank 0,2"),
+        ("%%loacl\nx", "did you mean %%local"),
+        ("%%rnak 0\nx", "did you mean %%rank"),
+        ("%%local x.y\nx", "no name of a variable"),
+    ],
 )
 def test_a_slip_is_told(text: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):

@@ -23,21 +23,23 @@ class Cell:
         body: the rest.
         local: whether the body runs in the notebook's own process.
         ranks: which ranks it is for, as written; None for all.
+        names: of a local cell: what it is given of rank 0's variables.
     """
 
     commands: tuple[tuple[str, str], ...] = ()
     body: str = ""
     local: bool = False
     ranks: str | None = None
+    names: tuple[str, ...] = ()
 
 
 def parse_cell(text: str) -> Cell:
     """Take a cell apart.
 
     >>> parse_cell("%ranks 2\\n%%rank 0\\nprint(rank)")
-    Cell(commands=(('ranks', '2'),), body='print(rank)', local=False, ranks='0')
-    >>> parse_cell("%%local\\nx = 1").local
-    True
+    Cell(commands=(('ranks', '2'),), body='print(rank)', local=False, ranks='0', names=())
+    >>> parse_cell("%%local steps\\nprint(steps)")
+    Cell(commands=(), body='print(steps)', local=True, ranks=None, names=('steps',))
 
     Raises:
         ConfigError: `%%rank` without ranks, or a cell magic that was probably meant to be one of ours.
@@ -56,8 +58,14 @@ def parse_cell(text: str) -> Cell:
             break
     first = lines[0].strip() if lines else ""
     rest = "\n".join(lines[1:])
-    if first == "%%local":
-        return Cell(tuple(commands), rest, local=True)
+    if re.match(r"%%local\b", first):
+        names = tuple(filter(None, re.split(r"[,\s]+", first.removeprefix("%%local"))))
+        for name in names:
+            if not name.isidentifier():
+                raise ConfigError(
+                    f"{first}: {name!r} is no name of a variable; write %%local steps, seed to have those of rank 0 in the cell"
+                )
+        return Cell(tuple(commands), rest, local=True, names=names)
     if re.match(r"%%ranks?\b", first):
         which = re.sub(r"^%%ranks?", "", first).strip().strip("[]()")
         if not which:

@@ -65,7 +65,7 @@ class Ranks:
             cell = parse_cell(text)
         except ConfigError:
             cell = Cell(body=text)  # `run` says what is wrong with it
-        if cell.local and not cell.commands:
+        if cell.local and not cell.commands and not cell.names:
             return cell.body.splitlines(keepends=True)
         return [f"__ranks__.run({text!r})\n"]
 
@@ -90,6 +90,7 @@ class Ranks:
         if not cell.body.strip():
             return
         if cell.local:
+            self._fetch(cell.names)
             result = self.shell.run_cell("%%local\n" + cell.body)
             result.raise_error()
             return
@@ -97,6 +98,19 @@ class Ranks:
         self._check_free()
         self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
         self._last.run(cell.body)
+
+    def _fetch(self, names: tuple[str, ...]) -> None:
+        """Copies of rank 0's variables, for local cells."""
+        if not names:
+            return
+        self.start()
+        self._check_free()
+        for name in names:
+            try:
+                self.shell.user_ns[name] = self.cluster.client[0].pull(name, block=True)
+            except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
+                why = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
+                raise ConfigError(f"%%local {name}: rank 0 cannot give it ({why})") from None
 
     def ask(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
         """What a function answers on rank 0; None if there are no ranks yet, it is busy, or takes longer."""
