@@ -1,3 +1,5 @@
+"""`python -m workbench.kernel`: what the kernelspecs of the ranks start."""
+
 from workbench.kernel.app import main
 
 if __name__ == "__main__":
