@@ -28,7 +28,7 @@ from workbench.analysis import summary
 from workbench.analysis.summary import step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration import Calibration, Probe, calibrate, predict, probe, with_probe
-from workbench.calibration.predict import midmean
+from workbench.calibration.settled import midmean
 from workbench.clusters.emulated import EmulatedNetwork, parse_rate
 from workbench.problems import Problem
 from workbench.program import Algorithm
