@@ -105,6 +105,7 @@ def _settled(
 def simulated_run(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, compute: Compute, network: Network, steps: int, seed: int
 ) -> Run:
+    """So many steps of the method on simulated workers, timing only."""
     problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)
     return simulate(
         algorithm,
