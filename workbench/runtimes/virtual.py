@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any, final
 
 from workbench.costs import AnyNetwork, Route
+from workbench.runtimes.fair import FairLinks
 
 
 @final
@@ -57,6 +58,8 @@ class Fabric:
     packets do: each stage works off its messages in the order in which they met, and the message is there when the last
     stage is done with it. A collective of the library begins when the last rank has come and every stage is idle, and holds all
     of them until it ends.
+
+    Where the network is `fair`, connections that are on a stage at once share its rate instead (`runtimes.fair`).
     """
 
     def __init__(self, clock: Clock, network: AnyNetwork, num_workers: int) -> None:
@@ -67,6 +70,7 @@ class Fabric:
         self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> how
         self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
+        self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
         self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
         self._again_s = 0.0  # when they are looked at next; past where nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
@@ -88,7 +92,8 @@ class Fabric:
         if len(meeting) < self._num_workers:
             return
         del self._meetings[channel, number]
-        end = max(self.clock.now_s, self._last_free_s) + seconds
+        start = self.clock.now_s if self._fair is None else self._fair.drained_s(self.clock.now_s)
+        end = max(start, self._last_free_s) + seconds
         self._all_free_s = self._last_free_s = end
         self._free_s.clear()
         self.clock.at(end, self._finish, (sorted(meeting, key=lambda item: item[1][0]), combine))
@@ -156,7 +161,10 @@ class Fabric:
         return -1
 
     def _meet(self, offer: Offer, asked: Asked, to: int) -> None:
-        if offer[6] == 0 or offer[0] == to:
+        if self._fair is not None and offer[0] != to:
+            self.num_messages += 1
+            self._share((offer, asked, to))
+        elif offer[6] == 0 or offer[0] == to:
             self._transfer(offer, asked, to)
         else:
             heapq.heappush(self._urgent, (offer[6], offer[5], (offer, asked, to)))
@@ -185,6 +193,18 @@ class Fabric:
             end += route.latency_s
         self.num_messages += 1
         self.clock.at(end, _arrive, (offer, asked))
+
+    def _share(self, meeting: tuple[Offer, Asked, int]) -> None:
+        """Send a message on links that are shared fairly, when no collective holds them."""
+        offer, asked, to = meeting
+        if self.clock.now_s < self._all_free_s:
+            self.clock.at(self._all_free_s, self._share, meeting)
+            return
+        assert self._fair is not None
+        self._fair.begin(self.clock.now_s, (offer[0], to), self._route(offer[0], to), offer[1], (offer, asked), offer[6])
+
+    def _let_go(self, meeting: tuple[Offer, Asked], latency_s: float) -> None:
+        self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
         """Let the urgent messages go whose stages are idle, the most urgent first; look again when the next one is."""
