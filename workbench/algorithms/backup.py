@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
-from workbench.algorithms.servers import DROPPED, FINAL, Desk, ServerMethod, add, body_of, check_positive, ended, fresh, push_pull
+from workbench.algorithms.servers import DROPPED, FINAL, Caller, Desk, ServerMethod, add, body_of, check_positive, ended, fresh, was_dropped
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
@@ -136,14 +136,14 @@ class BackupSGD(ServerMethod):
         return max(0.0, first_s + self.timeout_s - (yield Now()))
 
     def work(self, ctx: Context) -> Program:
-        known = fresh(ctx)
+        caller, known = Caller(self, ctx), fresh(ctx)
         versions = {shard: version for shard, version in known.items() if version < (ctx.num_steps or 0)}
         while versions:
             step = min(versions.values())
-            replies = yield from push_pull(self, ctx, step, versions)
+            replies = yield from caller.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, state=tuple(known.values()), dropped=any(flags & DROPPED for flags in replies.values()))
+            yield EndStep(step, state=tuple(known.values()), dropped=was_dropped(replies))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class

@@ -27,13 +27,14 @@ from workbench.ops import (
     PackParameters,
     Program,
     Recv,
+    Request,
     Send,
     Start,
     Ticket,
     UnpackParameters,
     Wait,
 )
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, answered, exchanged
 
 REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
 STAMP_BYTES = 8
@@ -133,57 +134,78 @@ class ServerMethod(Algorithm, ABC):
             yield Wait(ticket)
 
 
-def push_pull(
-    method: ServerMethod, ctx: Context, step: int, versions: dict[int, int], flags: int = 0, clip_norm: float | None = None
-) -> Program:
-    """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
-
-    Shards are pushed while backward goes on, unless the gradient must be clipped as a whole first.
+@final
+class Caller:
+    """A worker's side: pushes minibatches' gradients to servers, pulls parameters. Kept in a local variable of the worker's program.
 
     Args:
-        versions: shard -> version of its parameters; afterwards those that were pulled.
-        flags: of the pushes.
-
-    Returns:
-        shard -> flags of its reply.
+        clip_norm: of the whole gradient, at most; None for no limit.
     """
-    assert ctx.layout is not None
-    pushed: list[Gradient] = []
 
-    def push(bucket: Gradient) -> Send:
-        assert bucket.bucket is not None
-        pushed.append(bucket)
-        server = method.server_of(bucket.bucket, ctx.num_workers)
-        return Send(server, bucket, tag=bucket.bucket, stamp=stamp_of(versions[bucket.bucket], flags))
+    def __init__(self, method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> None:
+        self._method, self._ctx, self._clip_norm = method, ctx, clip_norm
+        self._exchange = exchanged(ctx, (Caller, method, clip_norm), self._push_and_pull)
 
-    if clip_norm is None and len(versions) == len(ctx.layout.buckets):
-        sending = yield Backward(step, on_bucket=push)
-        gradient: Gradient = whole(pushed)
-    else:
-        gradient = yield Backward(step)
-        if clip_norm is not None:
-            yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
-        sending = []
-        for shard in versions:
-            sending.append((yield Start(push(gradient.part(shard)))))
-    replies: dict[int, int] = {}
-    for shard in versions:
-        server = method.server_of(shard, ctx.num_workers)
-        message = yield Recv(server, like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
-        versions[shard], replies[shard] = split(message.stamp)
-        yield UnpackParameters(Gradient(message.value, ctx.layout, step, versions[shard], shard))
-    for ticket in sending:
-        yield Wait(ticket)
-    yield Discard(gradient)
-    return replies
+    def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
+        """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
+
+        Shards are pushed while backward goes on, unless the gradient must be clipped as a whole first.
+
+        Args:
+            versions: shard -> version of its parameters; afterwards those that were pulled.
+            flags: of the pushes.
+
+        Returns:
+            shard -> flags of its reply.
+        """
+        shards, replies = tuple(versions), dict[int, int]()
+        work = self._exchange(shards, step, [stamp_of(versions[shard], flags) for shard in shards])
+        found = (yield work) if isinstance(work, Request) else (yield from work)
+        for shard, stamp in zip(shards, found, strict=True):
+            versions[shard], replies[shard] = split(stamp)
+        return replies
+
+    def _push_and_pull(self, shards: tuple[int, ...], step: int, stamps: list[int]) -> Program:
+        """The same with stamps as they travel: those of the pushes in, those of the replies out."""
+        ctx, layout, method, clip_norm = self._ctx, self._ctx.layout, self._method, self._clip_norm
+        assert layout is not None
+        stamp_to = dict(zip(shards, stamps, strict=True))
+        pushed: list[Gradient] = []
+
+        def push(bucket: Gradient) -> Send:
+            assert bucket.bucket is not None
+            pushed.append(bucket)
+            server = method.server_of(bucket.bucket, ctx.num_workers)
+            return Send(server, bucket, tag=bucket.bucket, stamp=stamp_to[bucket.bucket])
+
+        if clip_norm is None and len(shards) == len(layout.buckets):
+            sending = yield Backward(step, on_bucket=push)
+            gradient: Gradient = whole(pushed)
+        else:
+            gradient = yield Backward(step)
+            if clip_norm is not None:
+                yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
+            sending = []
+            for shard in shards:
+                sending.append((yield Start(push(gradient.part(shard)))))
+        found: list[int] = []
+        for shard in shards:
+            server = method.server_of(shard, ctx.num_workers)
+            message = yield Recv(server, like=like_of(layout, shard), tag=REPLY + shard, stamped=True)
+            found.append(message.stamp)
+            yield UnpackParameters(Gradient(message.value, layout, step, split(message.stamp)[0], shard))
+        for ticket in sending:
+            yield Wait(ticket)
+        yield Discard(gradient)
+        return found
 
 
 def take_steps(method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> Program:
     """A worker that takes every step of the run: push, pull, end the step."""
-    versions = fresh(ctx)
+    caller, versions = Caller(method, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
-        replies = yield from push_pull(method, ctx, step, versions, LAST * ctx.is_last(step), clip_norm)
-        yield EndStep(step, state=tuple(versions.values()), dropped=any(flags & DROPPED for flags in replies.values()))
+        replies = yield from caller.push_pull(step, versions, LAST * ctx.is_last(step))
+        yield EndStep(step, state=tuple(versions.values()), dropped=was_dropped(replies))
     if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
         yield from _leave(method, ctx, versions)
 
@@ -225,8 +247,9 @@ class Desk:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
         self.num_workers = method.num_computing(ctx.num_workers)
-        self.like = like_of(ctx.layout, shard)
+        self._hear = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True)
         self._sending: dict[int, Ticket] = {}
+        self._answer = answered(ctx, (Desk, shard), self._send)
 
     def open(self) -> Program:
         """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
@@ -235,7 +258,7 @@ class Desk:
 
     def hear(self) -> Recv:
         """The request for the next push, whoever's it is."""
-        return Recv(ANY, like=self.like, tag=self.shard, stamped=True)
+        return self._hear
 
     def gradient(self, message: Message) -> Gradient:
         """A push as a gradient; its version is that of the parameters it was taken at."""
@@ -243,11 +266,17 @@ class Desk:
 
     def reply(self, source: int, version: int, flags: int = 0) -> Program:
         """Send the shard's present parameters, in the background: a slow worker does not hold up the others. Returns them."""
-        packed = yield PackParameters(self.shard, master=True)
-        if source in self._sending:
-            yield Wait(self._sending[source])  # it has pushed since, so it had received it
-        self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
+        before = self._sending.get(source)
+        if before is not None and not before.done:
+            yield Wait(before)  # it has pushed since, so it had received it
+        work = self._answer(source, stamp_of(version, flags))
+        packed, self._sending[source] = (yield work) if isinstance(work, Request) else (yield from work)
         return packed
+
+    def _send(self, to: int, stamp: int) -> Program:
+        """The parameters, and the ticket of their sending."""
+        packed = yield PackParameters(self.shard, master=True)
+        return packed, (yield Start(Send(to, packed.flat, tag=REPLY + self.shard, stamp=stamp)))
 
     def close(self) -> Program:
         """Until every reply has been received."""
@@ -271,6 +300,11 @@ def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least:
     """Raise `ConfigError` unless a setting is a number of at least that."""
     if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number by then
         raise ConfigError(f"{name}={value!r}: {what}")
+
+
+def was_dropped(replies: dict[int, int]) -> bool:
+    """Whether a push that these answer came too late."""
+    return any(replies.values()) and any(flags & DROPPED for flags in replies.values())
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:

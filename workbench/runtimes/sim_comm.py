@@ -73,20 +73,24 @@ def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
     worker, simulation, like = thread.worker, thread.simulation, request.like
 
     def received(begin: float, sender: int, load: tuple[torch.Tensor, int, bool]) -> None:
-        flat, stamp, stamped = load
-        if flat.numel() != like.numel() or flat.dtype != like.dtype:
-            raise ConfigError(
-                f"rank {worker.rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, "
-                f"which sent {flat.numel()} of {flat.dtype}"
-            )
-        assert stamped == request.stamped, f"rank {sender} and rank {worker.rank} do not agree on whether a message has a stamp"
+        check_arrived(worker.rank, like, request.stamped, sender, load)
         if worker.traced:
             num_bytes = 0 if sender == worker.rank else size_of(like)
             worker.recorder.span("recv", "comm", begin, simulation.clock.now_s, worker.step, -1, num_bytes, sender)
-        then(Message(sender, flat, stamp))
+        then(Message(sender, load[0], load[1]))
 
     source = request.source if request.source != ops.ANY else thread.source_of_any()
     simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, simulation.clock.now_s)
+
+
+def check_arrived(rank: int, like: torch.Tensor, stamped: bool, sender: int, load: tuple[torch.Tensor, int, bool]) -> None:
+    """Raise unless what arrived is what was asked for."""
+    flat = load[0]
+    if flat.numel() != like.numel() or flat.dtype != like.dtype:
+        raise ConfigError(
+            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent {flat.numel()} of {flat.dtype}"
+        )
+    assert load[2] == stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
 
 
 def _join(

@@ -15,6 +15,7 @@ from workbench.runtimes.script import Script
 from workbench.runtimes.sim_backward import begin_backward
 from workbench.runtimes.sim_comm import communicate
 from workbench.runtimes.sim_worker import SimWorker
+from workbench.runtimes.sim_visits import Reply, Visit
 from workbench.runtimes.tapes import Player, Tape
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SimThread:
         self.script: Script | None = simulation.script_of(worker.rank, strand)
         self._program, self._then = program, then
         self._lanes: dict[int, deque[SimThread]] = {}
-        self._num_started = self._num_strands = 0
+        self.num_started = self._num_strands = 0  # works in the background
         self._waiting_since = 0.0
 
     def begin(self, _: None = None) -> None:
@@ -83,6 +84,13 @@ class SimThread:
         self.pending = player = Player(self, tape, self.resume)
         player.go()
         return PENDING
+
+    def _visit(self, visit: Visit) -> Any:
+        visit.play(self)
+        return PENDING
+
+    def _reply(self, reply: Reply) -> Any:
+        return reply.play(self)
 
     def _wait(self, request: ops.Wait) -> Any:
         ticket = request.ticket
@@ -178,8 +186,8 @@ class SimThread:
 
     def start(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane
-        self._num_started += not request.shares_tags
-        ticket = Ticket(self._num_started, work)
+        self.num_started += not request.shares_tags
+        ticket = Ticket(self.num_started, work)
         ticket.runtime = []  # what to do when it is done
 
         def finish(value: Any) -> None:
@@ -195,7 +203,7 @@ class SimThread:
         if not isinstance(work, Request):
             self._num_strands += 1
             strand = self._num_strands
-        key = 0 if request.shares_tags else self._num_started
+        key = 0 if request.shares_tags else self.num_started
         thread = SimThread(self.simulation, self.worker, program, finish, key=key, strand=strand)
         thread.priority, thread.free, thread.channel = request.priority, lane == FREE, f"lane {lane}"
         self.simulation.threads[thread] = None
@@ -288,6 +296,8 @@ _ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
     ops.Wait: SimThread._wait,
     ops.WaitAny: SimThread._wait_any,
     ops.WriteParameters: SimThread._write,
+    Reply: SimThread._reply,
     Tape: SimThread._play,
+    Visit: SimThread._visit,
 }
 _COMMUNICATE: Callable[[SimThread, Any], Any] = SimThread._communicate  # what is not there

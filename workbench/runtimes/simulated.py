@@ -26,6 +26,7 @@ from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_thread import SimThread
+from workbench.runtimes.sim_visits import Learner
 from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers
 from workbench.runtimes.tapes import Repertoire
 from workbench.runtimes.virtual import Clock, Fabric
@@ -73,7 +74,10 @@ class Simulation:
         self.check_in_flight = check_in_flight
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         layout = self.workers[0].replica.layout
-        self.ready_shares, self.forward_parts = compute.ready_shares(layout), compute.forward_parts(layout)
+        shares = [(piece.index, share) for piece, share in zip(layout.buckets, compute.ready_shares(layout), strict=True)]
+        self.early = tuple(item for item in shares if item[1] < 1)  # buckets, and after what part of backward they are final
+        self.late = tuple(bucket for bucket, share in shares if share >= 1)  # those that are final at its end
+        self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
         self.stop_after: int | None = None
         self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
@@ -122,6 +126,7 @@ class Simulation:
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
             ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
+            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
@@ -149,10 +154,9 @@ class Simulation:
             self._factors[step] = factors.tolist()
         return self._factors[step][rank]
 
-    def finish_s(self, rank: int, seconds: float) -> float:
-        """When this worker ends work of so many seconds that it begins now."""
-        now = self.clock.now_s
-        return self.compute.finish_s(self.settings.seed, rank, now, seconds) if self._timed else now + seconds
+    def finish_s(self, rank: int, seconds: float, begin_s: float) -> float:
+        """When this worker ends work of so many seconds that it begins at `begin_s`."""
+        return self.compute.finish_s(self.settings.seed, rank, begin_s, seconds) if self._timed else begin_s + seconds
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
