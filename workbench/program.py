@@ -14,7 +14,6 @@ from torch import Tensor
 from workbench.gradients import Layout
 from workbench.ops import Program, Request, Ticket, Value
 
-
 Exchange = Callable[[tuple[int, ...], int, list[int]], Request | Program]
 """(what it is of, step, stamps to send) -> what asks for it; the answer is the stamps that came back."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
-from workbench.algorithms.servers import DROPPED, FINAL, Caller, Desk, ServerMethod, add, body_of, check_positive, ended, fresh, was_dropped
+from workbench.algorithms.servers import DROPPED, FINAL, LATE, Caller, Desk, ServerMethod, add, body_of, check_positive, ended, fresh
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
@@ -90,7 +90,7 @@ class BackupSGD(ServerMethod):
             found = yield WaitAny((hearing,), timeout_s=(yield from self._patience(of, first_s)))
             if found is not None:
                 message: Message = found[1]
-                hearing, gradient, now = None, desk.gradient(message), (yield Now())
+                hearing, (gradient, _), now = None, desk.read(message), (yield Now())
                 if self.backups == "online":
                     times.add(message.source, now - answered[message.source])
                 if gradient.version < version:
@@ -143,7 +143,7 @@ class BackupSGD(ServerMethod):
             replies = yield from caller.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, state=tuple(known.values()), dropped=was_dropped(replies))
+            yield EndStep(step, state=tuple(known.values()), dropped=not LATE.isdisjoint(replies.values()))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class

@@ -41,6 +41,7 @@ STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
 GONE = 2  # of a worker's only push: it has no step to take, and this is no gradient
 DROPPED = 2  # of a reply: the push that this answers came too late
+LATE = frozenset((DROPPED, FINAL | DROPPED))
 
 
 def stamp_of(version: int, flags: int = 0) -> int:
@@ -158,11 +159,11 @@ class Caller:
         Returns:
             shard -> flags of its reply.
         """
-        shards, replies = tuple(versions), dict[int, int]()
-        work = self._exchange(shards, step, [stamp_of(versions[shard], flags) for shard in shards])
+        shards, replies = tuple(versions), dict.fromkeys(versions, 0)
+        work = self._exchange(shards, step, [version * 4 + flags for version in versions.values()])
         found = (yield work) if isinstance(work, Request) else (yield from work)
-        for shard, stamp in zip(shards, found, strict=True):
-            versions[shard], replies[shard] = split(stamp)
+        for shard, stamp in zip(shards, found):  # noqa: B905 - a stamp for each, and this runs for every message
+            versions[shard], replies[shard] = divmod(stamp, 4)
         return replies
 
     def _push_and_pull(self, shards: tuple[int, ...], step: int, stamps: list[int]) -> Program:
@@ -205,7 +206,7 @@ def take_steps(method: ServerMethod, ctx: Context, clip_norm: float | None = Non
     caller, versions = Caller(method, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
         replies = yield from caller.push_pull(step, versions, LAST * ctx.is_last(step))
-        yield EndStep(step, state=tuple(versions.values()), dropped=was_dropped(replies))
+        yield EndStep(step, state=tuple(versions.values()), dropped=not LATE.isdisjoint(replies.values()))
     if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
         yield from _leave(method, ctx, versions)
 
@@ -260,9 +261,10 @@ class Desk:
         """The request for the next push, whoever's it is."""
         return self._hear
 
-    def gradient(self, message: Message) -> Gradient:
-        """A push as a gradient; its version is that of the parameters it was taken at."""
-        return Gradient(message.value, self.layout, -1, split(message.stamp)[0], self.shard)
+    def read(self, message: Message) -> tuple[Gradient, int]:
+        """A push as a gradient, its version that of the parameters it was taken at; and its flags."""
+        version, flags = divmod(message.stamp, 4)
+        return Gradient(message.value, self.layout, -1, version, self.shard), flags
 
     def reply(self, source: int, version: int, flags: int = 0) -> Program:
         """Send the shard's present parameters, in the background: a slow worker does not hold up the others. Returns them."""
@@ -300,11 +302,6 @@ def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least:
     """Raise `ConfigError` unless a setting is a number of at least that."""
     if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number by then
         raise ConfigError(f"{name}={value!r}: {what}")
-
-
-def was_dropped(replies: dict[int, int]) -> bool:
-    """Whether a push that these answer came too late."""
-    return any(replies.values()) and any(flags & DROPPED for flags in replies.values())
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:

@@ -84,9 +84,14 @@ def begin_pass(
     worker, simulation = thread.worker, thread.simulation
     clock, costs, rank = simulation.clock, simulation.compute, worker.rank
     worker.step = step
-    slow, begin = simulation.slowness(step, rank), clock.now_s
-    middle = simulation.finish_s(rank, costs.forward_s * slow * part, begin)
-    end = simulation.finish_s(rank, costs.backward_s * slow, middle)
+    factors, begin = simulation.factors.get(step), clock.now_s
+    slow = simulation.slowness(step, rank) if factors is None else factors[rank]
+    if simulation.timed:
+        middle = simulation.finish_s(rank, costs.forward_s * slow * part, begin)
+        end = simulation.finish_s(rank, costs.backward_s * slow, middle)
+    else:
+        middle = begin + costs.forward_s * slow * part
+        end = middle + costs.backward_s * slow
     if worker.traced:
         worker.recorder.span("forward", "compute", begin, middle, step)
         worker.recorder.span("backward", "compute", middle, end, step)

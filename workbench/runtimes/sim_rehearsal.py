@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from workbench import ops
 from workbench.collectives import flat_of
 from workbench.gradients import Gradient
-from workbench.ops import Message, Program, Ticket
+from workbench.ops import Message, Ticket
 from workbench.program import Answer, Exchange
 from workbench.runtimes.endpoint import bucket_of, size_of
 from workbench.runtimes.post import STAMP_BYTES
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 BACKWARD, SEND, RECEIVE, WAIT, WORK = range(5)
 Instruction = tuple[int, int, Any]
-"""(BACKWARD, -1, [(slot, sending)] by bucket | None), (SEND, slot, sending), (RECEIVE, slot, (source, tag, like)), (WAIT, slot, None),
-(WORK, -1, (kind, bytes))."""
+"""(BACKWARD, -1, what is sent of each bucket), (SEND, slot, what), (RECEIVE, slot, (source, tag, like, position of its stamp in the
+answer)), (WAIT, slot, None), (WORK, -1, (kind, bytes))."""
 
 
 @final
@@ -28,12 +28,12 @@ class Mark(int):
 
 @final
 class Sending:
-    """A stamped message: to whom, its tag, bytes, bucket (-1 or None: none), content, and which of the stamps it carries."""
+    """A stamped message: to whom, its tag, bytes, bucket (-1 or None: none), content, which of the stamps it carries, its slot."""
 
-    __slots__ = ("bucket", "flat", "num_bytes", "position", "tag", "to")
+    __slots__ = ("bucket", "flat", "num_bytes", "position", "slot", "tag", "to")
 
-    def __init__(self, request: ops.Send, bucket: int | None, position: int = 0) -> None:
-        self.to, self.tag, self.position, self.bucket = request.to, request.tag, position, bucket
+    def __init__(self, request: ops.Send, bucket: int | None, position: int = 0, slot: int = 0) -> None:
+        self.to, self.tag, self.position, self.bucket, self.slot = request.to, request.tag, position, bucket, slot
         self.flat = flat_of(request.value)
         self.num_bytes = size_of(request.value) + STAMP_BYTES
 
@@ -43,14 +43,13 @@ class Sending:
 
 @final
 class Tape:
-    """A worker's exchange: what it asks in turn, and the slots of the messages whose stamps it returns."""
+    """A worker's exchange: what it asks in turn, and how many stamps it returns."""
 
-    __slots__ = ("found", "instructions", "num_slots", "num_started")
+    __slots__ = ("instructions", "num_found", "num_slots", "num_started")
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
-        self.num_slots = self.num_started = 0
-        self.found: list[int] = []
+        self.num_slots = self.num_started = self.num_found = 0
 
 
 class _Other(Exception):
@@ -65,21 +64,21 @@ class _Rehearsal:
         self._step, self._stamps, self._shapes = step, stamps, shapes
         self.tape = Tape()
         self.tickets: list[tuple[Ticket, int]] = []
-        self.arrived: list[tuple[Mark, int]] = []  # stamps, and the slots of their messages
+        self.arrived: list[Mark] = []  # stamps
 
     def _slot(self) -> int:
         self.tape.num_slots += 1
         return self.tape.num_slots - 1
 
-    def _sending(self, request: Any) -> tuple[int, Sending]:
-        """Slot and message of a send in the background, of a value of this step."""
+    def _sending(self, request: Any) -> Sending:
+        """The message of a send in the background, of a value of this step."""
         request = request.work if isinstance(request, ops.Start) else request
         if not isinstance(request, ops.Send) or not isinstance(request.value, Gradient) or request.value.step is not self._step:
             raise _Other
         for position, mark in enumerate(self._stamps):
             if request.stamp is mark:
                 self.tape.num_started += 1
-                return self._slot(), Sending(request, bucket_of(request.value), position)
+                return Sending(request, bucket_of(request.value), position, self._slot())
         raise _Other
 
     def _ticket(self, slot: int) -> Ticket:
@@ -93,19 +92,20 @@ class _Rehearsal:
             case ops.Backward(step, on_bucket, None) if step is self._step:
                 gradient = self._shapes.backward(step)
                 if on_bucket is None:
-                    add((BACKWARD, -1, None))
+                    add((BACKWARD, -1, []))
                     return gradient
                 launches = [self._sending(on_bucket(gradient.part(piece.index))) for piece in gradient.layout.buckets]
                 add((BACKWARD, -1, launches))
-                return tuple(self._ticket(slot) for slot, _ in launches)
+                return tuple(self._ticket(sending.slot) for sending in launches)
             case ops.Start():
-                add((SEND, *self._sending(request)))
-                return self._ticket(self.tape.instructions[-1][1])
+                sending = self._sending(request)
+                add((SEND, sending.slot, sending))
+                return self._ticket(sending.slot)
             case ops.Recv(source, like, tag, True) if source != ops.ANY:
                 slot, mark = self._slot(), Mark(0)
-                add((RECEIVE, slot, (source, tag, like)))
+                add((RECEIVE, slot, (source, tag, like, len(self.arrived))))
                 add((WAIT, slot, None))
-                self.arrived.append((mark, slot))
+                self.arrived.append(mark)
                 return Message(source, like, mark)
             case ops.Wait(ticket):
                 add((WAIT, next(slot for known, slot in self.tickets if known is ticket), None))
@@ -132,9 +132,9 @@ def rehearse_exchange(program: Exchange, of: tuple[int, ...], shapes: Shapes) ->
         work.close()
         return None
     except StopIteration as stop:
-        for stamp in stop.value:
-            rehearsal.tape.found += [slot for mark, slot in rehearsal.arrived if mark is stamp]
-        return rehearsal.tape if len(rehearsal.tape.found) == len(stop.value) else None
+        rehearsal.tape.num_found = len(stop.value)
+        same = all(stamp is mark for stamp, mark in zip(stop.value, rehearsal.arrived, strict=True))
+        return rehearsal.tape if same else None
 
 
 def rehearse_answer(program: Answer, shapes: Shapes) -> Sending | None:

@@ -13,16 +13,16 @@ from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_backward import begin_backward
-from workbench.runtimes.sim_comm import communicate
+from workbench.runtimes.sim_comm import PENDING, communicate, receive_here
+from workbench.runtimes.sim_visits import Reply, Visit, play_reply, play_visit
 from workbench.runtimes.sim_worker import SimWorker
-from workbench.runtimes.sim_visits import Reply, Visit
 from workbench.runtimes.tapes import Player, Tape
 
 if TYPE_CHECKING:
     from workbench.runtimes.simulated import Simulation
 
 Then = Callable[[Any], None]
-PENDING, CLOSED = object(), object()
+CLOSED = object()
 
 
 @final
@@ -43,10 +43,11 @@ class SimThread:
         self.channel = "foreground"  # of its collectives
         self.free = False  # runs beside everything, and may still wait when a run is stopped
         self.script: Script | None = simulation.script_of(worker.rank, strand)
-        self._program, self._then = program, then
+        self._program, self._then, self._ask = program, then, program.send
+        self.agreed: Any = (None, None)  # without values: what arrived last, and what it was asked for as
         self._lanes: dict[int, deque[SimThread]] = {}
         self.num_started = self._num_strands = 0  # works in the background
-        self._waiting_since = 0.0
+        self._waiting_since = self.begun_s = 0.0  # `begun_s`: the receive that it waits for
 
     def begin(self, _: None = None) -> None:
         """Set off."""
@@ -57,7 +58,7 @@ class SimThread:
         self.pending = None
         while True:
             try:
-                request = self._program.send(answer)
+                request = self._ask(answer)
             except StopIteration as stop:
                 self.simulation.threads.pop(self, None)
                 self._then(stop.value)
@@ -84,13 +85,6 @@ class SimThread:
         self.pending = player = Player(self, tape, self.resume)
         player.go()
         return PENDING
-
-    def _visit(self, visit: Visit) -> Any:
-        visit.play(self)
-        return PENDING
-
-    def _reply(self, reply: Reply) -> Any:
-        return reply.play(self)
 
     def _wait(self, request: ops.Wait) -> Any:
         ticket = request.ticket
@@ -125,7 +119,11 @@ class SimThread:
         return self.script.now() if self.script else self.simulation.clock.now_s
 
     def _end_step(self, request: ops.EndStep) -> Any:
-        if not self.simulation.end_step(self.worker, request):
+        simulation, worker = self.simulation, self.worker
+        if simulation.alone and not worker.has_values:
+            worker.end_step(request, simulation.clock.now_s)
+            return None
+        if not simulation.end_step(worker, request):
             return None
         self._checkpoint(request)
         return CLOSED
@@ -153,21 +151,22 @@ class SimThread:
         thread.begin()
 
     def _apply(self, request: ops.Apply) -> Any:
-        worker, clock, gradient = self.worker, self.simulation.clock, request.gradient
-        seconds = self.simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
-        end = clock.now_s + seconds
+        worker, simulation, gradient = self.worker, self.simulation, request.gradient
+        now_s = simulation.clock.now_s
+        end = now_s + simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
         if request.master:
-            update = worker.apply_master(gradient, request.lr_scale)
+            update, bucket = worker.apply_master(gradient, request.lr_scale), -1 if gradient.bucket is None else gradient.bucket
             if self.strand == 0:  # a server on a rank of its own: its updates are its steps
                 worker.step = update - 1
-            worker.recorder.event(update_event(request, bucket_of(gradient), update, end))
-            self.simulation.look_for_stop(worker)
+            worker.recorder.events.append(update_event(request, bucket, update, end))
+            if worker.has_values:
+                simulation.look_for_stop(worker)
         else:
             worker.apply(gradient, request.lr_scale, request.local)
-        lane = "server" if request.master else "compute"
         if worker.traced:
-            worker.recorder.span("apply", lane, clock.now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
-        clock.at(end, self.resume)
+            lane = "server" if request.master else "compute"
+            worker.recorder.span("apply", lane, now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
+        simulation.clock.at(end, self.resume)
         return PENDING
 
     def _local(self, request: ops.Local) -> Any:
@@ -291,13 +290,14 @@ _ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
     ops.Now: SimThread._now,
     ops.PackParameters: SimThread._pack,
     ops.ReadParameters: SimThread._read,
+    ops.Recv: receive_here,
     ops.Start: SimThread.start,
     ops.UnpackParameters: SimThread._unpack,
     ops.Wait: SimThread._wait,
     ops.WaitAny: SimThread._wait_any,
     ops.WriteParameters: SimThread._write,
-    Reply: SimThread._reply,
+    Reply: play_reply,
     Tape: SimThread._play,
-    Visit: SimThread._visit,
+    Visit: play_visit,
 }
 _COMMUNICATE: Callable[[SimThread, Any], Any] = SimThread._communicate  # what is not there

@@ -13,12 +13,16 @@ from workbench import ops
 from workbench.ops import Program, Ticket
 from workbench.program import Answer, Exchange
 from workbench.runtimes.sim_backward import begin_pass
-from workbench.runtimes.sim_comm import check_arrived
+from workbench.runtimes.sim_comm import PENDING, check_arrived
 from workbench.runtimes.sim_rehearsal import BACKWARD, RECEIVE, SEND, WAIT, Sending, Tape, rehearse_answer, rehearse_exchange
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from workbench.gradients import Gradient
     from workbench.runtimes.sim_thread import SimThread
-    from workbench.runtimes.sim_worker import Shapes
+    from workbench.runtimes.sim_worker import Shapes, SimWorker
+    from workbench.runtimes.virtual import Clock
 
 
 @final
@@ -54,163 +58,175 @@ class Learner:
         if key not in self._shared:
             self._shared[key] = rehearse_answer(program, self._shapes)
         known = self._shared[key]
-        return program if known is None else lambda to, stamp: Reply(known, to, stamp)
+        return program if known is None else lambda to, stamp: Reply((known, to, stamp))
 
 
 @final
 class Visit(ops.Request):
     """A worker's exchange of one step; as a request, to be played in its place. The answer is the stamps that came back."""
 
-    __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_found", "_position", "_since_s", "_tape", "_thread", "step", "stamps")
+    __slots__ = (
+        "_agreed",
+        "_begun",
+        "_blocked",
+        "_done",
+        "_fabric",
+        "_found",
+        "_position",
+        "_since_s",
+        "_tape",
+        "_thread",
+        "_worker",
+        "stamps",
+        "step",
+    )
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._thread: SimThread | None = None
+        self._thread: Any = None  # that plays it
+        self._agreed: Any = (None, None)  # what arrived last, and what it was asked for as
         self.step, self.stamps = 0, list[int]()
 
     def __repr__(self) -> str:
         for what, slot, of in self._tape.instructions:
-            if slot == self._blocked and what == RECEIVE:
+            if what == RECEIVE and slot == self._blocked:
                 return f"Recv(source={of[0]}, tag={of[1]}, stamped=True)"
-            if slot == self._blocked and what == SEND:
-                return repr(of)
-        return f"the pass of step {self.step}"
+        return f"push and pull of step {self.step}"
 
-    def play(self, thread: SimThread) -> None:
-        """Begin; the program of the thread goes on with the answer."""
-        self._thread, self._fabric = thread, thread.simulation.fabric
-        num_slots = self._tape.num_slots
-        self._position, self._blocked = 0, -1
-        self._done, self._found = bytearray(num_slots), [0] * num_slots
-        self._begun = [0.0] * num_slots
-        thread.num_started += self._tape.num_started
+    def begin(self, thread: SimThread) -> None:
+        """Before anything is asked; the program of the thread goes on with the answer."""
+        tape = self._tape
+        if self._thread is not thread:
+            self._thread, self._worker, self._fabric = thread, thread.worker, thread.simulation.fabric
+            self._begun = [0.0] * tape.num_slots
+        self._position, self._blocked, self._done, self._found = 0, -1, bytearray(tape.num_slots), [0] * tape.num_found
+        thread.num_started += tape.num_started
         thread.pending = self
-        self._go()
 
-    def _go(self, _: Any = None) -> None:
+    def go(self, _: Any = None) -> None:
         """Go on as far as possible."""
-        thread, done = self._thread, self._done
-        assert thread is not None
+        thread, fabric, done, instructions = self._thread, self._fabric, self._done, self._tape.instructions
         if self._blocked >= 0:
             self._blocked = -1
-            if thread.worker.traced and thread.strand == 0:
+            if self._worker.traced and thread.strand == 0:
                 self._span("wait", "compute", self._since_s)
-        instructions = self._tape.instructions
         for position in range(self._position, len(instructions)):
             what, slot, of = instructions[position]
             if what == WAIT:
                 if not done[slot]:
-                    self._blocked, self._position, self._since_s = slot, position + 1, self._fabric.clock.now_s
+                    self._blocked, self._position, self._since_s = slot, position + 1, fabric.clock.now_s
                     return
             elif what == RECEIVE:
-                fabric = self._fabric
                 self._begun[slot] = fabric.clock.now_s
-                fabric.receive(thread.key, of[1], of[0], thread.worker.rank, self._received, (slot, of[2]))
+                fabric.receive(thread.key, of[1], of[0], self._worker.rank, self._received, (slot, of))
             elif what == SEND:
-                self._send(slot, of)
+                self._send(of)
             elif what == BACKWARD:
                 self._position = position + 1
-                begin_pass(thread, self.step, 1.0, None if of is None else self._launch, self._through)
+                begin_pass(thread, self.step, 1.0, self._launch if of else None, self._through)
                 return
             elif self._work(of):
                 self._position = position + 1
                 return
-        thread.resume([self._found[slot] for slot in self._tape.found])
+        thread.resume(self._found)
 
     def _launch(self, bucket: int) -> None:
         """A bucket's gradients are final."""
-        self._send(*self._tape.instructions[self._position - 1][2][bucket])
+        self._send(self._tape.instructions[self._position - 1][2][bucket])
 
-    def _through(self, late: tuple[int, ...] | None) -> None:
+    def _through(self, late: tuple[int, ...]) -> None:
+        """The pass is over, and with it the gradients of the last buckets are final."""
         launches = self._tape.instructions[self._position - 1][2]
-        if launches is not None and late is not None:
+        if launches:
             for bucket in late:
-                self._send(*launches[bucket])
-        self._go()
+                self._send(launches[bucket])
+        self.go()
 
     def _work(self, of: tuple[str, int]) -> bool:
         """Sum so many bytes; whether that takes time."""
         thread, clock = self._thread, self._fabric.clock
-        assert thread is not None
         kind, num_bytes = of
         seconds = thread.simulation.network.local_s(kind, num_bytes)
         if thread.worker.traced:
             thread.worker.recorder.span(kind, "comm", clock.now_s, clock.now_s + seconds, self.step, -1, num_bytes)
         if seconds > 0:
-            clock.at(clock.now_s + seconds, self._go)
+            clock.at(clock.now_s + seconds, self.go)
         return seconds > 0
 
-    def _send(self, slot: int, sending: Sending) -> None:
+    def _send(self, sending: Sending) -> None:
         thread, fabric = self._thread, self._fabric
-        assert thread is not None
-        self._begun[slot] = fabric.clock.now_s
+        self._begun[sending.slot] = fabric.clock.now_s
         load = (sending.flat, self.stamps[sending.position], True)
         fabric.send(
-            thread.key, sending.tag, sending.to, thread.worker.rank, sending.num_bytes, load, self._sent, (slot, sending), thread.priority
+            thread.key, sending.tag, sending.to, self._worker.rank, sending.num_bytes, load, self._sent, sending, thread.priority
         )
 
-    def _sent(self, what: tuple[int, Sending]) -> None:
-        slot, sending = what
-        worker = self._thread.worker
-        if sending.to != worker.rank:
-            worker.bytes_sent += sending.num_bytes
+    def _sent(self, sending: Sending) -> None:
+        worker, slot = self._worker, sending.slot
+        counted = 0 if sending.to == worker.rank else sending.num_bytes
+        worker.bytes_sent += counted
         if worker.traced:
-            num_bytes = 0 if sending.to == worker.rank else sending.num_bytes
-            self._span("send", "comm", self._begun[slot], sending.bucket, num_bytes, sending.to)
+            self._span("send", "comm", self._begun[slot], sending.bucket, counted, sending.to)
         self._done[slot] = 1
         if slot == self._blocked:
-            self._go()
+            self.go()
 
-    def _received(self, what: tuple[int, Any], sender: int, load: tuple[Any, int, bool]) -> None:
-        slot, like = what
-        worker = self._thread.worker
-        check_arrived(worker.rank, like, True, sender, load)
-        self._found[slot] = load[1]
+    def _received(self, what: tuple[int, tuple[int, int, Tensor, int]], sender: int, load: tuple[Tensor, int, bool]) -> None:
+        slot, (_, _, like, number) = what
+        worker = self._worker
+        if load[0] is not self._agreed[0] or like is not self._agreed[1]:
+            check_arrived(worker.rank, like, True, sender, load)
+            self._agreed = (load[0], like)
+        self._found[number] = load[1]
         if worker.traced:
             num_bytes = 0 if sender == worker.rank else like.numel() * like.element_size()
             self._span("recv", "comm", self._begun[slot], -1, num_bytes, sender)
         self._done[slot] = 1
         if slot == self._blocked:
-            self._go()
+            self.go()
 
     def _span(self, kind: str, lane: str, begin: float, bucket: int = -1, num_bytes: int = 0, peer: int = -1) -> None:
-        self._thread.worker.recorder.span(kind, lane, begin, self._fabric.clock.now_s, self.step, bucket, num_bytes, peer)
+        self._worker.recorder.span(kind, lane, begin, self._fabric.clock.now_s, self.step, bucket, num_bytes, peer)
+
+
+def play_visit(thread: SimThread, visit: Visit) -> Any:
+    """In place of what it asks."""
+    visit.begin(thread)
+    visit.go()
+    return PENDING
 
 
 @final
-class Reply(ops.Request):
-    """A server's answer; as a request. Its own answer is the packed parameters, and the ticket of their sending."""
+class Reply(tuple[Sending, int, int], ops.Request):
+    """A server's answer: what is sent, to whom, its stamp. As a request; its own answer is the packed parameters, and the ticket of
+    their sending."""
 
-    __slots__ = ("_begin_s", "_sending", "_stamp", "_thread", "_ticket", "_to")
-
-    def __init__(self, sending: Sending, to: int, stamp: int) -> None:
-        self._sending, self._to, self._stamp = sending, to, stamp
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"Send(to={self._to}, tag={self._sending.tag}, stamp={self._stamp})"
-
-    def play(self, thread: SimThread) -> Any:
-        """Send it in the background."""
-        sending, worker, fabric = self._sending, thread.worker, thread.simulation.fabric
-        packed = worker.replica.pack_parameters(sending.bucket, master=True)
-        thread.num_started += 1
-        self._thread, self._begin_s = thread, fabric.clock.now_s
-        self._ticket = ticket = Ticket(thread.num_started, self)
-        ticket.runtime = []
-        load = (sending.flat, self._stamp, True)
-        fabric.send(thread.key, sending.tag, self._to, worker.rank, sending.num_bytes, load, _replied, self, thread.priority)
-        return packed, ticket
+        return f"Send(to={self[1]}, tag={self[0].tag}, stamp={self[2]})"
 
 
-def _replied(reply: Reply) -> None:
+def play_reply(thread: SimThread, reply: Reply) -> tuple[Gradient, Ticket]:
+    """Send it in the background."""
+    sending, to, stamp = reply
+    worker, fabric = thread.worker, thread.simulation.fabric
+    thread.num_started += 1
+    ticket = Ticket(thread.num_started, reply, [])
+    load = (sending.flat, stamp, True)
+    what = (worker, ticket, fabric.clock, fabric.clock.now_s)
+    fabric.send(thread.key, sending.tag, to, worker.rank, sending.num_bytes, load, _replied, what, thread.priority)
+    return worker.replica.pack_parameters(sending.bucket, master=True), ticket
+
+
+def _replied(what: tuple[SimWorker, Ticket, Clock, float]) -> None:
     """It has arrived."""
-    thread, ticket = reply._thread, reply._ticket
-    worker = thread.worker
-    counted = 0 if reply._to == worker.rank else reply._sending.num_bytes
+    worker, ticket, clock, begin_s = what
+    sending, to, _ = ticket.request
+    counted = 0 if to == worker.rank else sending.num_bytes
     worker.bytes_sent += counted
     if worker.traced:
-        now_s = thread.simulation.clock.now_s
-        worker.recorder.span("send", "comm", reply._begin_s, now_s, worker.step, -1, counted, reply._to)
+        worker.recorder.span("send", "comm", begin_s, clock.now_s, worker.step, -1, counted, to)
     ticket.done = True
     for action in ticket.runtime:
         action()
