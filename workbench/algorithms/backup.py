@@ -7,7 +7,8 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
-from workbench.algorithms.servers import DROPPED, FINAL, LATE, Caller, Desk, ServerMethod, add, body_of, check_positive, ended, fresh
+from workbench.algorithms.servers import ServerMethod, add, body_of, check_positive, ended, fresh
+from workbench.algorithms.visits import DROPPED, FINAL, LATE, Caller, Desk
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny

@@ -8,7 +8,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, body_of, check_positive, take_steps
+from workbench.algorithms.servers import ServerMethod, body_of, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, add, body_of, check_positive, take_steps
+from workbench.algorithms.servers import ServerMethod, add, body_of, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Local, Program

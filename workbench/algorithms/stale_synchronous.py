@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, check_positive, take_steps
+from workbench.algorithms.servers import ServerMethod, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, final
 
 from workbench import ops
@@ -28,11 +29,11 @@ class Mark(int):
 
 @final
 class Sending:
-    """A stamped message: to whom, its tag, bytes, bucket (-1 or None: none), content, which of the stamps it carries, its slot."""
+    """A stamped message: to whom, its tag, bytes, bucket, content, which of the stamps it carries, its slot."""
 
     __slots__ = ("bucket", "flat", "num_bytes", "position", "slot", "tag", "to")
 
-    def __init__(self, request: ops.Send, bucket: int | None, position: int = 0, slot: int = 0) -> None:
+    def __init__(self, request: ops.Send, bucket: int, position: int = 0, slot: int = 0) -> None:
         self.to, self.tag, self.position, self.bucket, self.slot = request.to, request.tag, position, bucket, slot
         self.flat = flat_of(request.value)
         self.num_bytes = size_of(request.value) + STAMP_BYTES
@@ -107,7 +108,7 @@ class _Rehearsal:
                 add((WAIT, slot, None))
                 self.arrived.append(mark)
                 return Message(source, like, mark)
-            case ops.Wait(ticket):
+            case ops.Wait(ticket) if any(known is ticket for known, _ in self.tickets):
                 add((WAIT, next(slot for known, slot in self.tickets if known is ticket), None))
             case ops.Local("sum", num_bytes, _):
                 add((WORK, -1, ("sum", num_bytes)))
@@ -132,8 +133,8 @@ def rehearse_exchange(program: Exchange, of: tuple[int, ...], shapes: Shapes) ->
         work.close()
         return None
     except StopIteration as stop:
-        rehearsal.tape.num_found = len(stop.value)
-        same = all(stamp is mark for stamp, mark in zip(stop.value, rehearsal.arrived, strict=True))
+        found = rehearsal.tape.num_found = len(rehearsal.arrived)
+        same = len(stop.value) == found and all(map(operator.is_, stop.value, rehearsal.arrived))
         return rehearsal.tape if same else None
 
 
@@ -143,13 +144,12 @@ def rehearse_answer(program: Answer, shapes: Shapes) -> Sending | None:
     work = program(to, stamp)
     if isinstance(work, ops.Request):
         return None
-    try:
-        pack = next(work)
-        assert isinstance(pack, ops.PackParameters)
-    except (AssertionError, StopIteration):
+    pack = next(work, None)
+    if not isinstance(pack, ops.PackParameters) or pack.bucket is None or not pack.master:
+        work.close()
         return None
     packed = shapes.pack_parameters(pack.bucket, master=True)
-    start = work.send(packed) if pack.master else None
+    start = work.send(packed)
     send = start.work if isinstance(start, ops.Start) else None
     if not isinstance(send, ops.Send) or send.to is not to or send.stamp is not stamp or send.value is not packed.flat:
         work.close()

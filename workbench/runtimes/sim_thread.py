@@ -112,9 +112,6 @@ class SimThread:
     def _pack(self, request: ops.PackParameters) -> Any:
         return self.worker.replica.pack_parameters(request.bucket, master=request.master)
 
-    def _unpack(self, request: ops.UnpackParameters) -> Any:
-        return self.worker.replica.unpack_parameters(request.value)
-
     def _now(self, request: ops.Now) -> Any:
         return self.script.now() if self.script else self.simulation.clock.now_s
 
@@ -292,7 +289,7 @@ _ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
     ops.ReadParameters: SimThread._read,
     ops.Recv: receive_here,
     ops.Start: SimThread.start,
-    ops.UnpackParameters: SimThread._unpack,
+    ops.UnpackParameters: lambda thread, request: thread.worker.replica.unpack_parameters(request.value),
     ops.Wait: SimThread._wait,
     ops.WaitAny: SimThread._wait_any,
     ops.WriteParameters: SimThread._write,

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from workbench.gradients import Gradient
     from workbench.runtimes.sim_thread import SimThread
-    from workbench.runtimes.sim_worker import Shapes, SimWorker
-    from workbench.runtimes.virtual import Clock
+    from workbench.runtimes.sim_worker import Shapes
 
 
 @final
@@ -84,6 +83,7 @@ class Visit(ops.Request):
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._thread: Any = None  # that plays it
+        self._blocked, self._since_s = -1, 0.0  # the slot that it waits for, and since when
         self._agreed: Any = (None, None)  # what arrived last, and what it was asked for as
         self.step, self.stamps = 0, list[int]()
 
@@ -146,7 +146,7 @@ class Visit(ops.Request):
         """Sum so many bytes; whether that takes time."""
         thread, clock = self._thread, self._fabric.clock
         kind, num_bytes = of
-        seconds = thread.simulation.network.local_s(kind, num_bytes)
+        seconds: float = thread.simulation.network.local_s(kind, num_bytes)
         if thread.worker.traced:
             thread.worker.recorder.span(kind, "comm", clock.now_s, clock.now_s + seconds, self.step, -1, num_bytes)
         if seconds > 0:
@@ -157,9 +157,7 @@ class Visit(ops.Request):
         thread, fabric = self._thread, self._fabric
         self._begun[sending.slot] = fabric.clock.now_s
         load = (sending.flat, self.stamps[sending.position], True)
-        fabric.send(
-            thread.key, sending.tag, sending.to, self._worker.rank, sending.num_bytes, load, self._sent, sending, thread.priority
-        )
+        fabric.send(thread.key, sending.tag, sending.to, self._worker.rank, sending.num_bytes, load, self._sent, sending, thread.priority)
 
     def _sent(self, sending: Sending) -> None:
         worker, slot = self._worker, sending.slot
@@ -214,19 +212,19 @@ def play_reply(thread: SimThread, reply: Reply) -> tuple[Gradient, Ticket]:
     thread.num_started += 1
     ticket = Ticket(thread.num_started, reply, [])
     load = (sending.flat, stamp, True)
-    what = (worker, ticket, fabric.clock, fabric.clock.now_s)
+    what = (thread, reply, ticket, fabric.clock.now_s)
     fabric.send(thread.key, sending.tag, to, worker.rank, sending.num_bytes, load, _replied, what, thread.priority)
     return worker.replica.pack_parameters(sending.bucket, master=True), ticket
 
 
-def _replied(what: tuple[SimWorker, Ticket, Clock, float]) -> None:
+def _replied(what: tuple[SimThread, Reply, Ticket, float]) -> None:
     """It has arrived."""
-    worker, ticket, clock, begin_s = what
-    sending, to, _ = ticket.request
+    thread, (sending, to, _), ticket, begin_s = what
+    worker = thread.worker
     counted = 0 if to == worker.rank else sending.num_bytes
     worker.bytes_sent += counted
     if worker.traced:
-        worker.recorder.span("send", "comm", begin_s, clock.now_s, worker.step, -1, counted, to)
+        worker.recorder.span("send", "comm", begin_s, thread.simulation.clock.now_s, worker.step, -1, counted, to)
     ticket.done = True
     for action in ticket.runtime:
         action()
