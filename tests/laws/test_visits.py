@@ -144,10 +144,8 @@ def test_an_answer_that_is_no_answer_is_asked_for() -> None:
 def test_who_waits_for_ever_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that hears nobody: what its workers wait for is said as it would be of what they ask themselves."""
     monkeypatch.setattr(AsyncSGD, "serve", _deaf)
-    how = Settings(steps=2, batch_size=3)
     with pytest.raises(Stalled, match=r"rank 1: Recv\(source=2, tag=500, stamped=True\)"):
-        compute, problem = Compute(forward_s=0.1, backward_s=0.1), tiny.problem(test=None)
-        Simulation(AsyncSGD(dedicated=True), problem, how, 3, network=NETWORKS[0], compute=compute, timing_only=True).run()
+        run_of(AsyncSGD(dedicated=True), 3, 2, NETWORKS[0], Compute(forward_s=0.1, backward_s=0.1), True, 0)
 
 
 def _deaf(self: AsyncSGD, ctx: Context, shard: int) -> Program:
