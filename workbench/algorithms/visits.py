@@ -79,9 +79,10 @@ class Caller:
             shard -> flags of its reply.
         """
         shards, replies = tuple(versions), dict.fromkeys(versions, 0)
+        # `stamp_of` and `split` written out: a simulation comes here for every message
         work = self._exchange(shards, step, [version * 4 + flags for version in versions.values()])
         found = (yield work) if isinstance(work, Request) else (yield from work)
-        for shard, stamp in zip(shards, found):  # noqa: B905 - a stamp for each, and this runs for every message
+        for shard, stamp in zip(shards, found):  # noqa: B905 - a stamp for each
             versions[shard], replies[shard] = divmod(stamp, 4)
         return replies
 
