@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any, final
 
 from workbench.costs import AnyNetwork, Route
+from workbench.runtimes.boxes import Asked, Offer, Open, every, put, take
 from workbench.runtimes.fair import FairLinks
 
 
@@ -39,13 +40,6 @@ class Clock:
             self.now_s, _, action, argument = pop(events)
             action(argument)
 
-
-Offer = tuple[int, int, Any, Callable[[Any], None], Any, int, int]
-"""A message that can be sent: sender, bytes, value, what to call with which argument when it has arrived, number, priority. A plain tuple,
-as `Asked` is: they are made a hundred thousand times a second."""
-
-Asked = tuple[Callable[[Any, int, Any], None], Any]
-"""A receive: what to call with which argument, and the sender and the value, when its message has arrived."""
 
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
 
@@ -76,7 +70,7 @@ class Fabric:
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
-        self._open: dict[Any, _Open] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
+        self._open: dict[Any, Open] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
 
     # -- collectives -------------------------------------------------------------------------------------------
 
@@ -126,17 +120,17 @@ class Fabric:
             box = (key, tag, sender, to)
             asked = self._asked.pop(box, None)
             if asked is None:
-                _put(self._offers, box, offer)
+                put(self._offers, box, offer)
                 return
             if asked.__class__ is deque:
                 self._asked[box] = asked
-                asked = _take(self._asked, box)
+                asked = take(self._asked, box)
         else:
             asked = there.ask(sender) if there.asked else None
             if asked is None:
                 there.offers.append(offer)
                 return
-        if priority == 0:
+        if priority == 0 and self._fair is None:
             self._transfer(offer, asked, to)
         else:
             self._meet(offer, asked, to)
@@ -153,23 +147,23 @@ class Fabric:
                 return
         else:
             box = (key, tag, source, to)
-            offer = _take(self._offers, box) if box in self._offers else None
+            offer = take(self._offers, box) if box in self._offers else None
             if offer is None:
-                _put(self._asked, box, (received, argument))
+                put(self._asked, box, (received, argument))
                 return
-        if offer[6] == 0:
+        if offer[6] == 0 and self._fair is None:
             self._transfer(offer, (received, argument), to)
         else:
             self._meet(offer, (received, argument), to)
 
-    def _opened(self, key: Any, tag: int, to: int) -> _Open:
+    def _opened(self, key: Any, tag: int, to: int) -> Open:
         """From now on anybody's offer may be asked for: those that wait already, the oldest first."""
-        there, target = _Open(), (key, tag, to)
+        there, target = Open(), (key, tag, to)
         for box in [box for box in self._offers if (box[0], box[1], box[3]) == target]:
-            there.offers.extend(_all(self._offers.pop(box)))
+            there.offers.extend(every(self._offers.pop(box)))
         there.offers = deque(sorted(there.offers, key=itemgetter(5)))
         for box in [box for box in self._asked if (box[0], box[1], box[3]) == target]:
-            there.asked.extend((box[2], asked) for asked in _all(self._asked.pop(box)))
+            there.asked.extend((box[2], asked) for asked in every(self._asked.pop(box)))
         self._open[target] = there
         self._open_tags.add(tag)
         return there
@@ -244,60 +238,3 @@ def _arrive(meeting: tuple[Offer, Asked]) -> None:
     offer, asked = meeting
     asked[0](asked[1], offer[0], offer[2])
     offer[3](offer[4])
-
-
-@final
-class _Open:
-    """What waits where a receive from any rank was asked for: offers and receives, the oldest first."""
-
-    __slots__ = ("asked", "offers")
-
-    def __init__(self) -> None:
-        self.offers: deque[Offer] = deque()
-        self.asked: list[tuple[int, Asked]] = []  # from whom (-1: any), what
-
-    def take(self, source: int) -> Offer | None:
-        """The oldest offer of a rank (-1: of any)."""
-        if source < 0:
-            return self.offers.popleft()
-        for position, offer in enumerate(self.offers):
-            if offer[0] == source:
-                del self.offers[position]
-                return offer
-        return None
-
-    def ask(self, sender: int) -> Asked | None:
-        """The oldest receive for a rank's offer: of those from that rank, or else of those from any."""
-        for wanted in (sender, -1):
-            for position, (source, asked) in enumerate(self.asked):
-                if source == wanted:
-                    del self.asked[position]
-                    return asked
-        return None
-
-
-# A box of waiting offers or receives: the one that there is, nearly always, or a queue of them.
-
-
-def _put(boxes: dict[Any, Any], box: Any, item: Any) -> None:
-    there = boxes.setdefault(box, item)
-    if there is item:
-        return
-    if there.__class__ is deque:
-        there.append(item)
-    else:
-        boxes[box] = deque((there, item))
-
-
-def _take(boxes: dict[Any, Any], box: Any) -> Any:
-    """The oldest; None where there is none."""
-    there = boxes.pop(box, None)
-    if there.__class__ is deque:
-        first = there.popleft()
-        boxes[box] = there if len(there) > 1 else there[0]
-        return first
-    return there
-
-
-def _all(box: Any) -> Any:
-    return box if box.__class__ is deque else (box,)
