@@ -18,6 +18,7 @@ from workbench.errors import ConfigError, RunNotFound
 from workbench.trace.recorder import metrics_name
 
 FORMAT = 1
+SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # tells a process which cell of which sweep its runs are, as one JSON object
 
 
 @final
@@ -70,6 +71,9 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     except OSError as error:
         raise ConfigError(f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS") from error
+    cell = json.loads(os.environ.get(SWEEP_VARIABLE) or "{}")
+    note = cell.pop("runs_file", None)  # where whoever runs the cell looks for the names of its runs
+    info = {**info, "sweep": cell} if cell else info
     now = datetime.now(UTC)
     words = (info.get("method", {}).get("name", "run"), info.get("problem", {}).get("name", ""))
     stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
@@ -87,6 +91,9 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
                 draft.rmdir()
                 raise
             continue
+        if note:
+            with open(note, "a") as names:
+                names.write(f"{folder.name}\n")
         return folder
 
 
