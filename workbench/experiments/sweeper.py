@@ -24,10 +24,9 @@ from workbench.experiments.ending import terminated_as_exit
 from workbench.experiments.grid import Cell, Grid, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, cells_folder, notebook_of, state_of, states
 from workbench.experiments.warm import WarmProcess, WarmServer
-from workbench.trace.store import SWEEP_VARIABLE, read_info, runs_root, update_run
+from workbench.trace.store import OVER, SWEEP_VARIABLE, read_info, runs_root, update_run
 
 POLL_S, BEAT_S, LOOK_S = 0.1, 10.0, 2.0
-OVER = ("finished", "failed", "stopped")  # states of a run that no process is at
 
 
 @final

@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.errors import ConfigError, RunNotFound
+from workbench.trace.index import Index
+from workbench.trace.index import state_of as file_state
 from workbench.trace.recorder import metrics_name
 
 FORMAT = 1
+INDEX_NAME = ".index.jsonl"
+OVER = ("finished", "failed", "stopped")  # what a run says that no process is at any more
 SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # tells a process which cell of which sweep its runs are, as one JSON object
 
 
@@ -139,16 +143,31 @@ def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def list_runs(root: Path | None = None) -> RunListing:
-    """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`."""
+    """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`.
+
+    What was read is kept in `.index.jsonl`, a cache that may be removed at any time (see `index`).
+    """
     root = Path(root) if root is not None else runs_root()
+    names = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith(".")) if root.is_dir() else []
+    index = Index(root / INDEX_NAME)
     runs, damaged = [], []
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if folder.name.startswith(".") or not any((folder / name).exists() for name in ("run.json", metrics_name(0))):
+    for name in names:
+        folder = root / name
+        state = file_state(folder / "run.json")
+        if state is None and not (folder / metrics_name(0)).exists():
             continue  # something else than a run
+        info = index.get(name, [state]) if state else None
         try:
-            runs.append(StoredRun(folder, read_info(folder)))
+            if not isinstance(info, dict):
+                info = read_info(folder)
+                if state and info.get("status") in OVER:
+                    index.put(name, [state], info)
+            runs.append(StoredRun(folder, info))
         except RunNotFound as error:
             damaged.append(str(error))
+    if index.damaged:
+        damaged.append(f"{index.damaged} lines of {root / INDEX_NAME}, a cache, which is made anew")
+    index.save(run.folder.name for run in runs)
     return RunListing(tuple(runs), tuple(damaged))
 
 
@@ -162,9 +181,10 @@ def find_run(name: str | Path, root: Path | None = None) -> Path:
     if isinstance(name, Path) or os.sep in name:
         read_info(Path(name))
         return Path(name)
-    runs = {run.folder.name: run.folder for run in list_runs(root)}
-    if name in ("last", "latest") and runs:
-        return max(runs.values(), key=lambda folder: read_info(folder).get("created", ""))
+    listing = list_runs(root)
+    if name in ("last", "latest") and len(listing):
+        return max(listing, key=lambda run: str(run.info.get("created", ""))).folder
+    runs = {run.folder.name: run.folder for run in listing}
     if name in runs:
         return runs[name]
     matches = [run for run in runs if name and run.startswith(name)] or [run for run in runs if name and name in run]
