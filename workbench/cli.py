@@ -14,6 +14,7 @@ from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.notebook_command import add_demo_options, add_notebook_options, add_reproduce_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.runs_command import add_runs_options
 from workbench.sweep_command import add_sweep_options
 from workbench.train_command import add_train_options
 
@@ -48,9 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))
     add_recommend_options(commands.add_parser("recommend", help="which method, width, bucket size, codec and b to use, and why"))
 
-    runs = commands.add_parser("runs", help="list the runs of the store")
-    runs.add_argument("--json", action="store_true", help="one JSON object a line")
-    runs.set_defaults(command=_runs)
+    add_runs_options(commands.add_parser("runs", help="list the runs of the store, export or remove some"))
 
     show = commands.add_parser("show", help="the numbers of runs, side by side")
     show.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`")
@@ -75,22 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     problems = commands.add_parser("problems", help="list the problems")
     problems.set_defaults(command=_problems)
     return parser
-
-
-def _runs(options: argparse.Namespace) -> int:
-    from workbench.trace.store import list_runs, runs_root
-
-    listing = list_runs()
-    for stored in listing:
-        if options.json:
-            print(json.dumps(stored.info))
-        else:
-            print(f"{stored.status:9} {stored.info.get('runtime', ''):10} {stored.info.get('num_workers', ''):>4}  {stored.id}")
-    for reason in listing.damaged:
-        print(f"skipped: {reason}", file=sys.stderr)
-    if not len(listing):
-        print(f"no runs in {runs_root()}", file=sys.stderr)
-    return 0
 
 
 def _show(options: argparse.Namespace) -> int:

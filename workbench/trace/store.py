@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -169,6 +170,22 @@ def list_runs(root: Path | None = None) -> RunListing:
         damaged.append(f"{index.damaged} lines of {root / INDEX_NAME}, a cache, which is made anew")
     index.save(run.folder.name for run in runs)
     return RunListing(tuple(runs), tuple(damaged))
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run for good. It leaves the store at once, also where its files take a while.
+
+    Raises:
+        RunNotFound: the folder holds no run, or cannot be removed.
+    """
+    if not (folder / "run.json").exists() and not (folder / metrics_name(0)).exists():
+        raise RunNotFound(f"{folder} is no run's folder: it is left as it is")
+    gone = folder.with_name(f".removed-{folder.name}-{secrets.token_hex(2)}")
+    try:
+        folder.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise RunNotFound(f"{folder} cannot be removed ({error.strerror or error}): its owner can, by hand") from error
 
 
 def find_run(name: str | Path, root: Path | None = None) -> Path:
