@@ -12,6 +12,7 @@ from shutil import get_terminal_size
 
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.kernels_command import add_kernels_options
 from workbench.notebook_command import add_demo_options, add_notebook_options, add_reproduce_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
 from workbench.runs_command import add_runs_options
@@ -64,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     add_notebook_options(commands.add_parser("notebook", help="execute a notebook, or list those that come with the package"))
     add_reproduce_options(commands.add_parser("reproduce", help="execute the notebooks about a paper"))
     add_demo_options(commands.add_parser("demo", help="execute the tour: three methods on four MPI engines; prints its table"))
+
+    add_kernels_options(commands.add_parser("kernels", help="the Jupyter kernels of the package: list them, install them"))
 
     for what in ("methods", "collectives", "codecs"):
         listing = commands.add_parser(what, help=f"list the {what}, or tell all of one")
