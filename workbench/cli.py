@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 
+from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kernels_command import add_kernels_options
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         listing.add_argument("--markdown", action="store_true", help="the table as Markdown")
         listing.add_argument("--json", action="store_true", help="one JSON array; of one, an object")
         listing.set_defaults(command=_catalogue, what=what)
+    add_doctor_options(commands.add_parser("doctor", help="what works on this machine, by trying; and what mends the rest"))
     problems = commands.add_parser("problems", help="list the problems")
     problems.set_defaults(command=_problems)
     return parser

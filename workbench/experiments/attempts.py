@@ -122,7 +122,7 @@ def is_alive(attempt: Attempt) -> bool:
     record = attempt.record
     if record.get("host") == socket.gethostname():
         try:
-            return abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0
+            return bool(abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0)
         except (psutil.Error, KeyError, TypeError):
             return False
     return _age_s(attempt.path) < SILENT_S

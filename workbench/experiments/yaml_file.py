@@ -11,7 +11,7 @@ import yaml
 from workbench.errors import ConfigError
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML ships no types
     """YAML 1.1 as PyYAML reads it, but for numbers such as 1e-3, which it takes for words, and keys given twice, of which it takes one."""
 
 
@@ -22,7 +22,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             raise yaml.constructor.ConstructorError(None, None, f"{key_node.value!r} is given twice", key_node.start_mark)
         seen.add(key_node.value if isinstance(key_node, yaml.ScalarNode) else id(key_node))
     loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
+    found: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return found
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -15,7 +15,7 @@ from workbench.plots.html import PLOTLY, figure_division
 
 
 @final
-class DrawFigures(Preprocessor):  # type: ignore[misc] # nbconvert ships no types
+class DrawFigures(Preprocessor):
     """Gives each Plotly figure that has no HTML of its own one, and Plotly's program to the first of them: no network is needed."""
 
     def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
