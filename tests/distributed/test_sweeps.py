@@ -77,6 +77,23 @@ def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path: Path) -> None:
+    """They are children of a server, not of the sweeper; what they were doing is done by the next."""
+    long = {"problem": "digits-mlp", "runtime": "simulated", "method": "dear", "steps": 10**6}
+    process = subprocess.Popen([*COMMAND, write(tmp_path, {"base": long})], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list((runs / "sweeps" / "grid").glob("*.runs")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.communicate(timeout=60)
+    found = sweep({"name": "grid", "base": long, "timeout_s": 4})
+    assert [(item.state, item.attempt.number) for item in found.cells if item.attempt] == [("failed", 1)]
+    assert "not ended after 4 s" in found.failed[0].error
+    assert {run.status for run in list_runs()} == {"failed"}
+
+
+@pytest.mark.timeout(200)
 def test_two_sweepers_share_the_cells(runs: Path, tmp_path: Path) -> None:
     grid = write(tmp_path, {"base": {**QUICK, "method": "dear"}, "axes": {"seed": list(range(8))}})
     both = [subprocess.Popen([*COMMAND, grid, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]

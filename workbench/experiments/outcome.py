@@ -89,6 +89,7 @@ def states(grid: Grid, root: Path | None = None) -> tuple[CellState, ...]:
 
 
 def state_of(cell: Cell, attempt: Attempt | None, store: Path) -> CellState:
+    """What its newest attempt makes of a cell."""
     if attempt is None:
         return CellState(cell, "open")
     state: State = attempt.state
