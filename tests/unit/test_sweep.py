@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from workbench.errors import ConfigError
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.outcome import CellState, SweepResult
+from workbench.experiments.warm import WarmServer
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}
 
@@ -128,6 +131,25 @@ def test_a_damaged_file_is_told_with_its_place(text: str, words: str, tmp_path: 
 def test_anchors_and_merges_work(tmp_path: Path) -> None:
     grid = grid_of("base: &b {method: dear, seed: 1}\ninclude:\n- {<<: *b, seed: 2}\n", tmp_path)
     assert grid.cells[0].values == {"method": "dear", "seed": 2}
+
+
+def test_a_date_is_refused_as_no_value(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in quotes"):
+        grid_of("base: {method: dear, option: {day: 2026-11-21}}\n", tmp_path)
+
+
+def test_children_that_end_together_are_both_heard_of() -> None:
+    first, rest = r'{"number": 1, "status": 0}\n{"number": 2, "status": 3}\n{"num', r'ber": 3, "status": 4}\n'
+    told = f"printf '{first}'; read line; read line; printf '{rest}'; cat > /dev/null"
+    server = WarmServer(dict(os.environ), ["sh", "-c", told])
+    try:
+        processes = [server.start([], {}, "") for _ in range(3)]
+        deadline = time.monotonic() + 30
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [process.poll() for process in processes] == [0, 3, 4]
+    finally:
+        server.close()
 
 
 def test_a_grid_of_a_notebook_has_its_parameters_as_axes() -> None:

@@ -60,10 +60,10 @@ class Attempt:
             return ()
 
 
-def read_attempts(folder: Path) -> dict[str, Attempt]:
-    """key -> its newest attempt."""
+def read_attempts(folder: Path, key: str = "*") -> dict[str, Attempt]:
+    """key -> its newest attempt, of all cells or of one."""
     newest: dict[str, tuple[int, Path]] = {}
-    for path in folder.glob("*.json"):
+    for path in folder.glob(f"{key}-*.json"):
         match = NAME.fullmatch(path.name)
         if match and int(match[2]) >= newest.get(match[1], (-1, path))[0]:
             newest[match[1]] = (int(match[2]), path)

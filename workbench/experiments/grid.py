@@ -148,7 +148,10 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
             raise ConfigError(f"{where}: exclude: entry {number}, {rule}, matches no cell: mend it or take it away")
         found = left
     found += [_merged(base, reader.options(extra)) for extra in _list(content, "include", where)]
-    distinct = {json.dumps(values, sort_keys=True): values for values in found}
+    try:
+        distinct = {json.dumps(values, sort_keys=True): values for values in found}
+    except TypeError as error:  # a date
+        raise ConfigError(f"{where}: {error}: write such a value in quotes") from None
     if not distinct:
         raise ConfigError(f"{where}: no cell is left: give axes with values, or include")
     every = list(distinct.values())

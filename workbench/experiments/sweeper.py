@@ -157,7 +157,7 @@ class _Sweeper:
 
     def _start(self, cell: Cell) -> bool:
         """Claim a cell and start its process; False if another process has it."""
-        before = read_attempts(self._folder).get(cell.key)  # somebody may have been quicker
+        before = read_attempts(self._folder, cell.key).get(cell.key)  # somebody may have been quicker
         now = state_of(cell, before, self._store)
         known = self._states[cell.key].attempt
         if now.state in ("running", "finished") or (now.state == "failed" and before != known):

@@ -17,48 +17,55 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, final
 
 FIRST = ("torch", "sklearn.datasets", "workbench.train_command", "workbench.runtimes.simulate", "workbench.costs", "workbench.analysis")
 POLL_S = 0.02
+COMMAND = (sys.executable, "-c", "from workbench.experiments.warm import main; main()")
 
 
 @final
 class WarmServer:
     """The sweep's end of the server, which is started at once; `env` is the whole environment of it."""
 
-    def __init__(self, env: dict[str, str]) -> None:
-        command = [sys.executable, "-c", "from workbench.experiments.warm import main; main()"]
+    def __init__(self, env: dict[str, str], command: Sequence[str] = COMMAND) -> None:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True, bufsize=1, start_new_session=True)
+        self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
         self._ended: dict[int, int] = {}
+        self._rest = b""
         self._count = 0
 
     def start(self, arguments: list[str], env: dict[str, str], log: str) -> WarmProcess:
         """Run `workbench train ARGUMENTS` in a child; what it says goes to `log`."""
         self._count += 1
-        assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # a server that is gone is told by `status`
-            self._process.stdin.write(json.dumps({"number": self._count, "arguments": arguments, "env": env, "log": log}) + "\n")
+        self._send({"number": self._count, "arguments": arguments, "env": env, "log": log})
         return WarmProcess(self, self._count)
+
+    def _send(self, words: dict[str, Any]) -> None:
+        assert self._process.stdin
+        rest = (json.dumps(words) + "\n").encode()
+        with contextlib.suppress(BrokenPipeError):  # a server that is gone is told by `status`
+            while rest:
+                rest = rest[self._process.stdin.write(rest) :]
 
     def status(self, number: int) -> int | None:
         """A child's exit status; None while it runs; that of the server if it is gone."""
         assert self._process.stdout
         while select.select([self._process.stdout], [], [], 0)[0]:
-            line = self._process.stdout.readline()
-            if not line:
+            read = os.read(self._process.stdout.fileno(), 1 << 16)  # unbuffered: what a buffer holds, `select` does not see
+            if not read:
                 break
-            told = json.loads(line)
-            self._ended[told["number"]] = told["status"]
+            *lines, self._rest = (self._rest + read).split(b"\n")
+            for line in lines:
+                told = json.loads(line)
+                self._ended[told["number"]] = told["status"]
         return self._ended.get(number, self._process.poll())
 
     def kill(self, number: int) -> None:
         """End a child."""
-        assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"number": number, "kill": True}) + "\n")
+        self._send({"number": number, "kill": True})
 
     def close(self) -> None:
         """End the server and its children."""
