@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
+from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
 from workbench.experiments.grid import Cell, read_grid
-from workbench.experiments.outcome import CellState, SweepResult
+from workbench.experiments.outcome import CellState, SweepResult, state_of
 from workbench.experiments.warm import WarmServer
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}
@@ -131,6 +133,32 @@ def test_a_damaged_file_is_told_with_its_place(text: str, words: str, tmp_path: 
 def test_anchors_and_merges_work(tmp_path: Path) -> None:
     grid = grid_of("base: &b {method: dear, seed: 1}\ninclude:\n- {<<: *b, seed: 2}\n", tmp_path)
     assert grid.cells[0].values == {"method": "dear", "seed": 2}
+
+
+def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: Path) -> None:
+    (cell,) = read_grid({"name": "test", "base": {"method": "dear"}}).cells
+    mine = claim(tmp_path, "test", cell, 0)
+    assert mine is not None
+    assert claim(tmp_path, "test", cell, 0) is None, "somebody else had it"
+    assert is_alive(mine)
+    dead = {**mine.record, "process_started": mine.record["process_started"] - 100.0}  # its number is another process's now
+    for record, seconds_ago, alive in (
+        (dead, 0, False),
+        ({**mine.record, "host": "elsewhere"}, 0, True),
+        ({**mine.record, "host": "elsewhere"}, 1000, False),
+        (None, 0, True),  # half written
+        (None, 1000, False),
+    ):
+        mine.path.write_text("{" if record is None else json.dumps(record))
+        os.utime(mine.path, (time.time() - seconds_ago,) * 2)
+        (found,) = read_attempts(tmp_path).values()
+        assert found.state == "running"
+        assert is_alive(found) == alive
+        assert state_of(cell, found, tmp_path).state == ("running" if alive else "open")
+    assert conclude(mine, "failed", error="why").path == mine.path
+    assert read_attempts(tmp_path, cell.key)[cell.key].record["error"] == "why"
+    later = claim(tmp_path, "test", cell, 1)
+    assert later is not None and read_attempts(tmp_path)[cell.key].number == 1, "the newest counts"
 
 
 def test_a_date_is_refused_as_no_value(tmp_path: Path) -> None:
