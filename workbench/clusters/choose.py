@@ -24,22 +24,22 @@ def choose_launcher(
         ConfigError: no such launcher, or not so many ranks.
         LaunchError: it cannot be had here.
     """
-    check_num_ranks(n, oversubscribe=oversubscribe, here=not isinstance(words, str) or not words.startswith(("ssh", "slurm")))
+    check_num_ranks(n, here=False)
     install = None
     if needs_mpi(words):
         install = mpi if isinstance(mpi, MPIInstall) else find_mpi(mpi, oversubscribe=oversubscribe)
     launcher = make_launcher(words, n, install)
-    launcher.check(n)
+    check_places(launcher, n, oversubscribe=oversubscribe)
     return launcher
 
 
-def check_places(launcher: Launcher, n: int) -> None:
+def check_places(launcher: Launcher, n: int, *, oversubscribe: bool = True) -> None:
     """Refuse a number of ranks that a launcher has no places for.
 
     Raises:
         ConfigError: says how to have more.
     """
-    check_num_ranks(n, here=launcher.is_here)
+    check_num_ranks(n, oversubscribe=oversubscribe, here=launcher.is_here)
     launcher.check(n)
 
 

@@ -98,6 +98,10 @@ class Engines:
         try:
             self._cluster = self._run(self._make(), deadline)
             self._run(self._cluster.start_controller(), deadline)
+            while (waits := self.launcher.waits(self._cluster.controller)) is not None and not self._ended.is_set():  # in a job in a queue
+                deadline = time.monotonic() + timeout_s
+                progress.ready(0, waits)
+                time.sleep(0.05)
             info = self._run(self._cluster.controller.get_connection_info(deadline - time.monotonic()), deadline)
             self._run(self.launcher.controller_is_up(info["engine"]), deadline)
             self._run(self._cluster.start_engines(self.num_ranks), deadline)
