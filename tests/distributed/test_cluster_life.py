@@ -142,11 +142,17 @@ def test_a_dead_rank_is_replaced_and_the_last_words_are_of_this_run(
 
     identity, old = cluster.id, [rank["pid"] for rank in cluster.ranks]
     cluster.client[1].apply_sync(says_natively, "words of long ago")
-    run = cluster.train(SynchronousSGD(), plane(slow_loss), steps=100_000)
+
+    def loud_loss(output: Any, target: Any) -> Any:
+        __import__("os").write(2, b"words of this run\n")
+        return slow_loss(output, target)
+
+    run = cluster.train(SynchronousSGD(), plane(loud_loss), steps=100_000)
     assert within(60, lambda: len(run.run.curve()[0]) > 1)
     psutil.Process(old[1]).kill()
     with pytest.raises(WorkbenchError, match="rank 1's process is gone") as caught:
         run.wait(60)
+    assert "[1] words of this run" in str(caught.value)
     assert "long ago" not in str(caught.value)
     assert within(10, lambda: cluster.state == "lost")
     assert cluster.status()[1]["state"] == "gone"

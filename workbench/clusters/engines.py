@@ -23,6 +23,7 @@ from workbench.clusters.launchers import Launcher
 from workbench.clusters.loop import LoopThread
 from workbench.clusters.options import new_cluster, options
 from workbench.clusters.progress import Progress
+from workbench.clusters.vitals import lines_since
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import LaunchError
 
@@ -59,7 +60,7 @@ class Engines:
         self._attached = False
         self.detached = False
         self.starting: threading.Thread | None = None  # that may be at work here
-        self._said = 0  # characters that the engines' starter had written before the present training
+        self._training = ""  # the present one, or the last
 
     # ------------------------------------------------------------ start
 
@@ -89,7 +90,7 @@ class Engines:
             self._end_processes(gently=False)
         for path in (self.folder / "security").glob("*"):
             path.unlink()  # engines that found the old controller's addresses would wait for it
-        self.launcher, self.num_ranks, self._attached, self._said = launcher, num_ranks, False, 0
+        self.launcher, self.num_ranks, self._attached, self._training = launcher, num_ranks, False, ""
         register.change_record(self.folder, num_ranks=num_ranks, title=launcher.title)
         self._bring_up(timeout_s, progress)
 
@@ -163,8 +164,7 @@ class Engines:
 
     def begin_training(self, folder: Path) -> None:
         """From here on, the last words are those of this training; the record names it."""
-        if self._cluster is not None:
-            self._said = len(self.launcher.last_words(self._cluster.engine_set))
+        self._training = folder.name
         register.change_record(self.folder, run=str(folder))
 
     def last_words(self) -> str:
@@ -174,11 +174,11 @@ class Engines:
         parts = []
         controller = self._cluster.controller
         told = {
-            "mpiexec" if self.launcher.is_mpi else "the ranks": self.launcher.last_words(self._cluster.engine_set)[self._said :],
-            "the controller": controller.get_output() if controller and not self._said else "",
+            "mpiexec" if self.launcher.is_mpi else "the ranks": self.launcher.last_words(self._cluster.engine_set),
+            "the controller": controller.get_output() if controller and not self._training else "",
         }
         for what, said in told.items():
-            lines = [line for line in said.splitlines() if line.strip()][-TAIL_LINES:]
+            lines = lines_since(said.splitlines(), self._training, of_ranks=not self.launcher.is_mpi)[-TAIL_LINES:]
             if lines:
                 parts.append(f"\nThe last lines of {what}:\n" + "\n".join(f"  {line}" for line in lines))
         return "".join(parts)

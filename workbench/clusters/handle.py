@@ -42,6 +42,7 @@ class RunHandle:
         self._lock = threading.Lock()
         self._follower = Follower(folder)
         self._views: list[Any] = []
+        self._last_words = ""  # of the engines, if a rank failed
         self.echo: Any = None  # shows what the ranks print
         for result in self._results:
             result.add_done_callback(self._one_came_back)
@@ -157,6 +158,8 @@ class RunHandle:
         except WorkbenchError:
             pass  # the folder was removed under us: nothing to put right
         finally:
+            if self._engines is not None and self._failed():
+                self._last_words = self._engines.last_words()
             self._engines = None
             self._over.set()
 
@@ -199,7 +202,7 @@ class RunHandle:
         while consequence(error) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
             rank, error = first_cause(self._failed())
-        return local_error(rank, error, engines.last_words() if engines else "")
+        return local_error(rank, error, engines.last_words() if engines else self._last_words)
 
     def __str__(self) -> str:
         run = self._follower.poll()

@@ -67,9 +67,11 @@ class ProcessLauncher(Launcher):
 
     def last_words(self, engine_set: Any) -> str:
         """Of all ranks, each line with its rank."""
+        if engine_set is None:
+            return ""
         lines = []
-        folder = Path(engine_set.profile_dir, "log") if engine_set is not None else Path()
-        for path in sorted(folder.glob("rank-*.log")):
-            rank = int(path.stem.partition("-")[2])
-            lines += [f"[{rank}] {line}" for line in path.read_text(errors="replace").splitlines()]
+        for rank in range(engine_set.n):
+            path = Path(engine_set.profile_dir, "log", f"rank-{rank:05d}.log")
+            said = path.read_text(errors="replace") if path.is_file() else engine_set.outputs.get(str(rank)) or ""  # of one that has ended
+            lines += [f"[{rank}] {line}" for line in said.splitlines()]
         return "\n".join(lines)

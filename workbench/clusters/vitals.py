@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ from typing import Any, TextIO, final
 import psutil
 
 BEAT_S = 1.0
+ROUTINE = "Handling apply_request"  # an engine says so of everything that it is asked
+RANK = re.compile(r"\[\d+\] ")
 
 
 def output_name(rank: int) -> str:
@@ -34,6 +37,32 @@ def beat_name(rank: int) -> str:
 def end_name(rank: int) -> str:
     """File of a rank's end: what it returned, or the error it left with."""
     return f"ended-{rank:05d}.json"
+
+
+def first_line(training: str) -> str:
+    """What a rank writes into the engines' log when it begins to train."""
+    return f"training {training} begins"
+
+
+def lines_since(lines: list[str], training: str, *, of_ranks: bool) -> list[str]:
+    """What is worth reading of the engines' log since that training began; "" is since their start.
+
+    >>> lines_since(["[0] old", "[0] training a begins", "[0] new", "[1] old", "[1] training a begins"], "a", of_ranks=True)
+    ['[0] new']
+
+    Args:
+        of_ranks: whether it is one log after the other, each line with its rank.
+    """
+    begun: set[str] = set()
+    kept = []
+    for line in lines:
+        found = RANK.match(line) if of_ranks else None
+        whose = found[0] if found else ""
+        if training and line.endswith(first_line(training)):
+            begun.add(whose)
+        elif (whose in begun or not training) and line.removeprefix(whose).strip() and ROUTINE not in line:
+            kept.append(line)
+    return kept
 
 
 def memory_bytes() -> int:
@@ -67,6 +96,8 @@ class Watch:
         self._output = (self._folder / output_name(self._rank)).open("a", buffering=1, errors="replace")
         self._streams = (sys.stdout, sys.stderr)
         sys.stdout = sys.stderr = self._output
+        with contextlib.suppress(OSError):
+            os.write(2, f"{first_line(self._folder.name)}\n".encode())
         self._beat()
         threading.Thread(target=self._go_on, name="workbench-beat", daemon=True).start()
         return self
