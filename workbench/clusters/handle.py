@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.clusters.engines import Engines
-from workbench.clusters.failures import first_cause, local_error
+from workbench.clusters.failures import consequence, first_cause, local_error
 from workbench.errors import WorkbenchError
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
@@ -42,6 +42,8 @@ class RunHandle:
         self._lock = threading.Lock()
         self._follower = Follower(folder)
         self._views: list[Any] = []
+        self._last_words = ""  # of the engines, if a rank failed
+        self.echo: Any = None  # shows what the ranks print
         for result in self._results:
             result.add_done_callback(self._one_came_back)
 
@@ -75,6 +77,8 @@ class RunHandle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while True:
+                if self.echo is not None:
+                    self.echo.poll(to_the_end=self.done)
                 if self._failed():
                     raise self._error()
                 if self.done:
@@ -132,6 +136,12 @@ class RunHandle:
                 self._lost = reason
                 self._settle()
 
+    def readdress(self, results: Sequence[Any]) -> None:
+        """Wait for these answers in place of those asked for: the cluster was detached, and only the run's folder tells any more."""
+        self._results, self._engines = list(results), None
+        for result in self._results:
+            result.add_done_callback(self._one_came_back)
+
     def _one_came_back(self, _: Any) -> None:
         """Called in the client's own thread."""
         with self._lock:
@@ -148,6 +158,8 @@ class RunHandle:
         except WorkbenchError:
             pass  # the folder was removed under us: nothing to put right
         finally:
+            if self._engines is not None and self._failed():
+                self._last_words = self._engines.last_words()
             self._engines = None
             self._over.set()
 
@@ -187,10 +199,10 @@ class RunHandle:
         engines = self._engines
         deadline = time.monotonic() + CAUSE_S
         rank, error = first_cause(self._failed())
-        while getattr(error, "ename", "") in ("PeerFailed", "EngineError") and not self.done and time.monotonic() < deadline:
+        while consequence(error) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
             rank, error = first_cause(self._failed())
-        return local_error(rank, error, engines.last_words() if engines else "")
+        return local_error(rank, error, engines.last_words() if engines else self._last_words)
 
     def __str__(self) -> str:
         run = self._follower.poll()
