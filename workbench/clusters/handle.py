@@ -107,6 +107,12 @@ class RunHandle:
 
         return run_overlap(self.run, steps)
 
+    def critical_path(self, steps: slice | None = None) -> Any:
+        """The chain of spans, over ranks and through messages, that ends each step: see `workbench.analysis.critical_path`."""
+        from workbench.analysis import run_critical_path
+
+        return run_critical_path(self.run, steps)
+
     def parts(self, steps: slice | None = None) -> Any:
         """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
         from workbench.analysis import run_parts
