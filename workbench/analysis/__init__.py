@@ -1,4 +1,4 @@
-"""Runs -> numbers: overlap of communication and computation, the critical path, where a collective's time goes, summaries, time to accuracy."""
+"""Runs -> numbers: overlap, critical path, where a collective's time goes, summaries, time to accuracy."""
 
 from workbench.analysis.critical import CriticalPath, critical_path
 from workbench.analysis.overlap import Overlap, overlap

@@ -49,7 +49,9 @@ def timelines(runs: Sequence[Run], steps: slice | None = None, ranks: Iterable[i
     panels = [panel(run, steps, chosen) for run in runs]
     heights = [item.rows.ends[-1] * ROW_PIXELS for item in panels]
     inner = sum(heights) + GAP * (len(panels) - 1)
-    figure = make_subplots(rows=len(runs), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=GAP / inner)
+    figure = make_subplots(
+        rows=len(runs), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=GAP / inner if len(panels) > 1 else 0
+    )
     longest_s = max(item.length_s for item in panels)
     unit, factor = _unit(longest_s)
     seen: set[str] = set()
