@@ -88,6 +88,12 @@ def test_a_bucket_of_the_middle_of_backward_follows_from_backward() -> None:
     assert path(joined(rows)) == [(0, "forward", 0, 2), (0, "backward", 2, 3), (0, "all_reduce", 3, 9), (0, "apply", 9, 10)]
 
 
+def test_what_ended_by_chance_meanwhile_is_not_what_a_computation_followed() -> None:
+    """A sum of another bucket ends between forward and backward, which did not wait for it."""
+    rows = [span("forward", 0, 4), span("all_reduce", 1, 4.005), span("backward", 4.01, 10)]
+    assert [piece[:2] for piece in path(joined(rows))] == [(0, "forward"), (0, "nothing"), (0, "backward")]
+
+
 def test_collectives_asked_for_early_are_worked_off_one_after_the_other() -> None:
     rows = [
         span("forward", 0, 2),
