@@ -94,6 +94,11 @@ def test_what_ended_by_chance_meanwhile_is_not_what_a_computation_followed() -> 
     assert [piece[:2] for piece in path(joined(rows))] == [(0, "forward"), (0, "nothing"), (0, "backward")]
 
 
+def test_spans_that_overlap_by_the_time_of_reading_a_clock_follow_each_other() -> None:
+    rows = [span("forward", 0, 4.0001), span("backward", 4, 9.0002), span("apply", 9, 10.0001), span("forward", 10, 11, step=1)]
+    assert path(joined(rows), slice(0, 1)) == [(0, "forward", 0, 4), (0, "backward", 4, 9), (0, "apply", 9, 10)]
+
+
 def test_collectives_asked_for_early_are_worked_off_one_after_the_other() -> None:
     rows = [
         span("forward", 0, 2),

@@ -17,6 +17,7 @@ from workbench.trace.spans import CODES, COMPUTE_KINDS, KINDS, Spans, step_bound
 
 NOTHING = "nothing"  # what the path is called where no span was recorded
 TOUCHING = 0.01  # of a step: spans that are no farther apart follow each other
+CROSSING = 1e-4  # of a step: spans that overlap by no more do too, for clocks are read twice
 _PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end at once: what arrived rather than what was handed over
 _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 
@@ -156,6 +157,9 @@ def _ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
     return found
 
 
+_Ordered = tuple[list[float], list[int]]  # times ascending, and of which spans
+
+
 class _Piece(NamedTuple):
     rank: int
     kind: int
@@ -172,6 +176,7 @@ class _Walk:
         table = spans.table
         self.kind, self.rank, self.lane = table["kind"].tolist(), table["rank"].tolist(), table["lane"].tolist()
         self.start, self.end = table["start_s"].tolist(), table["end_s"].tolist()
+        self.slack_s = 0.0  # of the step that is followed
         self.other_side = dict[int, int]()  # of a message
         sent, received = messages(table)
         self.other_side.update(zip(sent.tolist(), received.tolist(), strict=True))
@@ -188,7 +193,7 @@ class _Walk:
 
     def back(self, rank: int, begin_s: float, end_s: float) -> list[_Piece]:
         """The pieces from a time back to another, in order of time; evaluations are left out."""
-        near_s = TOUCHING * (end_s - begin_s)
+        near_s, self.slack_s = TOUCHING * (end_s - begin_s), CROSSING * (end_s - begin_s)
         now_s, pieces, seen, span = end_s, list[_Piece](), set[int](), -1
         while now_s > begin_s:
             before = self._before(rank, now_s, span, near_s, seen)
@@ -208,17 +213,29 @@ class _Walk:
 
     def _before(self, rank: int, now_s: float, span: int, near_s: float, seen: set[int]) -> int:
         """The span that the one which begins now (-1: the step's end) followed on a rank; -1: none."""
+        latest = self._ended(self.of_rank.get(rank), now_s, seen)
         if span < 0:
-            return _last_before(self.of_rank.get(rank), now_s, seen)
+            return latest
         computes = self.kind[span] in _COMPUTE
-        own = _last_before(self.of_lane.get(rank * self.num_lanes + self.lane[span]), now_s, seen) if computes else -1
+        own = self._ended(self.of_lane.get(rank * self.num_lanes + self.lane[span]), now_s, seen) if computes else -1
         if own >= 0 and now_s - self.end[own] <= near_s:
             return own
-        latest = _last_before(self.of_rank.get(rank), now_s, seen)
         if computes or (latest >= 0 and now_s - self.end[latest] <= near_s):
             return latest
-        running = _last_before(self.begun.get(rank), now_s, seen)  # a backward that had a bucket ready
-        return running if running >= 0 and self.end[running] > now_s else latest
+        times, begun = self.begun.get(rank, ([], []))
+        place = bisect_right(times, now_s) - 1
+        running = begun[place] if place >= 0 else -1  # a backward that had a bucket ready
+        return running if running >= 0 and running not in seen and self.end[running] > now_s else latest
+
+    def _ended(self, ordered: _Ordered | None, now_s: float, seen: set[int]) -> int:
+        """The span that ended last, and was not seen yet; -1: none."""
+        if ordered is None:
+            return -1
+        times, spans = ordered
+        place = bisect_right(times, now_s + self.slack_s) - 1
+        while place >= 0 and (spans[place] in seen or self.start[spans[place]] > now_s):
+            place -= 1
+        return spans[place] if place >= 0 else -1
 
     def _origin(self, span: int, now_s: float) -> tuple[int, float]:
         """Of a span that the path has come to: who came to it last, and when; for work of one rank alone its own begin."""
@@ -226,9 +243,6 @@ class _Walk:
         if self.free[span] < self.start[other] <= min(self.end[span], now_s):
             return other, self.start[other]
         return span, min(self.free[span], now_s)
-
-
-_Ordered = tuple[list[float], list[int]]  # times ascending, and whose
 
 
 def _grouped(table: NDArray[Any], group: NDArray[Any], keep: NDArray[np.bool_], by: str) -> dict[int, _Ordered]:
@@ -239,17 +253,6 @@ def _grouped(table: NDArray[Any], group: NDArray[Any], keep: NDArray[np.bool_], 
     groups, first = np.unique(group[chosen], return_index=True)
     parts = np.split(chosen, first[1:])
     return {int(name): (table[by][part].tolist(), part.tolist()) for name, part in zip(groups, parts, strict=False)}
-
-
-def _last_before(ordered: _Ordered | None, now_s: float, seen: set[int]) -> int:
-    """The span with the latest time not after now that was not seen yet; -1: none."""
-    if ordered is None:
-        return -1
-    times, spans = ordered
-    place = bisect_right(times, now_s) - 1
-    while place >= 0 and spans[place] in seen:
-        place -= 1
-    return spans[place] if place >= 0 else -1
 
 
 def _last_to_come(table: NDArray[Any]) -> dict[int, int]:

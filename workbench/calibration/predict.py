@@ -153,6 +153,21 @@ def predict_at(
     )
 
 
+def predicted_run(
+    calibration: Calibration,
+    algorithm: Algorithm,
+    *,
+    workers: int,
+    network: Network | str | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Run:
+    """The simulated run from which `predict` takes its numbers, with all its spans; arguments and errors as there."""
+    setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
+    return _simulated(calibration, algorithm, setting, steps, seed)[0]
+
+
 def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     """The mean of the middle half: as robust as a median nearly, and right where long and short steps alternate, as in a pipeline.
 
