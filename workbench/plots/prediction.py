@@ -58,10 +58,10 @@ def beside_prediction(
         ConfigError: no trace there, no calibration of it, or a method that the record does not tell; says what to give.
     """
     (run,) = as_runs([run])
-    method = algorithm or method_of(run)
     rows = run.spans.table["step"][run.spans.is_kind(["forward"])]
     first, last = step_range(run.id, rows[rows >= 0], steps)
     last = min(last, int(rows.max()) + 1)
+    method = algorithm or method_of(run)
     found = calibration or calibrate(run, problem=problem, seed=seed)
     workers = int(run.info.get("num_workers") or len(run.spans.ranks))
     place: dict[str, Any] = {"network": network, "bandwidth_bytes_per_s": bandwidth_bytes_per_s}
@@ -94,7 +94,7 @@ def method_of(run: Run) -> Algorithm:
     made = {name: value if isinstance(value, int | float | None) else str(value) for name, value in found.settings().items()}
     if made != told:
         other = ", ".join(f"{name}={value}" for name, value in told.items() if made.get(name) != value)
-        raise ConfigError(f"run {run.id} had {other}, which its record does not tell all of: give algorithm=")
+        raise ConfigError(f"run {run.id} had {other or 'settings'}, which its record does not tell all of: give algorithm=")
     return found
 
 
