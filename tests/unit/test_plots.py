@@ -356,6 +356,16 @@ def test_the_critical_path_is_a_line_through_its_bars() -> None:
     assert line.y[-1] == rows[min(rows, key=lambda name: rows[name])] + 0.3, "the step ends on rank 0 as on rank 1"
 
 
+def test_the_path_is_broken_where_the_next_step_begins_on_another_rank_before_this_one_has_ended() -> None:
+    recorders = [MemoryRecorder(rank) for rank in range(2)]
+    for rank, recorder in enumerate(recorders):
+        for step in range(3):
+            begin = 0.01 * step + 0.004 * (rank == step % 2)
+            recorder.span("forward", "compute", begin, begin + 0.005, step)
+    line = plots.timeline(Run.from_memory({}, recorders), slice(0, 2), critical=True).data[-1]
+    assert list(line.x).count(None) == 1 == list(line.y).count(None) and len(line.x) == len(line.y) == len(line.hovertext)
+
+
 def test_runs_below_each_other_may_show_steps_of_their_own_under_names() -> None:
     figure = plots.timelines([ring_run(), make_run()], [slice(1, 2), slice(30, 32)], names=["one", EVIL])
     titles = [note.text for note in figure.layout.annotations]

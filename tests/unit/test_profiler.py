@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+
 import workbench as wb
+from workbench import plots
 from workbench.analysis import critical_path, overlap
 from workbench.errors import ConfigError
 from workbench.trace import from_profiler
@@ -90,7 +93,6 @@ def test_a_profile_becomes_a_figure_and_is_saved_and_read_again(recorded: Path, 
     run = from_profiler(recorded)
     again = wb.Run.load(run.save(tmp_path / "run"))
     assert len(again.spans) == len(run.spans) and again.label == "loop"
-    plots = pytest.importorskip("workbench.plots")
     figure = plots.timeline(run, steps=slice(1, 3))
     assert {bar.name for bar in figure.data} == {"forward", "backward", "apply"}
 
@@ -130,7 +132,7 @@ def gpu_trace(rank: int, *, late_us: float = 0.0, host: str = "node", base_ns: i
         host_event("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", at + 380, 60, tid=2)
         kernel("sm90_xmma_gemm", at + 390, at + 1300, 500, tid=2)
         host_event("Optimizer.step#SGD.step", "user_annotation", at + 500, 60)
-        kernel("multi_tensor_apply_kernel", at + 510, at + 1100 + sum_us, 200)
+        kernel("multi_tensor_apply_kernel", at + 510, at + max(1100 + sum_us, 1800), 200)
         host_event("nccl:all_reduce", "user_annotation", at + 345, 20, tid=2)
         events.append({"ph": "X", "cat": "gpu_user_annotation", "name": "nccl:all_reduce", "pid": rank, "tid": 20, "ts": at, "dur": 9})
     kernel("elementwise_kernel", -1, 5900, 50)
@@ -164,6 +166,8 @@ def test_streams_are_lanes_and_kernels_are_of_the_phase_that_launched_them(tmp_p
         ("backward", "stream 7", 800, 5, 0),
         ("apply", "stream 7", 1800, 5, 0),
     ]
+    rows_named = plots.timeline(run, slice(5, 7)).layout.yaxis.ticktext
+    assert ["stream 7" in rows_named[0], "stream 20" in rows_named[1]] == [True, True], "computation above communication"
     assert found[-1] == ("compute", "stream 7", 5400, -1, 0), "a kernel that was launched before the first step"
 
 

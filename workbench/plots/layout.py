@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,7 +14,7 @@ from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError
 from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
-from workbench.trace.spans import Spans
+from workbench.trace.spans import COMPUTE_KINDS, Spans
 
 MAX_BARS = 4_000  # a browser draws them, and moves them, without a pause one would notice
 NUM_STEPS = 5  # shown when nobody says which
@@ -120,7 +121,7 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
 
 
 def lay_rows(spans: Spans) -> Rows:
-    """Ranks from the top down, in each the lane "compute" before the others; spans of a lane that overlap in rows of their own.
+    """Ranks from the top down, in each the lanes that compute before the others; spans of a lane that overlap in rows of their own.
 
     Where a lane needs several rows they are lower than 1.
     """
@@ -130,7 +131,13 @@ def lay_rows(spans: Spans) -> Rows:
     depth: dict[tuple[int, int], int] = {}
     for rank, lane, number in keys:
         depth[rank, lane] = max(depth.get((rank, lane), 0), number + 1)
-    order = sorted(depth, key=lambda key: (key[0], spans.lanes[key[1]] != "compute", spans.lanes[key[1]]))
+    computing = set(np.unique(table["lane"][spans.is_kind(COMPUTE_KINDS)]).tolist())
+
+    def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
+        words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
+        return key[0], words[0] != "compute", key[1] not in computing, [(len(word) if word.isdigit() else 0, word) for word in words]
+
+    order = sorted(depth, key=by_place)
     places: dict[tuple[int, int, int], tuple[float, float]] = {}
     lanes, ends, top = [], [], 0.0
     for position, (rank, lane) in enumerate(order):

@@ -75,11 +75,11 @@ def _about(sent: Any, received: Any) -> str:
 
 
 def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
-    """The critical path as one line through the bars that are on it, from rank to rank where it goes on there."""
+    """The critical path of each step as a line through the bars that are on it, from rank to rank where it goes on there."""
     lane_of = {rank: center for center, rank, _ in reversed(item.rows.lanes)}  # the first lane, where nothing was recorded
     bars = np.where(found.span >= 0, item.bars[np.maximum(found.span, 0)], -1)
     heights = item.rows.center + BELOW * item.rows.height
-    xs, ys, text = list[float | None](), list[float | None](), list[str]()
+    xs, ys, text, before = list[float | None](), list[float | None](), list[str](), -1
     lengths_s = found.end_s - found.start_s
     whole_s = {step: float(lengths_s[found.step == step].sum()) for step in found.steps}
     keep = np.argsort(lengths_s)[-MAX_PIECES:]
@@ -89,6 +89,9 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
             continue  # on a rank that is not shown
         y = float(heights[bars[place]]) if bars[place] >= 0 else lane_of[rank] + BELOW
         ends = np.clip(np.array([found.start_s[place], found.end_s[place]]) - item.begin_s, 0, item.length_s) * factor
+        if step != before and xs:  # the next step may have begun elsewhere before this one ended
+            xs, ys, text = [*xs, None], [*ys, None], [*text, ""]
+        before = step
         xs += np.round(ends, 6).tolist()
         ys += [y, y]
         share = percent(float(lengths_s[place]) / whole_s[step])
