@@ -17,7 +17,7 @@ from workbench.trace.spans import CODES, COMPUTE_KINDS, KINDS, Spans, step_bound
 
 NOTHING = "nothing"  # what the path is called where no span was recorded
 TOUCHING = 0.01  # of a step: spans that are no farther apart follow each other
-CROSSING = 1e-4  # of a step: spans that overlap by no more do too, for clocks are read twice
+CROSSING = 1e-4  # of a step: spans that overlap by no more do too, and there is nothing between those no farther apart
 _PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end at once: what arrived rather than what was handed over
 _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 
@@ -201,7 +201,7 @@ class _Walk:
                 pieces.append(_Piece(rank, -1, begin_s, now_s, -1))
                 break
             seen.add(before)
-            if self.end[before] < now_s:
+            if self.end[before] < now_s - self.slack_s:
                 pieces.append(_Piece(rank, -1, self.end[before], now_s, -1))
                 now_s = self.end[before]
             span, since_s = self._origin(before, now_s)
