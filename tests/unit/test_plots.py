@@ -481,6 +481,13 @@ def test_overlap_bars_add_up_to_the_step() -> None:
     assert [note.text for note in figure.layout.annotations] == ["overlap 85.7 %", "overlap 85.7 %", "no communication"]
 
 
+def test_long_names_of_overlap_bars_take_several_lines_and_stay_escaped() -> None:
+    figure = plots.overlap_bars([make_run("LayerwiseSGD(bucket_bytes=1000000, lanes=2), Ring(codec=Truncate16()) <i>")])
+    (label,) = figure.layout.yaxis.ticktext
+    lines = label.split("<br>")
+    assert len(lines) == 3 and max(map(len, lines)) <= 40 and lines[-1].strip().endswith("&lt;i&gt;")
+
+
 # ---------------------------------------------------------------- names, sizes, imports
 
 
