@@ -111,17 +111,29 @@ class RunHandle:
 
         return run_overlap(self.run, steps)
 
+    def critical_path(self, steps: slice | None = None) -> Any:
+        """The chain of spans, over ranks and through messages, that ends each step: see `workbench.analysis.critical_path`."""
+        from workbench.analysis import run_critical_path
+
+        return run_critical_path(self.run, steps)
+
     def parts(self, steps: slice | None = None) -> Any:
         """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
         from workbench.analysis import run_parts
 
         return run_parts(self.run, steps)
 
-    def timeline(self, steps: slice | None = None) -> Any:
+    def timeline(self, steps: slice | None = None, **options: Any) -> Any:
         """A figure of what each rank did when: see `workbench.plots.timeline`."""
         from workbench.plots import timeline
 
-        return timeline(self.run, steps)
+        return timeline(self.run, steps, **options)
+
+    def per_step(self, steps: slice | None = None) -> Any:
+        """A figure of what each step's time went on, and of its critical path: see `workbench.plots.per_step`."""
+        from workbench.plots import per_step
+
+        return per_step(self.run, steps)
 
     def curves(self, x: XAxis = "seconds", y: YAxis = "loss", **options: Any) -> Any:
         """A figure of a convergence curve, as far as it goes: see `workbench.plots.curves`."""
