@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workbench import collectives
+from workbench import codecs, collectives
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
@@ -56,6 +56,7 @@ __all__ = [
     "Uniform",
     "find",
     "get",
+    "named",
     "names",
     "parse_staleness",
 ]
@@ -106,6 +107,16 @@ def find(name: str) -> Callable[..., Algorithm]:
     return _METHODS[plain]
 
 
+def named(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings with the objects that are named in them.
+
+    >>> named({"collective": "ring", "codec": "top-k", "width": 3})
+    {'collective': Ring(), 'codec': TopK(fraction=None, k=None), 'width': 3}
+    """
+    makers: dict[str, Callable[[str], Any]] = {"collective": collectives.get, "codec": codecs.get, "staleness": parse_staleness}
+    return {key: makers[key](value) if key in makers and isinstance(value, str) else value for key, value in settings.items()}
+
+
 def get(name: str, **settings: Any) -> Algorithm:
     """A method by name; a collective or a distribution of staleness may be named too.
 
@@ -118,10 +129,7 @@ def get(name: str, **settings: Any) -> Algorithm:
         ConfigError: no such method, no such setting, or a value it cannot have.
     """
     make = find(name)
-    if isinstance(settings.get("collective"), str):
-        settings["collective"] = collectives.get(settings["collective"])
-    if isinstance(settings.get("staleness"), str):
-        settings["staleness"] = parse_staleness(settings["staleness"])
+    settings = named(settings)
     plain = name.lower().replace("_", "-")
     check_kinds(plain, make, settings)
     method: Algorithm = call_checked(plain, make, settings)

@@ -20,6 +20,7 @@ from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
 from workbench.runtimes.background import check_lanes
 from workbench.runtimes.checkpoint import resume
+from workbench.runtimes.helm import Helm
 from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.link import measure_link
@@ -200,7 +201,8 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
                 num_workers=num_workers,
                 notes=notes,
             )
-        session = Session(job.algorithm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
+        helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        session = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
         return session.run(ctx, at)
     finally:
         interpreter.close()

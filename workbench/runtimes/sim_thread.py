@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from workbench import ops
 from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
+from workbench.runtimes.course import next_program, steered, when_complete
 from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
@@ -42,7 +43,7 @@ class SimThread:
         self.channel = "foreground"  # of its collectives
         self.free = False  # runs beside everything, and may still wait when a run is stopped
         self.script: Script | None = simulation.script_of(worker.rank, strand)
-        self._program, self._then = program, then
+        self.program, self._then = program, then
         self._lanes: dict[int, deque[SimThread]] = {}
         self._num_started = self._num_strands = 0
         self._waiting_since = 0.0
@@ -56,7 +57,7 @@ class SimThread:
         self.pending = None
         while True:
             try:
-                request = self._program.send(answer)
+                request = self.program.send(answer)
             except StopIteration as stop:
                 self.simulation.threads.pop(self, None)
                 self._then(stop.value)
@@ -67,7 +68,7 @@ class SimThread:
                     self.pending = request
                 return
             if answer is CLOSED:
-                self._program.close()  # stopped here
+                self.program.close()  # stopped here
                 self.simulation.threads.pop(self, None)
                 return
 
@@ -117,10 +118,20 @@ class SimThread:
         return self.script.now() if self.script else self.simulation.clock.now_s
 
     def _end_step(self, request: ops.EndStep) -> Any:
-        if not self.simulation.end_step(self.worker, request):
+        simulation, worker = self.simulation, self.worker
+        if simulation.end_step(worker, request):
+            when_complete(request.state, lambda: simulation.keep(worker, request))  # in virtual time that no longer counts
+            return CLOSED
+        if not steered(simulation, worker, request):
             return None
-        self._checkpoint(request)
-        return CLOSED
+        self.program.close()
+        self.pending = request
+        when_complete(request.state, lambda: self._begin_again(request))
+        return PENDING
+
+    def _begin_again(self, end: ops.EndStep) -> None:
+        self.program = next_program(self.simulation, self.worker, end)
+        self.simulation.clock.at(self.simulation.clock.now_s, self.begin)
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
         if self.strand == 0 and self.worker.traced:
@@ -256,18 +267,6 @@ class SimThread:
         self._on_done(tickets, answer)
         if timeout_s is not None:
             self.simulation.clock.at(self.simulation.clock.now_s + timeout_s, answer)
-
-    def _checkpoint(self, end: ops.EndStep) -> None:
-        """Keep this rank's state; gradients in flight are completed first, in virtual time that no longer counts."""
-        tickets = [item for item in end.state if isinstance(item, Ticket) and not item.done]
-
-        def keep() -> None:
-            if all(ticket.done for ticket in tickets):
-                self.simulation.keep(self.worker, end)
-
-        for ticket in tickets:
-            ticket.runtime.append(keep)
-        keep()
 
 
 def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
