@@ -27,10 +27,11 @@ class Speaks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            for word in self.words.get(self.count, ()):
-                with suppress(FileExistsError):
-                    os.close(os.open(self.folder / f"said-{self.count}-{next(iter(word))}", os.O_CREAT | os.O_EXCL))
-                    write_word(self.folder, word)
+            with suppress(FileExistsError):
+                if self.count in self.words:
+                    os.close(os.open(self.folder / f"said-{self.count}", os.O_CREAT | os.O_EXCL))
+                    for word in self.words[self.count]:
+                        write_word(self.folder, word)
             self.count += 1
         return self.body(x)
 
