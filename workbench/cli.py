@@ -16,6 +16,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.kernels_command import add_kernels_options
 from workbench.naming import parse_pairs
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.steer_command import add_steer_options
 from workbench.train_command import add_train_options
 
 
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="A research workbench for distributed SGD.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
+    add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
     add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))

@@ -23,7 +23,8 @@ from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
 from workbench.algorithms.synchronous import SynchronousSGD
-from workbench.naming import call_checked, check_kinds, unknown
+from workbench.errors import ConfigError
+from workbench.naming import build, call_checked, check_kinds, unknown
 from workbench.program import Algorithm
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "named",
     "names",
     "parse_staleness",
+    "recorded",
 ]
 
 _METHODS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, seldom, for comparison
@@ -134,3 +136,22 @@ def get(name: str, **settings: Any) -> Algorithm:
     check_kinds(plain, make, settings)
     method: Algorithm = call_checked(plain, make, settings)
     return method
+
+
+def recorded(method: dict[str, Any]) -> Algorithm | None:
+    """The method that a `run.json` describes; None where it, or an object in its settings, is not the package's own.
+
+    >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
+    3
+    """
+    kind = globals().get(str(method.get("name"))) if method.get("name") in __all__ else None
+    classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
+    classes |= {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
+    try:
+        settings = {
+            key: build(value, classes) if isinstance(value, str) and value.endswith(")") else value
+            for key, value in (method.get("settings") or {}).items()
+        }
+        return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None
+    except (ConfigError, TypeError, ValueError):
+        return None

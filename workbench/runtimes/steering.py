@@ -77,8 +77,11 @@ def changed(
     return new, None if lr is None else float(lr)
 
 
-def encoded(algorithm: Algorithm, changes: dict[str, Any]) -> dict[str, Any]:
+def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:
     """Changes as a line of JSON can hold them: an object is written out, such as "Ring(codec=TopK(k=5))".
+
+    Args:
+        algorithm: the method; None where it is known to its ranks alone.
 
     Raises:
         ConfigError: an object that the ranks could not read back.
@@ -100,7 +103,7 @@ def encoded(algorithm: Algorithm, changes: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _read(algorithm: Algorithm, name: str, value: Any) -> Any:
+def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
     """A value, of an object that is written out the object."""
     if not (isinstance(value, str) and value.endswith(")")):
         return value
