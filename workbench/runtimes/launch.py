@@ -67,9 +67,9 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
     Raises:
         WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
     """
-    transport = transport or make_transport(job.runtime, job.settings.timeout_s, Path(job.folder))
-    with heard_once() as leave:
-        return _run_rank(job, transport, Path(job.folder), leave)
+    here = transport or make_transport(job.runtime, job.settings.timeout_s, Path(job.folder))
+    with heard_once(lambda: here.bound) as leave:
+        return _run_rank(job, here, Path(job.folder), leave)
 
 
 def _run_rank(job: Job, transport: Transport, folder: Path, leave: Callable[[], None]) -> dict[str, Any]:

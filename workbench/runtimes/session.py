@@ -16,7 +16,7 @@ from workbench.runtimes.checkpoint import begin_again, take_checkpoint
 from workbench.runtimes.helm import Helm
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.link import measure_link
-from workbench.runtimes.transport import offset_to_rank0
+from workbench.runtimes.transport import Patience, offset_to_rank0
 from workbench.runtimes.worker import Worker
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
@@ -42,6 +42,7 @@ class Session:
         self._stop_after = stop_after
         self._recorder, self._folder = recorder, folder
         self._transport, self._replica = interpreter.transport, worker.replica
+        self._peers = Patience("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
         self._pending: tuple[Any, ...] | None = None
         self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
@@ -134,6 +135,7 @@ class Session:
     def _end_step(self, end: EndStep, ctx: Context) -> bool:
         """Book the step; True if all ranks stop here."""
         interpreter, worker = self._interpreter, self._worker
+        self._peers.check()
         row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
         interpreter.staleness = None
         if end.dropped:

@@ -145,6 +145,11 @@ class Transport(ABC):
     def peer_failure(self) -> str | None:
         """What a failing peer announced, if any did."""
 
+    @property
+    def bound(self) -> bool:
+        """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
+        return False
+
     def enter_thread(self) -> None:
         """Make this rank's GPU the calling thread's: CUDA's choice of device is each thread's own."""
         if self.device.type == "cuda":
