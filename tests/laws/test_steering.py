@@ -120,6 +120,7 @@ CASES = [
     for item in [*in_step(representatives()), PipeSGD(width=3, warmup_steps=6), SerialSGD(delay=2)]
     for changes in CHANGES.get(type(item), [])
 ]
+CASES += [(SynchronousSGD(collective=PowerSGD(rank=1)), {"collective": PowerSGD(rank=2)})]  # its factors are of another shape then
 
 
 @pytest.mark.parametrize(("algorithm", "changes"), CASES, ids=str)

@@ -31,6 +31,7 @@ from workbench.errors import ConfigError, Stalled
 from workbench.problems import digits_mlp
 from workbench.program import Algorithm
 from workbench.runtimes import transport
+from workbench.runtimes.helm import Helm
 from workbench.runtimes.interrupts import heard_once
 from workbench.runtimes.steering import changed, encoded
 from workbench.runtimes.transport import Patience
@@ -259,3 +260,60 @@ def test_an_interrupt_waits_while_peers_count_on_the_rank() -> None:
         with pytest.raises(KeyboardInterrupt):
             threading.Event().wait(30)
     assert passed == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------- ranks that agree
+
+
+class OfTwo:
+    """The transport of rank 0 of two, and what rank 1 says; all else that a helm needs of its rank."""
+
+    rank, num_workers = 0, 2
+    has_master = False
+
+    def __init__(self, other: list[list[dict[str, Any]]]) -> None:
+        self.transport = self.replica = self.ledger = self
+        self.other, self.events, self.lr = other, [], 0.1
+
+    def patience(self, what: str) -> None: ...
+
+    def hold(self, on: bool) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def gather_texts(self, text: str, patience: None) -> list[str]:
+        return [text, json.dumps({"words": self.other.pop(0), "step": 5, "left": True, "versions": None})]
+
+    def event(self, row: dict[str, Any]) -> None:
+        self.events.append(row)
+
+    def set_lr(self, lr: float) -> None:
+        self.lr = lr
+
+
+def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> None:
+    """And takes none of it twice when the file shows it too."""
+    folder = folder_of(runs, PipeSGD(width=2))
+    ranks = OfTwo([[{"set": {"lr": 0.05, "width": 3}}], [{"set": {"lr": 0.025}}]])
+    helm = Helm(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
+    assert helm.take(5) == (True, False)
+    assert (helm.algorithm, ranks.lr, helm.num_taken) == (PipeSGD(width=3), 0.05, 1)
+    for changes in ({"lr": 0.05, "width": 3}, {"lr": 0.025}):
+        write_word(folder, {"set": changes})
+    assert helm.heard() == 2
+    helm.take(7)
+    assert (ranks.lr, helm.num_taken) == (0.025, 2)
+    assert [(row["steer"], row["step"], row["set"]) for row in ranks.events] == [(1, 5, {"lr": 0.05, "width": 3}), (2, 7, {"lr": 0.025})]
+    info = json.loads((folder / "run.json").read_text())
+    assert [(row["number"], row["step"]) for row in info["steering"]] == [(1, 5), (2, 7)]
+
+
+def test_held_it_goes_on_when_told_to_and_takes_words_meanwhile(runs: Path) -> None:
+    folder = folder_of(runs, PipeSGD())
+    ranks = OfTwo([[PAUSE], [], [{"set": {"lr": 0.5}}], [RESUME]])
+    helm = Helm(PipeSGD(), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
+    assert helm.take(3) == (True, False)
+    assert (ranks.lr, ranks.other, helm.num_taken) == (0.5, [], 3)
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
+    ranks.other = [[PAUSE], [STOP]]
+    assert helm.take(4) == (False, True)
