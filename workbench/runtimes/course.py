@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from workbench.ops import EndStep, Program, Ticket
+from workbench.ops import EndStep, Ticket
 from workbench.program import Algorithm
 from workbench.runtimes.checkpoint import begin_again
 from workbench.runtimes.steering import changed
 
 if TYPE_CHECKING:
     from workbench.runtimes.sim_thread import SimThread
-    from workbench.runtimes.sim_worker import SimWorker
     from workbench.runtimes.simulated import Simulation
 
 
@@ -96,21 +95,28 @@ class Course:
         return method, rate
 
 
-def steered(simulation: Simulation, worker: SimWorker, end: EndStep) -> bool:
-    """Behind a step of ranks in step: take the learning rate that was set for the next one; whether another program begins with it."""
+def take_turn(thread: SimThread, end: EndStep) -> bool:
+    """Behind a step of ranks in step: take what was set for the next one; whether another program begins with it, as soon as all that
+
+    is under way is complete.
+    """
+    simulation, worker, first = thread.simulation, thread.worker, end.step + 1
     if simulation.algorithm.asynchronous:
         return False
-    rate = simulation.course.rate_at(end.step + 1)
+    rate = simulation.course.rate_at(first)
     if rate is not None:
         worker.trained.set_lr(rate)
-    return simulation.course.begins_at(end.step + 1)
+    if not simulation.course.begins_at(first):
+        return False
 
+    def begin() -> None:
+        ctx = simulation.contexts[worker.rank]
+        begin_again(ctx, end)
+        thread.take_up(simulation.course.method_of(first).worker(ctx))
+        simulation.clock.at(simulation.clock.now_s, thread.begin)
 
-def next_program(simulation: Simulation, worker: SimWorker, end: EndStep) -> Program:
-    """The one that goes on behind that step, when all that is under way there is complete."""
-    ctx = simulation.contexts[worker.rank]
-    begin_again(ctx, end)
-    return simulation.course.method_of(end.step + 1).worker(ctx)
+    when_complete(end.state, begin)
+    return True
 
 
 def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
@@ -128,7 +134,7 @@ def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
         worker.trained.forget_words()
         ctx.stopping, ctx.num_steps = False, worker.num_steps
         begin_again(ctx, worker.last_end)
-        thread.program = simulation.algorithm.worker(ctx)
+        thread.take_up(simulation.algorithm.worker(ctx))
     return True
 
 
