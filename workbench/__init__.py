@@ -44,6 +44,7 @@ _NAMES = MappingProxyType(
         "Settings": "workbench.settings",
         # where
         "Cluster": "workbench.clusters",
+        "attach": "workbench.clusters",
         "simulate": "workbench.runtimes.simulate",
         "costs": "",
         "replay": "workbench.runtimes.replay",
@@ -53,6 +54,7 @@ _NAMES = MappingProxyType(
         "Run": "workbench.trace.run",
         "open_run": "workbench.trace",
         "list_runs": "workbench.trace.store",
+        "trace": "",
         "compare": "workbench.analysis",
         "summary": "workbench.analysis",
         "runs_table": "workbench.analysis",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 
+from workbench.cluster_command import add_cluster_options
 from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))
     add_sweep_options(commands.add_parser("sweep", help="run a grid of runs from a YAML file; goes on where it stopped"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
+    add_cluster_options(commands.add_parser("cluster", help="list, look at and stop clusters, those that were detached among them"))
     add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))
     add_recommend_options(commands.add_parser("recommend", help="which method, width, bucket size, codec and b to use, and why"))

@@ -159,6 +159,21 @@ def predict_at(
     )
 
 
+def predicted_run(
+    calibration: Calibration,
+    algorithm: Algorithm,
+    *,
+    workers: int,
+    network: Network | str | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Run:
+    """The simulated run from which `predict` takes its numbers, with all its spans; arguments and errors as there."""
+    setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
+    return simulated(calibration, algorithm, setting, steps, seed).run
+
+
 def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
     """Fewer steps where each has many messages: a pipeline is in its stride after two or three."""
     collective = getattr(algorithm, "collective", None)

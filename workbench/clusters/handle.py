@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.clusters.engines import Engines
-from workbench.clusters.failures import first_cause, local_error
+from workbench.clusters.failures import consequence, first_cause, local_error
 from workbench.clusters.steer import OVER, say, say_set
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.words import PAUSE, RESUME, STOP, write_word
@@ -43,6 +43,8 @@ class RunHandle:
         self._lock = threading.Lock()
         self._follower = Follower(folder)
         self._views: list[Any] = []
+        self._last_words = ""  # of the engines, if a rank failed
+        self.echo: Any = None  # shows what the ranks print
         for result in self._results:
             result.add_done_callback(self._one_came_back)
 
@@ -76,6 +78,8 @@ class RunHandle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while True:
+                if self.echo is not None:
+                    self.echo.poll(to_the_end=self.done)
                 if self._failed():
                     raise self._error()
                 if self.done:
@@ -107,7 +111,6 @@ class RunHandle:
         Raises:
             ConfigError: what cannot be set, with what can; nothing is written then. Or the run is over.
         """
-        self._check_goes_on("set")
         say_set(self.folder, changes)
         return self
 
@@ -119,7 +122,6 @@ class RunHandle:
         Raises:
             ConfigError: the run is over.
         """
-        self._check_goes_on("pause")
         say(self.folder, PAUSE)
         return self
 
@@ -129,7 +131,6 @@ class RunHandle:
         Raises:
             ConfigError: the run is over.
         """
-        self._check_goes_on("resume")
         say(self.folder, RESUME)
         return self
 
@@ -151,10 +152,6 @@ class RunHandle:
             self._engines.client.send_signal(signal.SIGINT, targets=targets, block=True)
         return self
 
-    def _check_goes_on(self, what: str) -> None:
-        if self.done:
-            raise ConfigError(f"{what}: the run {self.id} is over ({self.status}), nothing hears it any more: start another one")
-
     def summary(self) -> dict[str, Any]:
         """The run so far in plain values: see `workbench.analysis.summary`."""
         from workbench.analysis import summary
@@ -167,17 +164,29 @@ class RunHandle:
 
         return run_overlap(self.run, steps)
 
+    def critical_path(self, steps: slice | None = None) -> Any:
+        """The chain of spans, over ranks and through messages, that ends each step: see `workbench.analysis.critical_path`."""
+        from workbench.analysis import run_critical_path
+
+        return run_critical_path(self.run, steps)
+
     def parts(self, steps: slice | None = None) -> Any:
         """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
         from workbench.analysis import run_parts
 
         return run_parts(self.run, steps)
 
-    def timeline(self, steps: slice | None = None) -> Any:
+    def timeline(self, steps: slice | None = None, **options: Any) -> Any:
         """A figure of what each rank did when: see `workbench.plots.timeline`."""
         from workbench.plots import timeline
 
-        return timeline(self.run, steps)
+        return timeline(self.run, steps, **options)
+
+    def per_step(self, steps: slice | None = None) -> Any:
+        """A figure of what each step's time went on, and of its critical path: see `workbench.plots.per_step`."""
+        from workbench.plots import per_step
+
+        return per_step(self.run, steps)
 
     def curves(self, x: XAxis = "seconds", y: YAxis = "loss", **options: Any) -> Any:
         """A figure of a convergence curve, as far as it goes: see `workbench.plots.curves`."""
@@ -191,6 +200,12 @@ class RunHandle:
             if not self._over.is_set():
                 self._lost = reason
                 self._settle()
+
+    def readdress(self, results: Sequence[Any]) -> None:
+        """Wait for these answers in place of those asked for: the cluster was detached, and only the run's folder tells any more."""
+        self._results, self._engines = list(results), None
+        for result in self._results:
+            result.add_done_callback(self._one_came_back)
 
     def _one_came_back(self, _: Any) -> None:
         """Called in the client's own thread."""
@@ -208,6 +223,8 @@ class RunHandle:
         except WorkbenchError:
             pass  # the folder was removed under us: nothing to put right
         finally:
+            if self._engines is not None and self._failed():
+                self._last_words = self._engines.last_words()
             self._engines = None
             self._over.set()
 
@@ -247,10 +264,10 @@ class RunHandle:
         engines = self._engines
         deadline = time.monotonic() + CAUSE_S
         rank, error = first_cause(self._failed())
-        while getattr(error, "ename", "") in ("PeerFailed", "EngineError") and not self.done and time.monotonic() < deadline:
+        while consequence(error) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
             rank, error = first_cause(self._failed())
-        return local_error(rank, error, engines.last_words() if engines else "")
+        return local_error(rank, error, engines.last_words() if engines else self._last_words)
 
     def __str__(self) -> str:
         run = self._follower.poll()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
+from workbench.trace.links import messages
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
@@ -108,6 +109,11 @@ class Run:
     def spans(self) -> Spans:
         """All ranks' spans on rank 0's clock."""
         return Spans.concatenate(align(rank, trace) for rank, trace in self._traces.items())
+
+    @cached_property
+    def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places in `spans` of the sends and receives that belong together, (M,) each."""
+        return messages(self.spans.table)
 
     @cached_property
     def events(self) -> dict[int, list[dict[str, Any]]]:
