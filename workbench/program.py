@@ -167,6 +167,11 @@ class Algorithm(ABC):
         return True
 
     @property
+    def begins_anew(self) -> bool:
+        """Whether its program can be closed at a step's end and begun again, with other settings: it leaves nothing behind that goes on."""
+        return True
+
+    @property
     def num_lanes(self) -> int:
         """Lanes on which it starts collectives of the library."""
         return int(getattr(self, "lanes", 1))

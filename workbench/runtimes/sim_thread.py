@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from workbench import ops
 from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
+from workbench.runtimes.course import take_turn, when_complete
 from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
@@ -43,11 +44,17 @@ class SimThread:
         self.channel = "foreground"  # of its collectives
         self.free = False  # runs beside everything, and may still wait when a run is stopped
         self.script: Script | None = simulation.script_of(worker.rank, strand)
-        self._program, self._then, self._ask = program, then, program.send
+        self._then = then
+        self._program, self._ask = program, program.send
         self.agreed: Any = (None, None)  # without values: what arrived last, and what it was asked for as
         self._lanes: dict[int, deque[SimThread]] = {}
         self.num_started = self._num_strands = 0  # works in the background
         self._waiting_since = self.begun_s = 0.0  # `begun_s`: the receive that it waits for
+
+    def take_up(self, program: Program) -> None:
+        """Another program, to begin with next."""
+        self._program.close()
+        self._program, self._ask = program, program.send
 
     def begin(self, _: None = None) -> None:
         """Set off."""
@@ -120,10 +127,10 @@ class SimThread:
         if simulation.alone and not worker.has_values:
             worker.end_step(request, simulation.clock.now_s)
             return None
-        if not simulation.end_step(worker, request):
-            return None
-        self._checkpoint(request)
-        return CLOSED
+        if simulation.end_step(worker, request):
+            when_complete(request.state, lambda: simulation.keep(worker, request))  # in virtual time that no longer counts
+            return CLOSED
+        return PENDING if take_turn(self, request) else None
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
         if self.strand == 0 and self.worker.traced:
@@ -260,18 +267,6 @@ class SimThread:
         self._on_done(tickets, answer)
         if timeout_s is not None:
             self.simulation.clock.at(self.simulation.clock.now_s + timeout_s, answer)
-
-    def _checkpoint(self, end: ops.EndStep) -> None:
-        """Keep this rank's state; gradients in flight are completed first, in virtual time that no longer counts."""
-        tickets = [item for item in end.state if isinstance(item, Ticket) and not item.done]
-
-        def keep() -> None:
-            if all(ticket.done for ticket in tickets):
-                self.simulation.keep(self.worker, end)
-
-        for ticket in tickets:
-            ticket.runtime.append(keep)
-        keep()
 
 
 def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:

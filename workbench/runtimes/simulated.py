@@ -24,6 +24,7 @@ from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.checkpoint import take_checkpoint
+from workbench.runtimes.course import Course, goes_on
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_thread import SimThread
 from workbench.runtimes.sim_visits import Learner
@@ -67,6 +68,7 @@ class Simulation:
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
+        self.course = Course(algorithm, workers)
         algorithm.check(workers)
         self.num_workers = workers
         self.clock = Clock()
@@ -90,7 +92,7 @@ class Simulation:
         self.timed = compute.timed  # what work takes depends on when it begins
         self._tapes: dict[Any, Any] = {}
         self.factors: dict[int, list[float]] = {}  # step -> of each worker
-        self._ending: set[int] = set()  # ranks whose next step is their last
+        self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
@@ -104,24 +106,32 @@ class Simulation:
         self.alone = self.algorithm.asynchronous and self.scripts is None  # without values, nobody can be asked to stop
         self.checkpoints = [{} for _ in self.workers]
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1), _without_what_is_there():
+            threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended)
-                self.threads[thread] = None
-                self.clock.at(0.0, thread.begin)
-            self.clock.run()
-            waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
-            if waiting:
-                named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:MOST_NAMED])
-                named += f"; and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
-                raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
-            if self.algorithm.asynchronous and (stop_after is not None or self._ending):
+                threads.append(SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
+            self._run_programs(threads)
+            while self.algorithm.asynchronous and goes_on(self, threads):
+                self._run_programs(threads)
+            if self.algorithm.asynchronous and (stop_after is not None or self.ending):
                 for worker in self.workers:
                     self.keep(worker, worker.last_end)
             if stop_after is None or self.algorithm.asynchronous:
                 first = self.workers[0]
                 self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
+
+    def _run_programs(self, threads: list[SimThread]) -> None:
+        """Until all have ended, or nobody can move."""
+        for thread in threads:
+            self.threads[thread] = None
+            self.clock.at(self.clock.now_s, thread.begin)
+        self.clock.run()
+        waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
+        if waiting:
+            named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:MOST_NAMED])
+            named += f"; and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
+            raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
 
     def _context_of(self, worker: SimWorker, resume: list[dict[str, Any]] | None) -> Context:
         settings, layout = self.settings, worker.replica.layout
@@ -191,8 +201,8 @@ class Simulation:
         if script is not None and step in script.controls:
             replica.control_out = 1
         alone = self.algorithm.replicas == Replicas.NEVER and replica.control_out
-        if (alone or replica.control_seen) and worker.rank not in self._ending and ctx.num_steps is not None:
-            self._ending.add(worker.rank)
+        if (alone or replica.control_seen) and worker.rank not in self.ending and ctx.num_steps is not None:
+            self.ending.add(worker.rank)
             ctx.num_steps = min(ctx.num_steps, step + 2)
 
     def keep(self, worker: SimWorker, end: EndStep) -> None:
@@ -203,7 +213,7 @@ class Simulation:
 
     def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
         """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step."""
-        if self.algorithm.asynchronous or self.algorithm.replicas != Replicas.AT_END:
+        if self.algorithm.asynchronous or self.course.method_of(step).replicas != Replicas.AT_END:
             if worker.rank == 0:
                 self._evaluate(step, [worker])
             return
@@ -232,7 +242,7 @@ class Simulation:
         )
         done = first.last_step + 1
         cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < first.num_steps)
-        status = "stopped" if cut or self._ending else "finished"
+        status = "stopped" if cut or self.ending else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
             info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")
