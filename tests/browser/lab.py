@@ -83,7 +83,14 @@ class Server:
         environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
         environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        options = ["--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root", "--expose-app-in-browser", "--LabApp.extension_manager=readonly"]
+        options = [
+            "--no-browser",
+            "--ip=127.0.0.1",
+            "--port=0",
+            "--allow-root",
+            "--expose-app-in-browser",
+            "--LabApp.extension_manager=readonly",
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *options], cwd=self.notebooks, env=environment, stdout=self._log, stderr=self._log
         )
@@ -212,12 +219,21 @@ class Lab:
             self.picture("failed")
             raise
 
-    def num_points(self, number: int) -> int:
-        """Points of the longest curve drawn in a cell's output."""
-        counts = self.cell(number).locator(".js-plotly-plot").evaluate_all(
-            "plots => plots.flatMap(plot => (plot.data || []).map(trace => trace.x ? trace.x.length : 0))"
+    def reach(self, number: int) -> float:
+        """How far to the right the curves drawn in a cell's output go; 0 without one."""
+        ends = (
+            self.cell(number)
+            .locator(".js-plotly-plot")
+            .evaluate_all(
+                """plots => plots.flatMap(plot => (plot.data || []).map(
+                trace => trace.type === 'scatter' && trace.x?.length > 1 ? Number(trace.x[trace.x.length - 1]) : 0))"""
+            )
         )
-        return max(counts, default=0)
+        return max(ends, default=0.0)
+
+    def num_bars(self, number: int) -> int:
+        """How many bars of timelines are drawn in a cell's output."""
+        return self.cell(number).locator(".js-plotly-plot .barlayer .point").count()
 
     def save(self) -> None:
         """Write the notebook that is shown."""
