@@ -18,10 +18,11 @@ from workbench.plots.gantt import timelines
 from workbench.plots.layout import MAX_RANKS
 from workbench.plots.live import DRAWING_SHARE, ENDED, as_data
 from workbench.trace.run import Run
-from workbench.trace.tail import read_tail
+from workbench.trace.tail import TAIL_BYTES, read_tail
 
 INTERVAL_S = 2.0
 NUM_STEPS = 3
+MAX_TAIL_BYTES = 8 * 1024 * 1024  # of a rank's trace, for steps of very many spans
 MAX_SPANS = 1500  # shown; of steps with more of them fewer steps are, but always one
 
 
@@ -40,6 +41,7 @@ class LiveTimeline:
         self._lock = RLock()
         self._ended = Event()
         self._handle: Any = None
+        self._tail_bytes = TAIL_BYTES
         self._shown: go.Figure | None = None
         self._figure = go.FigureWidget()
         self.widget = ipywidgets.VBox([])  # holds the figure once there is something in it
@@ -48,8 +50,10 @@ class LiveTimeline:
         """Look at the end of the trace and draw its last whole steps. Returns whether there is something to show."""
         with self._lock:
             try:
-                run = read_tail(self.folder)
+                run = read_tail(self.folder, self._tail_bytes)
                 steps = newest_steps(run)
+                if steps is None:
+                    self._tail_bytes = min(4 * self._tail_bytes, MAX_TAIL_BYTES)
                 new = None if steps is None else timelines([run], steps)
             except (ConfigError, RunNotFound):  # of a trace that has only begun, or was removed
                 return self._shown is not None
