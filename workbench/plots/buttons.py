@@ -22,7 +22,7 @@ class RunButtons:
 
     def __init__(self, on_stop: Action | None, on_pause: Action | None = None, on_resume: Action | None = None) -> None:
         self._actions = {"stop": on_stop, "pause": on_pause, "resume": on_resume}
-        self._paused = False
+        self._active, self._paused = True, False
         self._asked = ""
         self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip="End training after the step that runs")
         self.pause = ipywidgets.Button()
@@ -34,10 +34,14 @@ class RunButtons:
         shown = [button for button in (self.pause, self.stop) if not button.disabled]
         self.widget = ipywidgets.HBox([*shown, self._said])
 
-    def show(self, paused: bool) -> None:
-        """Name the button by what it would do now."""
+    def show(self, paused: bool, active: bool = True) -> None:
+        """Name the buttons by what they would do now; of a run that is not `active` nothing can be asked."""
+        if active != self._active:
+            self._active, self._asked, self.stop.description = active, "", "Stop"
+        self.stop.disabled = not active or self._asked == "stop"
+        self.pause.disabled = not active
         if paused != self._paused:
-            self._paused, self._asked = paused, ""
+            self._paused, self._asked = paused, "stop" if self._asked == "stop" else ""
         if self._asked not in ("pause", "resume"):
             self._name_pause()
 
