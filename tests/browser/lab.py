@@ -22,8 +22,8 @@ from playwright.sync_api import Locator, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-START_S = 60.0
-PATIENCE_S = 60.0  # a crowded machine takes its time; nothing waits that long where the thing works
+START_S = 120.0
+PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long where the thing works
 QUIET = {  # Lab asks its users, over the network, whether they want news
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
@@ -183,14 +183,6 @@ class Lab:
             }"""
         )
 
-    def command(self, name: str) -> None:
-        """One of Lab's own commands, as its menu gives it."""
-        self.page.evaluate("name => window.jupyterapp.commands.execute(name)", name)
-
-    def run_all(self) -> None:
-        """Run every cell; returns before they have run."""
-        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
-
     def run_cell(self, number: int) -> None:
         """Run one; returns before it has run."""
         self.page.evaluate(
@@ -225,7 +217,7 @@ class Lab:
             self.cell(number)
             .locator(".js-plotly-plot")
             .evaluate_all(
-                """plots => plots.flatMap(plot => (plot.data || []).map(
+                """plots => plots.flatMap(plot => (plot._fullData || []).map(
                 trace => trace.type === 'scatter' && trace.x?.length > 1 ? Number(trace.x[trace.x.length - 1]) : 0))"""
             )
         )
@@ -235,9 +227,16 @@ class Lab:
         """How many bars of timelines are drawn in a cell's output."""
         return self.cell(number).locator(".js-plotly-plot .barlayer .point").count()
 
-    def save(self) -> None:
-        """Write the notebook that is shown."""
+    def scroll(self, number: int) -> None:
+        """Bring the end of a cell into view."""
+        self.cell(number).locator(".jp-OutputArea-child").last.evaluate("output => output.scrollIntoView({block: 'end'})")
+
+    def save(self) -> list[list[dict[str, Any]]]:
+        """Write the notebook that is shown; each cell's outputs as its file holds them: mimetype -> content."""
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        name = self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
+        cells = nbformat.read(self.server.notebooks / name, as_version=4).cells
+        return [[dict(output["data"]) for output in cell.outputs if "data" in output] for cell in cells]
 
     def picture(self, name: str) -> Path:
         """Keep what the page shows now."""

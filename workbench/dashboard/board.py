@@ -203,12 +203,12 @@ class Dashboard:
         self._buttons.show(active is not None and active.status == "paused", active=active is not None)
 
     def _show_curves(self, shown: list[Entry]) -> None:
-        runs = [entry.run for entry in shown if entry.run is not None]
+        begun = any(num_rows(entry) for entry in shown)
         state = (self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
         if self._figure is None or state == self._drawn:
             return
         self._drawn = state
-        self._figure.update(as_data(self.static()) if runs else {"text/html": ""}, raw=True)
+        self._figure.update(as_data(self.static()) if begun else {"text/html": ""}, raw=True)
 
     def _show_table(self, ended: list[Entry]) -> None:
         state = tuple(entry.number for entry in ended)

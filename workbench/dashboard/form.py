@@ -33,7 +33,9 @@ class MethodForm:
         self._begin = {key: field.value for key, field in self.fields.items()}
         rule = html.escape(" ".join(known["rule"]))
         facts = html.escape(f"{known['about']} Staleness: {known['staleness']}. Bytes a step: {known['bytes_per_step']}.")
-        about = ipywidgets.HTML(f"<code>{rule}</code><br><small>{facts}</small>", layout={"max_width": "340px"})
+        about = ipywidgets.HTML(
+            f'<div style="line-height: 1.35"><code>{rule}</code><br><small>{facts}</small></div>', layout={"max_width": "340px"}
+        )
         self.widget = ipywidgets.VBox([about, *self.fields.values()])
 
     def options(self) -> dict[str, Any]:
