@@ -20,7 +20,7 @@ from workbench.dashboard.session import Choice, Entry, Session
 from workbench.plots import convergence
 from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
 from workbench.plots.lines import X_TITLES
-from workbench.plots.live import DRAWING_SHARE, LIVE_POINTS, as_data
+from workbench.plots.live import DRAWING_SHARE, MovingCurves, as_data, status_table
 from workbench.problems.base import Problem
 from workbench.trace.run import Run
 
@@ -32,8 +32,8 @@ RANKS, SIMULATED = "MPI ranks", "simulated workers"
 class Dashboard:
     """Choose a method, a problem and settings; start, hold, stop; compare. Show it as the last expression of a cell.
 
-    One training goes on at a time, in the background: cells run meanwhile, and the buttons answer while they do. The curves and
-    the table below the controls are plain outputs of the cell, so a notebook that is saved keeps them as they are.
+    One training goes on at a time, in the background: cells run meanwhile, and the buttons answer while they do. The curves
+    below the controls move while it does and are a plain figure otherwise, which with the table is what a saved notebook keeps.
 
     Args:
         cluster: where to train; None to start one, of as many ranks as are asked for, when it is needed.
@@ -49,15 +49,17 @@ class Dashboard:
         self._own = {problem.name: problem for problem in own}
         self._lock = RLock()
         self._boxes: dict[int, Any] = {}
-        self._figure: Any = None  # where the curves are shown
+        self._figure: Any = None  # where the curves are as a plain figure
         self._table: Any = None
+        self._curves = MovingCurves()
+        self._stage = ipywidgets.VBox()  # where they are while one is training
         self._drawn: tuple[Any, ...] = ()
         self._compared: tuple[Any, ...] = ()
         self._ticker: Thread | None = None
         self._make_form(cluster)
         self._make_runs()
         left = ipywidgets.VBox([self._method, self._form_box, self._problem, self._training, self._place])
-        self.widget = ipywidgets.VBox([ipywidgets.HBox([left, self._right]), self._line])
+        self.widget = ipywidgets.VBox([ipywidgets.HBox([left, self._right]), self._line, self._stage])
         answer_while_busy(self.widget)
 
     @property
@@ -113,9 +115,10 @@ class Dashboard:
         self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value="seconds", style={"button_width": "80px"})
         self._axis.observe(lambda _: self._refresh(), names="value")
         self._list = ipywidgets.VBox()
+        self._ranks_table = ipywidgets.HTML()
         buttons = ipywidgets.HBox([self._start, self._buttons.widget])
         title = ipywidgets.HTML("<b>Runs</b>, those to compare ticked")
-        self._right = ipywidgets.VBox([buttons, title, self._list, self._axis], layout={"padding": "0 0 0 24px"})
+        self._right = ipywidgets.VBox([buttons, title, self._list, self._axis, self._ranks_table], layout={"padding": "0 0 0 24px"})
         self._show_buttons()
 
     def _choose_method(self, _: Any = None) -> None:
@@ -203,12 +206,22 @@ class Dashboard:
         self._buttons.show(active is not None and active.status == "paused", active=active is not None)
 
     def _show_curves(self, shown: list[Entry]) -> None:
-        begun = any(num_rows(entry) for entry in shown)
-        state = (self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
+        """Curves that move while one is training; JupyterLab draws a plain figure once only, so for a new one it is taken away first."""
+        active = self._session.active
+        state = (active is None, self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
         if self._figure is None or state == self._drawn:
             return
         self._drawn = state
-        self._figure.update(as_data(self.static()) if begun else {"text/html": ""}, raw=True)
+        runs = [entry.run for entry in shown if entry.run is not None and num_rows(entry)]
+        self._ranks_table.value = status_table([active.run])._repr_html_() if active is not None and active.run is not None else ""
+        if active is not None and runs:
+            self._curves.draw(runs, self._axis.value)
+        moving = active is not None and bool(runs)
+        if not moving or not self._stage.children:
+            self._figure.update({"text/html": ""}, raw=True)
+            self._stage.children = (self._curves.widget,) if moving else ()
+            if runs and not moving:
+                self._figure.update(as_data(self.static()), raw=True)
 
     def _show_table(self, ended: list[Entry]) -> None:
         state = tuple(entry.number for entry in ended)
@@ -221,7 +234,7 @@ class Dashboard:
     def static(self) -> Any:
         """The curves of the runs that are ticked, as a plain figure."""
         runs = [entry.run for entry in self._session.entries if entry.run is not None and self._boxes[entry.number].value]
-        return convergence(runs, self._axis.value, max_points=LIVE_POINTS)
+        return convergence(runs, self._axis.value)
 
     def __repr__(self) -> str:
         entries = self._session.entries

@@ -44,6 +44,29 @@ STATUS_COLUMNS = (
 
 
 @final
+class MovingCurves:
+    """The figure of `convergence` as a widget that is drawn on again and again; one thread at a time."""
+
+    def __init__(self, x: XAxis = "seconds") -> None:
+        self.widget = go.FigureWidget(convergence([], x))
+        self.widget.layout.autosize = True  # as wide as the notebook
+
+    def draw(self, runs: Sequence[Run], x: XAxis) -> None:
+        """Show these runs."""
+        new = convergence(runs, x, max_points=LIVE_POINTS)
+        if len(new.data) != len(self.widget.data):
+            self.widget.data = ()
+            self.widget.add_traces(new.data)
+        with self.widget.batch_update():
+            for trace, fresh in zip(self.widget.data, new.data, strict=True):
+                trace.update(fresh.to_plotly_json(), overwrite=False)
+            for name in ("xaxis", "xaxis2", "yaxis", "yaxis2"):
+                axis = new.layout[name]
+                self.widget.layout[name].update(title=axis.title, tickformat=axis.tickformat, ticksuffix=axis.ticksuffix)
+            self.widget.layout.update(title=new.layout.title, height=new.layout.height, legend=new.layout.legend)
+
+
+@final
 class LiveCurves:
     """Curves, a table of the ranks, a choice of the x axis and buttons. Show it as the last expression of a cell.
 
@@ -67,8 +90,8 @@ class LiveCurves:
         self._ended = Event()
         self._problem = ""
         self._handle: Any = None
-        self._figure = go.FigureWidget(convergence([], x))
-        self._figure.layout.autosize = True  # as wide as the notebook
+        self._curves = MovingCurves(x)
+        self._figure = self._curves.widget
         self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
         self._axis.observe(self._redraw, names="value")
         self._buttons = RunButtons(on_stop, on_pause, on_resume)
@@ -149,17 +172,7 @@ class LiveCurves:
 
     def _redraw(self, _: Any = None) -> None:
         with self._lock:
-            new = convergence(self._runs, self.x, max_points=LIVE_POINTS)
-            if len(new.data) != len(self._figure.data):
-                self._figure.data = ()
-                self._figure.add_traces(new.data)
-            with self._figure.batch_update():
-                for trace, fresh in zip(self._figure.data, new.data, strict=True):
-                    trace.update(fresh.to_plotly_json(), overwrite=False)
-                for name in ("xaxis", "xaxis2", "yaxis", "yaxis2"):
-                    axis = new.layout[name]
-                    self._figure.layout[name].update(title=axis.title, tickformat=axis.tickformat, ticksuffix=axis.ticksuffix)
-                self._figure.layout.update(title=new.layout.title, height=new.layout.height, legend=new.layout.legend)
+            self._curves.draw(self._runs, self.x)
             self._buttons.show(any(run.info.get("status") == "paused" for run in self._runs))
             self._status.value = status_table(self._runs)._repr_html_() + self._problem
 
