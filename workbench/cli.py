@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.kernels_command import add_kernels_options
 from workbench.naming import parse_pairs
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
 from workbench.train_command import add_train_options
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="execute the tour: three methods on four MPI engines; prints its table")
     demo.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
     demo.set_defaults(command=_demo)
+
+    add_kernels_options(commands.add_parser("kernels", help="the Jupyter kernels of the package: list them, install them"))
 
     for what in ("methods", "collectives", "codecs"):
         listing = commands.add_parser(what, help=f"list the {what}, or tell all of one")

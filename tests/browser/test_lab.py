@@ -48,7 +48,8 @@ def test_the_launcher_shows_the_tiles(empty: Lab) -> None:
     empty.open()
     tiles = empty.page.locator(".jp-LauncherCard-label").all_inner_texts()
     empty.picture("launcher")
-    assert tiles.count("Workbench") == 2, f"a notebook and a console: {tiles}"
+    for name in ("Workbench", "Workbench MPI", "Workbench Slurm"):
+        assert tiles.count(name) == 2, f"a notebook and a console: {tiles}"
 
 
 def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None:
@@ -72,7 +73,9 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
 
     curves, timeline = lab.until(kept, "plain figures in the live views' places")
     assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
-    assert lab.errors == []
+    lab.open("cockpit.ipynb")
+    assert lab.until(lambda: lab.reach(LIVE), "the curve in the notebook that was opened again") >= first
+    assert lab.num_bars(LIVE) and lab.errors == []
 
 
 def test_a_timeline_is_drawn(lab: Lab) -> None:
