@@ -195,6 +195,17 @@ def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, m
     assert "step 2" in str(view._figure.layout.annotations)
 
 
+def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("<no room>")
+
+    writer = Writer(tmp_path).steps(5).end()
+    view = plots.LiveTimeline(writer.folder)
+    monkeypatch.setattr(recent, "timelines", broken)
+    view.settle()
+    assert "<b>ValueError:</b> &lt;no room&gt;" in view.widget.children[0].value and view._ended.is_set()
+
+
 def test_a_run_without_a_trace_or_a_folder_is_shown_nothing_of(tmp_path: Path) -> None:
     folder = new_run({"method": {"name": "PipeSGD"}, "status": "finished"}, tmp_path)
     view = plots.LiveTimeline(folder)

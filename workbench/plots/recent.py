@@ -14,6 +14,7 @@ from IPython.display import HTML, display
 
 from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError, RunNotFound
+from workbench.plots.buttons import error_line
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import MAX_RANKS
 from workbench.plots.live import DRAWING_SHARE, ENDED, as_data
@@ -56,6 +57,9 @@ class LiveTimeline:
                     self._tail_bytes = min(4 * self._tail_bytes, MAX_TAIL_BYTES)
                 new = None if steps is None else timelines([run], steps)
             except (ConfigError, RunNotFound):  # of a trace that has only begun, or was removed
+                return self._shown is not None
+            except Exception as error:  # noqa: BLE001 - nothing that a picture lacks may end a training or hide its end
+                self.widget.children = (ipywidgets.HTML(error_line(error)),)
                 return self._shown is not None
             if new is not None and not self._ended.is_set():
                 self._shown = new
@@ -117,7 +121,7 @@ class LiveTimeline:
         self._figure.layout = new.layout
         self._figure.layout.autosize = True
         self._figure.add_traces(new.data)
-        if not self.widget.children:
+        if self.widget.children != (self._figure,):
             self.widget.children = (self._figure,)
 
 
