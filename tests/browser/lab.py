@@ -223,6 +223,10 @@ class Lab:
         )
         return max(ends, default=0.0)
 
+    def num_lines(self, number: int) -> int:
+        """How many curves are drawn in a cell's output."""
+        return self.cell(number).locator(".js-plotly-plot .scatterlayer .js-line").count()
+
     def num_bars(self, number: int) -> int:
         """How many bars of timelines are drawn in a cell's output."""
         return self.cell(number).locator(".js-plotly-plot .barlayer .point").count()

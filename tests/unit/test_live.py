@@ -131,6 +131,7 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
         run = property(lambda self: Run.load(self.folder))
         shown_by = staticmethod(views.append)
 
+    assert [len(make([Handle()], "steps").data[0].x) for make in (plots.curves, plots.convergence)] == [2, 2]
     view = plots.watch(Handle(), x="steps")
     assert views == [view]
     view.settle()

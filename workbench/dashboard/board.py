@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ class Dashboard:
         self._own = {problem.name: problem for problem in own}
         self._lock = RLock()
         self._boxes: dict[int, Any] = {}
+        self._controls: Any = None  # where the widget is
         self._figure: Any = None  # where the curves are as a plain figure
         self._table: Any = None
         self._curves = MovingCurves()
@@ -56,6 +58,7 @@ class Dashboard:
         self._drawn: tuple[Any, ...] = ()
         self._compared: tuple[Any, ...] = ()
         self._ticker: Thread | None = None
+        self._closed = False
         self._make_form(cluster)
         self._make_runs()
         left = ipywidgets.VBox([self._method, self._form_box, self._problem, self._training, self._place])
@@ -73,13 +76,16 @@ class Dashboard:
         return self._session.cluster
 
     def close(self) -> None:
-        """Stop what goes on, and the cluster if the dashboard started it; curves and table stay."""
+        """Stop what goes on, and the cluster if the dashboard started it. A list of the runs replaces the controls; the rest stays."""
         self._session.close()
         if self._ticker is not None:
             self._ticker.join(10)
         self._refresh()
-        for button in (self._start, self._buttons.pause, self._buttons.stop):
-            button.disabled = True
+        self._closed = True
+        self._show_buttons()
+        if self._controls is not None:
+            lines = [html.escape(box.description) for box in self._list.children] or ["nothing was trained"]
+            self._controls.update({"text/html": "<br>".join(["<b>Dashboard, closed</b>", *lines])}, raw=True)
 
     def _make_form(self, cluster: Any) -> None:
         common = {"style": LABEL, "layout": WIDE}
@@ -202,7 +208,7 @@ class Dashboard:
 
     def _show_buttons(self) -> None:
         active = self._session.active
-        self._start.disabled = active is not None
+        self._start.disabled = active is not None or self._closed
         self._buttons.show(active is not None and active.status == "paused", active=active is not None)
 
     def _show_curves(self, shown: list[Entry]) -> None:
@@ -245,7 +251,7 @@ class Dashboard:
             print(repr(self))
             return
         with self._lock:
-            display(self.widget)  # type: ignore[no-untyped-call]
+            self._controls = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
             self._figure = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
             self._table = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
             self._drawn = self._compared = ()
