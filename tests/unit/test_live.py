@@ -177,10 +177,10 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     assert not view.update() and not view.widget.children, "nothing yet"
     writer.steps(10)
     assert view.update() and view.widget.children
-    assert sum(len(bars.x) for bars in view._figure.data) == 2 * 3 * 3 and "step 8" in str(view._figure.layout.annotations)
+    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(view._moving.figure.layout.annotations)
     writer.steps(10)
     assert view.update()
-    assert sum(len(bars.x) for bars in view._figure.data) == 2 * 3 * 3 and "step 18" in str(view._figure.layout.annotations)
+    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(view._moving.figure.layout.annotations)
     view.settle()
     assert not view._ended.is_set()
     writer.end()
@@ -193,7 +193,7 @@ def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, m
     monkeypatch.setattr(recent, "TAIL_BYTES", 2000)
     view = plots.LiveTimeline(Writer(tmp_path, 100).steps(4).folder)
     assert [view.update() for _ in range(3)][-1], "each look reads four times as much"
-    assert "step 2" in str(view._figure.layout.annotations)
+    assert "step 2" in str(view._moving.figure.layout.annotations)
 
 
 def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

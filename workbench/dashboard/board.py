@@ -21,7 +21,8 @@ from workbench.dashboard.session import Choice, Entry, Session
 from workbench.plots import convergence
 from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
 from workbench.plots.lines import X_TITLES
-from workbench.plots.live import DRAWING_SHARE, MovingCurves, as_data, status_table
+from workbench.plots.live import DRAWING_SHARE, LIVE_POINTS, as_data, status_table
+from workbench.plots.moving import MovingFigure
 from workbench.problems.base import Problem
 from workbench.trace.run import Run
 
@@ -53,7 +54,7 @@ class Dashboard:
         self._controls: Any = None  # where the widget is
         self._figure: Any = None  # where the curves are as a plain figure
         self._table: Any = None
-        self._curves = MovingCurves()
+        self._curves = MovingFigure()
         self._stage = ipywidgets.VBox()  # where they are while one is training
         self._drawn: tuple[Any, ...] = ()
         self._compared: tuple[Any, ...] = ()
@@ -221,7 +222,7 @@ class Dashboard:
         runs = [entry.run for entry in shown if entry.run is not None and num_rows(entry)]
         self._ranks_table.value = status_table([active.run])._repr_html_() if active is not None and active.run is not None else ""
         if active is not None and runs:
-            self._curves.draw(runs, self._axis.value)
+            self._curves.draw(convergence(runs, self._axis.value, max_points=LIVE_POINTS))
         moving = active is not None and bool(runs)
         if not moving or not self._stage.children:
             self._figure.update({"text/html": ""}, raw=True)

@@ -20,6 +20,7 @@ from workbench.errors import ConfigError
 from workbench.plots.buttons import Action, RunButtons, answer_while_busy
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, convergence
+from workbench.plots.moving import MovingFigure
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, XAxis, as_runs
@@ -41,29 +42,6 @@ STATUS_COLUMNS = (
     Column("staleness", "staleness"),
     Column("age_s", "last heard", lambda age_s: f"{seconds(age_s)} ago" if age_s >= 1 else "now"),
 )
-
-
-@final
-class MovingCurves:
-    """The figure of `convergence` as a widget that is drawn on again and again; one thread at a time."""
-
-    def __init__(self, x: XAxis = "seconds") -> None:
-        self.widget = go.FigureWidget(convergence([], x))
-        self.widget.layout.autosize = True  # as wide as the notebook
-
-    def draw(self, runs: Sequence[Run], x: XAxis) -> None:
-        """Show these runs."""
-        new = convergence(runs, x, max_points=LIVE_POINTS)
-        if len(new.data) != len(self.widget.data):
-            self.widget.data = ()
-            self.widget.add_traces(new.data)
-        with self.widget.batch_update():
-            for trace, fresh in zip(self.widget.data, new.data, strict=True):
-                trace.update(fresh.to_plotly_json(), overwrite=False)
-            for name in ("xaxis", "xaxis2", "yaxis", "yaxis2"):
-                axis = new.layout[name]
-                self.widget.layout[name].update(title=axis.title, tickformat=axis.tickformat, ticksuffix=axis.ticksuffix)
-            self.widget.layout.update(title=new.layout.title, height=new.layout.height, legend=new.layout.legend)
 
 
 @final
@@ -90,8 +68,7 @@ class LiveCurves:
         self._ended = Event()
         self._problem = ""
         self._handle: Any = None
-        self._curves = MovingCurves(x)
-        self._figure = self._curves.widget
+        self._curves = MovingFigure(convergence([], x))
         self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
         self._axis.observe(self._redraw, names="value")
         self._buttons = RunButtons(on_stop, on_pause, on_resume)
@@ -99,7 +76,11 @@ class LiveCurves:
         self._status = ipywidgets.HTML()
         controls = ipywidgets.HBox([self._axis, self._buttons.widget])
         answer_while_busy(controls)
-        self.widget = ipywidgets.VBox([controls, self._figure, self._status])
+        self.widget = ipywidgets.VBox([controls, self._curves.widget, self._status])
+
+    @property
+    def _figure(self) -> go.Figure:
+        return self._curves.figure
 
     @property
     def x(self) -> XAxis:
@@ -172,7 +153,7 @@ class LiveCurves:
 
     def _redraw(self, _: Any = None) -> None:
         with self._lock:
-            self._curves.draw(self._runs, self.x)
+            self._curves.draw(convergence(self._runs, self.x, max_points=LIVE_POINTS))
             self._buttons.show(any(run.info.get("status") == "paused" for run in self._runs))
             self._status.value = status_table(self._runs)._repr_html_() + self._problem
 

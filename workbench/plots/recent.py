@@ -18,6 +18,7 @@ from workbench.plots.buttons import error_line
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import MAX_RANKS
 from workbench.plots.live import DRAWING_SHARE, ENDED, as_data
+from workbench.plots.moving import MovingFigure
 from workbench.trace.run import Run
 from workbench.trace.tail import TAIL_BYTES, read_tail
 
@@ -44,7 +45,7 @@ class LiveTimeline:
         self._handle: Any = None
         self._tail_bytes = TAIL_BYTES
         self._shown: go.Figure | None = None
-        self._figure = go.FigureWidget()
+        self._moving = MovingFigure()
         self.widget = ipywidgets.VBox([])  # holds the figure once there is something in it
 
     def update(self) -> bool:
@@ -117,12 +118,9 @@ class LiveTimeline:
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
 
     def _draw(self, new: go.Figure) -> None:
-        self._figure.data = ()
-        self._figure.layout = new.layout
-        self._figure.layout.autosize = True
-        self._figure.add_traces(new.data)
-        if self.widget.children != (self._figure,):
-            self.widget.children = (self._figure,)
+        self._moving.draw(new)
+        if self.widget.children != (self._moving.widget,):
+            self.widget.children = (self._moving.widget,)
 
 
 def newest_steps(run: Run) -> slice | None:
