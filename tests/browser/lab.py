@@ -26,6 +26,7 @@ START_S = 120.0
 PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long where the thing works
 QUIET = {  # Lab asks its users, over the network, whether they want news
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},  # cells out of sight are there, too
     "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
 }
 
@@ -196,7 +197,7 @@ class Lab:
 
     def cell(self, number: int) -> Locator:
         """A code cell with its outputs."""
-        return self.page.locator(f'.jp-Notebook .jp-Cell[data-windowed-list-index="{number}"]')
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)
 
     def has_run(self, number: int) -> bool:
         """Whether a cell has ended: its prompt shows a number, and no star."""
