@@ -50,6 +50,7 @@ _NAMES = MappingProxyType(
         "replay": "workbench.runtimes.replay",
         "Trainer": "workbench.trainer",
         "ddp_hook": "workbench.runtimes.ddp_hook",
+        "Dashboard": "workbench.dashboard",
         # what came of it
         "Run": "workbench.trace.run",
         "open_run": "workbench.trace",

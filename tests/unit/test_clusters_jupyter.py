@@ -186,6 +186,8 @@ def begin(num_steps):
         recorder = FileRecorder(run.folder, 0, {"rank": 0})
         for step in range(num_steps):
             time.sleep(0.03)
+            recorder.span("forward", "compute", step * 0.03, step * 0.03 + 0.01, step)
+            recorder.span("all_reduce", "comm", step * 0.03 + 0.01, step * 0.03 + 0.02, step)
             row = {"step": step, "seconds": step * 0.03, "samples": step, "bytes_sent": 0, "staleness": None, "num_samples": 1, "lr": 0.1}
             recorder.metrics({**row, "loss": 1 / (step + 1)})
             recorder.end_step()
@@ -208,10 +210,11 @@ def test_a_saved_notebook_keeps_the_whole_curve_and_not_the_live_view(tmp_path: 
     done = run_notebook(path, tmp_path / "out.ipynb")
     ended, live, waited = [cell["outputs"] for cell in json.loads(done.read_text())["cells"][-3:]]
     assert waited == []
-    for outputs, num_steps in ((ended, 2), (live, 40)):
-        (data,) = [output["data"] for output in outputs]
-        assert "application/vnd.jupyter.widget-view+json" not in data
-        assert max(num_points(curve["x"]) for curve in data["application/vnd.plotly.v1+json"]["data"]) == num_steps
+    for outputs, num_steps, num_bars in ((ended, 2, []), (live, 40, [6])):
+        assert not any("application/vnd.jupyter.widget-view+json" in output["data"] for output in outputs)
+        curves, *timeline = [output["data"]["application/vnd.plotly.v1+json"]["data"] for output in outputs]
+        assert max(num_points(curve["x"]) for curve in curves) == num_steps
+        assert [sum(num_points(bars["x"]) for bars in spans) for spans in timeline] == num_bars, "the newest steps"
     assert done.stat().st_size < 500_000
 
 

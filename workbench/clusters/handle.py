@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -233,25 +235,38 @@ class RunHandle:
         if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws nothing
             print(repr(self))
             return
-        from workbench.plots import LiveCurves
-
-        def ask_to_stop() -> None:
-            self.stop()
+        from workbench.plots import LiveCurves, LiveTimeline
 
         follower = Follower(self.folder)
-        view = LiveCurves(on_stop=ask_to_stop)
-        view.update([follower.poll()])
+
+        def look() -> list[Run]:
+            run = follower.poll()
+            return [replace(run, info={**run.info, "status": "paused"})] if self.status == "paused" else [run]
+
+        def ask(what: str) -> Callable[[], Any] | None:
+            return getattr(self, what, None)
+
+        view = LiveCurves(on_stop=self.stop, on_pause=ask("pause"), on_resume=ask("resume"))
+        timeline = LiveTimeline(self.folder)
+        view.update(look())
         if self.done:
             view.finish()
         view._ipython_display_()
         if not self.done:
-            self._views.append(view)
-            view.follow(lambda: [follower.poll()])
+            timeline._ipython_display_()
+            self._views += [view, timeline]
+            view.follow(look)
+            timeline.follow()
+
+    def shown_by(self, view: Any) -> None:
+        """Let `view.settle()` be called when the run has ended and somebody waited for it."""
+        self._views.append(view)
 
     def _finish_views(self) -> None:
-        """Now, and not when their thread next looks: a notebook that ends here must keep the whole curve."""
+        """Now, and not when their threads next look: a notebook that ends here must keep the whole curve."""
         while self._views:
-            self._views.pop().finish([self.run])
+            with suppress(WorkbenchError):  # the folder was removed under us: they say so themselves
+                self._views.pop().settle()
 
     def _failed(self) -> dict[int, BaseException]:
         """rank -> its error, of the ranks that have come back with one."""

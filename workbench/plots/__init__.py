@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from workbench.plots.gantt import timeline, timelines
     from workbench.plots.html import export_html, use_notebook_renderer
     from workbench.plots.lines import convergence, curves
-    from workbench.plots.live import LiveCurves
+    from workbench.plots.live import LiveCurves, watch
     from workbench.plots.overlap import overlap_bars
     from workbench.plots.parallel_axes import parallel
     from workbench.plots.prediction import beside_prediction
+    from workbench.plots.recent import LiveTimeline
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, step_bars
 
 _HOMES = {  # no module is called like a function: importing it would hide the function
     "LiveCurves": "live",
     "beside_prediction": "prediction",
+    "LiveTimeline": "recent",
     "convergence": "lines",
     "curves": "lines",
     "curves_of": "studies",
@@ -32,10 +34,12 @@ _HOMES = {  # no module is called like a function: importing it would hide the f
     "timeline": "gantt",
     "timelines": "gantt",
     "use_notebook_renderer": "html",
+    "watch": "live",
 }
 
 __all__ = [
     "LiveCurves",
+    "LiveTimeline",
     "beside_prediction",
     "convergence",
     "curves",
@@ -50,6 +54,7 @@ __all__ = [
     "timeline",
     "timelines",
     "use_notebook_renderer",
+    "watch",
 ]
 
 

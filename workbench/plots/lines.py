@@ -35,13 +35,14 @@ def curves(
     """One curve a method; runs that differ in nothing but their seed become a mean and a band from lowest to highest.
 
     Args:
-        runs: to compare.
+        runs: to compare; handles of `Cluster.train` will do.
         x: "steps", "seconds" (of training, evaluation left out), "samples" or "bytes" (sent by all ranks).
         y: "loss" (minibatches), "test_loss" or "accuracy" (evaluations).
         smooth: share of a curve over which the minibatch loss is averaged; the loss itself stays behind it, faint. 0: not at all.
         log_y: logarithmic y axis.
         max_points: a curve with more keeps its ends and extremes (`decimate`).
     """
+    runs = as_runs(runs)
     figure = go.Figure(layout={"template": TEMPLATE, "hovermode": "closest"})
     figure.add_traces(curve_traces(runs, x, y, smooth=smooth, max_points=max_points))
     figure.update_xaxes(**x_axis(runs, x))

@@ -6,6 +6,7 @@ import html
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Event, RLock, Thread
 from typing import Any, final
 
@@ -15,9 +16,14 @@ from IPython.display import display
 
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, num_bytes, seconds, three_digits
+from workbench.errors import ConfigError
+from workbench.plots.buttons import Action, RunButtons, answer_while_busy
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, convergence
-from workbench.trace.run import Run, XAxis
+from workbench.plots.moving import MovingFigure
+from workbench.trace.follow import Follower
+from workbench.trace.read import metrics_paths
+from workbench.trace.run import Run, XAxis, as_runs
 
 INTERVAL_S = 0.2  # every update sends whole curves to the browser: five a second look continuous
 DRAWING_SHARE = 0.2  # of the time, at most, is spent on drawing: curves of long runs are drawn less often
@@ -34,40 +40,47 @@ STATUS_COLUMNS = (
     Column("loss", "loss", three_digits),
     Column("bytes_sent", "sent", num_bytes),
     Column("staleness", "staleness"),
+    Column("age_s", "last heard", lambda age_s: f"{seconds(age_s)} ago" if age_s >= 1 else "now"),
 )
 
 
 @final
 class LiveCurves:
-    """Curves, a table of the ranks, a choice of the x axis and a stop button. Show it as the last expression of a cell.
+    """Curves, a table of the ranks, a choice of the x axis and buttons. Show it as the last expression of a cell.
 
-    Feed it by `update` whenever there is something new, or let `follow` ask for it. Any thread may do so.
+    Feed it by `update` whenever there is something new, or let `follow` ask for it. Any thread may do so. Runs that differ in
+    nothing but their seed are one curve, their mean, in a band from the lowest to the highest.
 
     Args:
         x: what the x axis is to begin with.
         on_stop: called when the stop button is pressed; without it there is no button.
+        on_pause, on_resume: called when the button for both is; without them there is none.
     """
 
-    def __init__(self, *, x: XAxis = "seconds", on_stop: Callable[[], None] | None = None) -> None:
-        self._on_stop = on_stop
+    def __init__(
+        self, *, x: XAxis = "seconds", on_stop: Action | None = None, on_pause: Action | None = None, on_resume: Action | None = None
+    ) -> None:
         self._runs: list[Run] = []
+        self._poll: Callable[[], Sequence[Run]] | None = None
         self._lock = RLock()
         self._drawn_s = 0.0
         self._pause_s = INTERVAL_S
         self._ended = Event()
         self._problem = ""
         self._handle: Any = None
-        self._figure = go.FigureWidget(convergence([], x))
-        self._figure.layout.autosize = True  # as wide as the notebook
+        self._curves = MovingFigure(convergence([], x))
         self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
         self._axis.observe(self._redraw, names="value")
-        self._stop = ipywidgets.Button(
-            description="Stop", icon="stop", tooltip="End training after the step that runs", disabled=on_stop is None
-        )
-        self._stop.on_click(self._stop_clicked)
+        self._buttons = RunButtons(on_stop, on_pause, on_resume)
+        self._stop = self._buttons.stop
         self._status = ipywidgets.HTML()
-        controls = [self._axis, self._stop] if on_stop is not None else [self._axis]
-        self.widget = ipywidgets.VBox([ipywidgets.HBox(controls), self._figure, self._status])
+        controls = ipywidgets.HBox([self._axis, self._buttons.widget])
+        answer_while_busy(controls)
+        self.widget = ipywidgets.VBox([controls, self._curves.widget, self._status])
+
+    @property
+    def _figure(self) -> go.Figure:
+        return self._curves.figure
 
     @property
     def x(self) -> XAxis:
@@ -91,6 +104,7 @@ class LiveCurves:
 
     def follow(self, poll: Callable[[], Sequence[Run]]) -> Thread:
         """Ask `poll` for the runs five times a second in a thread of its own, until all have ended, then `finish`."""
+        self._poll = poll
         thread = Thread(target=self._follow, args=(poll,), name="workbench-live", daemon=True)
         thread.start()
         return thread
@@ -108,6 +122,12 @@ class LiveCurves:
         finally:
             self.finish()
 
+    def settle(self) -> None:
+        """Look once more, now, and `finish` if all have ended: a notebook that ends here must keep the whole curve."""
+        runs = self._poll() if self._poll is not None else self._runs
+        if all(run.info.get("status") in ENDED for run in runs):
+            self.finish(runs)
+
     def finish(self, runs: Sequence[Run] | None = None) -> None:
         """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
         with self._lock:
@@ -116,7 +136,7 @@ class LiveCurves:
             self._runs = list(runs) if runs is not None else self._runs
             self._redraw()
             self._ended.set()
-            self._stop.disabled = True
+            self._buttons.end()
             if self._handle is not None:
                 self._handle.update(as_data(self.static()), raw=True)
 
@@ -131,25 +151,40 @@ class LiveCurves:
             else:
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
 
-    def _stop_clicked(self, _: Any) -> None:
-        self._stop.disabled, self._stop.description = True, "Stopping"
-        assert self._on_stop is not None
-        self._on_stop()
-
     def _redraw(self, _: Any = None) -> None:
         with self._lock:
-            new = convergence(self._runs, self.x, max_points=LIVE_POINTS)
-            if len(new.data) != len(self._figure.data):
-                self._figure.data = ()
-                self._figure.add_traces(new.data)
-            with self._figure.batch_update():
-                for trace, fresh in zip(self._figure.data, new.data, strict=True):
-                    trace.update(fresh.to_plotly_json(), overwrite=False)
-                for name in ("xaxis", "xaxis2", "yaxis", "yaxis2"):
-                    axis = new.layout[name]
-                    self._figure.layout[name].update(title=axis.title, tickformat=axis.tickformat, ticksuffix=axis.ticksuffix)
-                self._figure.layout.update(title=new.layout.title, height=new.layout.height, legend=new.layout.legend)
+            self._curves.draw(convergence(self._runs, self.x, max_points=LIVE_POINTS))
+            self._buttons.show(any(run.info.get("status") == "paused" for run in self._runs))
             self._status.value = status_table(self._runs)._repr_html_() + self._problem
+
+
+def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
+    """Curves of several runs in one live view, those that still train followed until the last of them has ended.
+
+    Args:
+        runs: handles of `Cluster.train`, and runs.
+        x: what the x axis is to begin with.
+
+    Example:
+        wb.plots.watch(*[cluster.train(wb.PipeSGD(), problem, epochs=5, seed=seed) for cluster, seed in zip(clusters, range(3))])
+
+    Raises:
+        ConfigError: nothing to watch.
+    """
+    if not runs:
+        raise ConfigError("no run to watch: give at least one, such as watch(run)")
+    followers = [Follower(run.folder) if run.info.get("status") not in ENDED and run.folder else None for run in as_runs(runs)]
+    view = LiveCurves(x=x)
+
+    def look() -> list[Run]:
+        return [follower.poll() if follower else run for follower, run in zip(followers, as_runs(runs), strict=True)]
+
+    view.update(look())
+    for run in runs:
+        if hasattr(run, "shown_by"):
+            run.shown_by(view)
+    view.follow(look)
+    return view
 
 
 def as_data(figure: go.Figure) -> dict[str, Any]:
@@ -162,16 +197,28 @@ def status_table(runs: Sequence[Run]) -> Table:
     rows: list[dict[str, Any]] = []
     for label, run in zip(distinct_labels(runs), runs, strict=True):
         failures, status = run.failures, run.info.get("status")
+        ages_s = _ages_s(run) if status not in ENDED else {}
         latest: dict[int, dict[str, Any]] = {}
         for rank, recorded in run.metrics.items():
             latest[rank] = next((row for row in reversed(recorded) if "loss" in row), {})
         if len(latest) > MAX_RANKS:
             steps = sorted(row["step"] for row in latest.values() if row)
             slowest = f"{steps[0]} to {steps[-1]}" if steps else MISSING
-            last = run.steps()[-1] if steps else {}
-            rows.append({**last, "run": label, "rank": f"{len(latest)} ranks", "state": status, "step": slowest})
+            last, oldest_s = run.steps()[-1] if steps else {}, max(ages_s.values(), default=None)
+            rows.append({**last, "run": label, "rank": f"{len(latest)} ranks", "state": status, "step": slowest, "age_s": oldest_s})
         else:
             for rank in sorted({*latest, *failures}):
                 state = failures[rank].get("error", "failed") if rank in failures else status
-                rows.append({**latest.get(rank, {}), "run": label, "rank": rank, "state": state})
+                rows.append({**latest.get(rank, {}), "run": label, "rank": rank, "state": state, "age_s": ages_s.get(rank)})
     return Table(rows, STATUS_COLUMNS)
+
+
+def _ages_s(run: Run) -> dict[int, float]:
+    """rank -> how long ago it wrote its newest row."""
+    if run.folder is None:
+        return {}
+    now_s, found = time.time(), {}
+    for rank, path in metrics_paths(run.folder).items():
+        with suppress(OSError):  # removed meanwhile
+            found[rank] = max(0.0, now_s - path.stat().st_mtime)
+    return found

@@ -1,0 +1,266 @@
+"""A real JupyterLab on loopback, with folders of its own, and a headless Chromium that looks at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import nbformat
+import psutil
+from playwright.sync_api import Locator, Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+START_S = 120.0
+PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long where the thing works
+QUIET = {  # Lab asks its users, over the network, whether they want news
+    "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},  # cells out of sight are there, too
+    "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
+}
+
+
+def eventually(judge: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S, page: Page | None = None) -> Any:
+    """What `judge` says once it is true; asked again and again until then."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := judge()):
+        assert time.monotonic() < deadline, f"still not, after {timeout_s:g} s: {what}"
+        if page is not None:
+            page.wait_for_timeout(100)  # and not time.sleep: the browser's own events are handled meanwhile
+        else:
+            time.sleep(0.1)
+    return found
+
+
+def artefacts() -> Path:
+    """Where pictures are kept: $WORKBENCH_ARTEFACTS, else runs/artefacts, which git ignores."""
+    folder = Path(os.environ.get("WORKBENCH_ARTEFACTS") or ROOT / "runs" / "artefacts")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@final
+class Server:
+    """A JupyterLab server: started here, ended by `stop`, and with it all that its kernels started.
+
+    Args:
+        folder: of its own; its notebooks are in `folder / "notebooks"`, its run store in `folder / "runs"`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.notebooks, self.runs = folder / "notebooks", folder / "runs"
+        self.notebooks.mkdir(parents=True)
+        self.token = secrets.token_hex(16)
+        self._mark = secrets.token_hex(16)
+        self._log = (folder / "server.log").open("w")
+        self._runtime = folder / "runtime"
+        settings = folder / "settings"
+        for name, content in QUIET.items():
+            path = settings / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content))
+        for spec in ROOT.glob("kernels/*/kernel.json"):
+            shutil.copytree(spec.parent, folder / "data" / "kernels" / spec.parent.name)
+        own = {
+            "JUPYTER_CONFIG_DIR": folder / "config",
+            "JUPYTER_DATA_DIR": folder / "data",
+            "JUPYTER_RUNTIME_DIR": self._runtime,
+            "JUPYTERLAB_SETTINGS_DIR": settings,
+            "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
+            "IPYTHONDIR": folder / "ipython",
+            "WORKBENCH_RUNS": self.runs,
+        }
+        environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
+        environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        options = [
+            "--no-browser",
+            "--ip=127.0.0.1",
+            "--port=0",
+            "--allow-root",
+            "--expose-app-in-browser",
+            "--LabApp.extension_manager=readonly",
+        ]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options], cwd=self.notebooks, env=environment, stdout=self._log, stderr=self._log
+        )
+        try:
+            self.url = eventually(self._address, "the server's address", START_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _address(self) -> str | None:
+        assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
+        for path in self._runtime.glob("jpserver-*.json"):
+            url: str = json.loads(path.read_text())["url"]
+            return url
+        return None
+
+    def ask(self, path: str, method: str = "GET") -> bytes:
+        """The server's answer to a request of its own interface."""
+        request = urllib.request.Request(f"{self.url}{path}", headers={"Authorization": f"token {self.token}"}, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content: bytes = answer.read()
+        return content
+
+    def write(self, name: str, *cells: str) -> Path:
+        """A notebook of the Workbench kernel."""
+        kernel = {"name": "workbench", "display_name": "Workbench", "language": "python"}
+        content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells], metadata={"kernelspec": kernel})
+        nbformat.write(content, self.notebooks / name)
+        return self.notebooks / name
+
+    def stop(self) -> list[str]:
+        """End the server; returns the command lines of what it left behind, which is killed."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        deadline = time.monotonic() + 15
+        while (left := list(self._left())) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        told = []
+        for process in left:
+            try:
+                told.append(" ".join(process.cmdline())[:150])
+                process.kill()
+            except psutil.Error:  # gone meanwhile
+                continue
+        return told
+
+    def _left(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("WORKBENCH_TEST_MARK") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+            except psutil.Error:  # gone meanwhile, or another user's
+                continue
+
+
+@final
+class Lab:
+    """A page of the browser that shows a server's JupyterLab.
+
+    Args:
+        server: whose.
+        page: the browser's.
+    """
+
+    def __init__(self, server: Server, page: Page) -> None:
+        self.server, self.page = server, page
+        self.errors: list[str] = []
+        page.set_default_timeout(1000 * PATIENCE_S)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def open(self, name: str = "") -> None:
+        """Show the launcher, or a notebook whose kernel is ready."""
+        path = f"/tree/{name}" if name else ""
+        self.page.goto(f"{self.server.url}lab{path}?token={self.server.token}&reset")
+        self.page.wait_for_selector(".jp-NotebookPanel:visible" if name else ".jp-Launcher:visible")
+        if name:
+            self.idle()
+
+    def idle(self) -> None:
+        """Until the kernel is, and Lab knows."""
+        self.page.wait_for_function(
+            """() => {
+                const session = window.jupyterapp.shell.currentWidget?.sessionContext;
+                return session && session.isReady && session.session?.kernel?.status === 'idle';
+            }"""
+        )
+
+    def run_cell(self, number: int) -> None:
+        """Run one; returns before it has run."""
+        self.page.evaluate(
+            """number => {
+                const notebook = window.jupyterapp.shell.currentWidget.content;
+                notebook.activeCellIndex = number; notebook.deselectAll();
+                window.jupyterapp.commands.execute('notebook:run-cell');
+            }""",
+            number,
+        )
+
+    def cell(self, number: int) -> Locator:
+        """A code cell with its outputs."""
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+
+    def has_run(self, number: int) -> bool:
+        """Whether a cell has ended: its prompt shows a number, and no star."""
+        prompt = self.cell(number).locator(".jp-InputPrompt").first.inner_text()
+        return bool(re.search(r"\[\d+\]", prompt))
+
+    def until(self, judge: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+        """What `judge` says once it is true; a picture of what is there instead if that never comes."""
+        try:
+            return eventually(judge, what, timeout_s, self.page)
+        except AssertionError:
+            self.picture("failed")
+            raise
+
+    def reach(self, number: int) -> float:
+        """How far to the right the curves drawn in a cell's output go; 0 without one."""
+        ends = (
+            self.cell(number)
+            .locator(".js-plotly-plot")
+            .evaluate_all(
+                """plots => plots.flatMap(plot => (plot._fullData || []).map(
+                trace => trace.type === 'scatter' && trace.x?.length > 1 ? Number(trace.x[trace.x.length - 1]) : 0))"""
+            )
+        )
+        return max(ends, default=0.0)
+
+    def num_lines(self, number: int) -> int:
+        """How many curves are drawn in a cell's output."""
+        return self.cell(number).locator(".js-plotly-plot .scatterlayer .js-line").count()
+
+    def num_bars(self, number: int) -> int:
+        """How many bars of timelines are drawn in a cell's output."""
+        return self.cell(number).locator(".js-plotly-plot .barlayer .point").count()
+
+    def scroll(self, number: int) -> None:
+        """Bring the end of a cell into view."""
+        self.cell(number).locator(".jp-OutputArea-child").last.evaluate("output => output.scrollIntoView({block: 'end'})")
+
+    def save(self) -> list[list[dict[str, Any]]]:
+        """Write the notebook that is shown; each cell's outputs as its file holds them: mimetype -> content."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        name = self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
+        cells = nbformat.read(self.server.notebooks / name, as_version=4).cells
+        return [[dict(output["data"]) for output in cell.outputs if "data" in output] for cell in cells]
+
+    def picture(self, name: str) -> Path:
+        """Keep what the page shows now."""
+        path = artefacts() / f"{name}.png"
+        self.page.screenshot(path=path)
+        return path
+
+
+@contextmanager
+def browsing(folder: Path) -> Iterator[Lab]:
+    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server."""
+    server = Server(folder)
+    left: list[str] = []
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_page(viewport={"width": 1400, "height": 1300})
+            yield Lab(server, page)
+            browser.close()
+    finally:
+        left = server.stop()
+    assert not left, "processes left behind:\n" + "\n".join(left)

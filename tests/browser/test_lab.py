@@ -1,0 +1,126 @@
+"""What a user sees in JupyterLab: tiles, live curves, buttons, timelines and the dashboard, on real ranks in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
+pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+
+from tests.browser.lab import BROWSER, Lab, browsing
+
+pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
+START, LIVE, WAIT, TIMELINE, BOARD = range(5)
+CELLS = (
+    "import workbench as wb\nwb.plots.use_notebook_renderer()\ncluster = wb.Cluster(2)",
+    "run = cluster.train(wb.PipeSGD(), wb.problems.digits_mlp(), epochs=100_000)\nrun",
+    "run.wait();",
+    "done = wb.simulate(wb.LayerwiseSGD(), wb.problems.digits_mlp(), workers=2, network='ethernet-1g', steps=6)\nwb.plots.timeline(done)",
+    "board = wb.Dashboard(cluster)\nboard",
+)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One JupyterLab for all tests here; nothing may be left of it."""
+    if BROWSER is None:
+        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    with browsing(tmp_path_factory.mktemp("lab")) as shown:
+        yield shown
+
+
+@pytest.fixture(scope="module")
+def lab(empty: Lab) -> Lab:
+    """A notebook is open in it, and two ranks are ready."""
+    empty.server.write("cockpit.ipynb", *CELLS)
+    empty.open("cockpit.ipynb")
+    empty.run_cell(START)
+    empty.until(lambda: empty.has_run(START), "ranks that are ready")
+    return empty
+
+
+def test_the_launcher_shows_the_tiles(empty: Lab) -> None:
+    empty.open()
+    tiles = empty.page.locator(".jp-LauncherCard-label").all_inner_texts()
+    empty.picture("launcher")
+    for name in ("Workbench", "Workbench MPI", "Workbench Slurm"):
+        assert tiles.count(name) == 2, f"a notebook and a console: {tiles}"
+
+
+def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None:
+    lab.run_cell(LIVE)
+    lab.run_cell(WAIT)
+    first = lab.until(lambda: lab.reach(LIVE), "a curve")
+    lab.until(lambda: lab.reach(LIVE) > first, "a curve that moves")
+    lab.until(lambda: lab.num_bars(LIVE), "the newest steps' timeline")
+    shown = lab.cell(LIVE)
+    shown.get_by_role("button", name="bytes").click()
+    lab.until(lambda: shown.locator(".xtitle", has_text="bytes sent").count(), "another axis")
+    lab.picture("live")
+    assert not lab.has_run(WAIT)
+    shown.get_by_role("button", name="Stop").click()
+    lab.until(lambda: lab.has_run(WAIT), "the end of the cell that waits")
+    lab.picture("stopped")
+
+    def kept() -> list[dict[str, Any]] | None:
+        outputs = lab.save()[LIVE]
+        return outputs if not any(WIDGET in data for data in outputs) else None
+
+    curves, timeline = lab.until(kept, "plain figures in the live views' places")
+    assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
+    lab.open("cockpit.ipynb")
+    lab.until(lambda: lab.num_lines(LIVE) >= 2 and lab.num_bars(LIVE), "the pictures in the notebook that was opened again")
+    assert lab.errors == []
+
+
+def test_a_timeline_is_drawn(lab: Lab) -> None:
+    lab.run_cell(TIMELINE)
+    lab.until(lambda: lab.num_bars(TIMELINE) > 20, "bars")
+    lab.picture("timeline")
+
+
+def test_the_dashboard_starts_stops_compares_and_is_kept(lab: Lab) -> None:
+    lab.run_cell(BOARD)
+    board = lab.cell(BOARD)
+    start, stop = (board.get_by_role("button", name=name) for name in ("Start", "Stop"))
+    start.wait_for()
+    fill(board.get_by_label("lr"), "much")
+    start.click()
+    board.get_by_text("lr='much': a finite number above 0").wait_for()
+    lab.picture("dashboard-refuses")
+    fill(board.get_by_label("lr"), "0.05")
+    fill(board.get_by_label("width"), "3")
+    fill(board.get_by_label("length"), "100000")
+    start.click()
+    first = lab.until(lambda: lab.reach(BOARD), "a curve")
+    board.locator(".js-plotly-plot").evaluate("plot => { plot.dataset.first = 'yes' }")
+    lab.until(lambda: lab.reach(BOARD) > first, "a curve that moves")
+    assert board.locator('.js-plotly-plot[data-first="yes"]').count() == 1, "it is drawn on, not anew"
+    lab.scroll(BOARD)
+    lab.picture("dashboard-trains")
+    stop.click()
+    board.get_by_text("1. PipeSGD(width=3): stopped").wait_for()
+    board.get_by_label("method").select_option("local-sgd")
+    board.get_by_role("button", name="simulated workers").click()
+    fill(board.get_by_label("workers"), "4")
+    fill(board.get_by_label("length"), "3")
+    start.click()
+    board.get_by_text("2. LocalSGD(every=8): finished").wait_for()
+    board.locator("td", has_text="LocalSGD").first.wait_for()
+    lab.scroll(BOARD)
+    lab.picture("dashboard-compares")
+    _, curves, table = lab.save()[BOARD]
+    assert {curve["name"] for curve in curves[PLOTLY]["data"] if curve.get("name")} == {"PipeSGD(width=3)", "LocalSGD(every=8)"}
+    assert "PipeSGD(width=3)" in table["text/html"]
+    assert lab.errors == []
+
+
+def fill(field: Any, text: str) -> None:
+    """Write into a field, and leave it."""
+    field.fill(text)
+    field.press("Enter")

@@ -1,0 +1,209 @@
+"""The dashboard without a browser and without ranks: its fields, what it starts, what it says."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+
+import workbench as wb
+from workbench import algorithms
+from workbench.catalogue import describe
+from workbench.dashboard.board import SIMULATED, Dashboard
+from workbench.dashboard.form import MethodForm
+from workbench.dashboard.session import Choice, Session
+from workbench.errors import ConfigError
+
+pytestmark = pytest.mark.notebooks
+
+
+def until(judge: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not judge():
+        assert time.monotonic() < deadline, f"still not: {what}"
+        time.sleep(0.01)
+
+
+# ---------------------------------------------------------------- fields
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_method_has_a_field_for_each_of_its_settings(name: str) -> None:
+    form = MethodForm(name)
+    made = algorithms.get(name, **form.options())
+    assert form.options() == {} and made == algorithms.get(name)
+    assert list(form.fields) == [setting["name"] for setting in describe("methods", name)["settings"]]
+    assert all(field.tooltip for field in form.fields.values()), "each says what it may be"
+
+
+def test_what_is_changed_reaches_the_method() -> None:
+    form = MethodForm("pipe-sgd")
+    form.fields["width"].value = 3
+    form.fields["first"].value = "duplicate"
+    form.fields["collective"].value = "ring:truncate16"
+    assert algorithms.get("pipe-sgd", **form.options()) == algorithms.get(
+        "pipe-sgd", width=3, first="duplicate", collective="ring:truncate16"
+    )
+    assert form.fields["width"].tooltip == "K, iterations in flight (a whole number)", "the comment in the method's own text"
+    form = MethodForm("layerwise-sgd")
+    form.fields["bucket_bytes"].value = "64KiB"
+    assert algorithms.get("layerwise-sgd", **form.options()).bucket_bytes == 65536
+    form.fields["bucket_bytes"].value = "none"
+    assert form.options() == {"bucket_bytes": None}
+    form = MethodForm("parameter-server-sgd")
+    form.fields["dedicated"].value = True
+    assert form.options() == {"dedicated": True}
+
+
+# ---------------------------------------------------------------- what is started
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    yield made
+    made.close()
+
+
+def simulated(**settings: Any) -> Choice:
+    return Choice(algorithm=wb.SynchronousSGD(), problem="digits-softmax", workers=2, network="free", settings={"steps": 3, **settings})
+
+
+def test_a_simulation_runs_beside_and_is_what_simulate_gives(session: Session) -> None:
+    entry = session.start(simulated(seed=4))
+    assert entry.over.wait(60) and entry.error is None
+    same = wb.simulate(wb.SynchronousSGD(), wb.problems.digits_softmax(), workers=2, network="free", steps=3, seed=4)
+    assert entry.run is not None and [row["loss"] for row in entry.run.steps()] == [row["loss"] for row in same.steps()]
+    assert entry.num_gradients >= 6 and session.active is None and entry.status == "finished"
+
+
+def test_a_simulation_is_held_goes_on_and_is_stopped(session: Session) -> None:
+    entry = session.start(simulated(steps=100_000))
+    until(lambda: entry.num_gradients > 20, "it computes")
+    session.pause()
+    until(lambda: entry.status == "paused", "it is held")
+    time.sleep(0.05)  # a gradient that had begun
+    held = entry.num_gradients
+    time.sleep(0.1)
+    assert entry.num_gradients == held
+    session.resume()
+    until(lambda: entry.num_gradients > held, "it goes on")
+    with pytest.raises(ConfigError, match="run 1 still goes on: wait for it, or stop it"):
+        session.start(simulated())
+    session.stop()
+    assert entry.over.wait(30) and entry.status == "stopped" and entry.run is None
+    assert session.start(simulated()).over.wait(60), "and another one can begin"
+
+
+def test_what_cannot_be_is_refused_before_it_begins(session: Session) -> None:
+    for settings, words in (({"lr": "much"}, "lr='much': a finite number above 0"), ({"epochs": 2}, "either epochs=... or steps=")):
+        with pytest.raises(ConfigError, match=words):
+            session.start(simulated(**settings))
+    with pytest.raises(ConfigError, match="nothing is training: press Start"):
+        session.pause()
+    assert session.entries == []
+
+
+class FakeCluster:
+    """A cluster of which only `train` is asked; its handles end when they are told to."""
+
+    num_ranks, status = 2, "ready"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.stopped = False
+
+    def train(self, algorithm: Any, problem: Any, **settings: Any) -> Any:
+        from workbench.clusters.handle import RunHandle
+        from workbench.trace import new_run
+
+        self.asked.append((algorithm, problem.name, settings))
+        info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": problem.name}, "num_workers": 2, "status": "running"}
+        self.answer: Future[Any] = Future()
+        self.handle = RunHandle(new_run(info), [self.answer], None)  # type: ignore[arg-type]
+        return self.handle
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_a_cluster_that_was_given_trains_and_is_left_alone(runs: Any) -> None:
+    cluster = FakeCluster()
+    session = Session(cluster)
+    entry = session.start(Choice(algorithm=wb.PipeSGD(), problem=wb.problems.digits_mlp(), workers=2, settings={"epochs": 1, "lr": 0.1}))
+    until(lambda: entry.handle is not None, "it trains")
+    assert cluster.asked == [(wb.PipeSGD(), "digits-mlp", {"epochs": 1, "lr": 0.1})]
+    session.stop()
+    assert '{"stop": true}' in (cluster.handle.folder / "control.jsonl").read_text()
+    cluster.answer.set_exception(RuntimeError("rank 1 has no memory"))
+    assert entry.over.wait(10) and entry.status == "failed" and "no memory" in str(entry.error)
+    session.close()
+    assert not cluster.stopped
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> None:
+    mine = wb.Problem(
+        model=wb.problems.digits_softmax().model,
+        loss=wb.problems.digits_softmax().loss,
+        train=wb.problems.digits_softmax().train,
+        name="mine",
+    )
+    board = Dashboard(own=[mine])
+    assert board._problem.value == "mine" and "digits-mlp" in board._problem.options
+    board._where.value, board._workers.value, board._unit.value, board._network.value = SIMULATED, 2, "steps", "free"
+    board._lr.value = "much"
+    board._start.click()
+    assert "<b>ConfigError:</b> lr=&#x27;much&#x27;: a finite number above 0" in board._line.value and not board.runs
+    board._lr.value = "0.5"
+    for number, method in enumerate(("pipe-sgd", "synchronous-sgd"), 1):
+        board._method.value = method
+        board._start.click()
+        assert board._line.value == "" and board._start.disabled
+        until(lambda count=number: len(board.runs) == count and board._ticker is not None and not board._ticker.is_alive(), "it ends")
+    assert not board._start.disabled and board._buttons.stop.disabled
+    assert [box.description.split(", loss")[0] for box in board._list.children] == [
+        "1. PipeSGD(width=2): finished, step 5",
+        "2. SynchronousSGD: finished, step 5",
+    ]
+    assert {trace.name for trace in board.static().data if trace.showlegend} == {"PipeSGD(width=2)", "SynchronousSGD"}
+    board._boxes[1].value = False
+    assert {trace.name for trace in board.static().data if trace.showlegend} == {"SynchronousSGD"}
+    assert [run.info["problem"]["name"] for run in board.runs] == ["mine", "mine"]
+    assert repr(board) == "<Dashboard: 2 runs, idle>"
+    board.close()
+    assert board._start.disabled
+
+
+def test_a_training_that_fails_is_one_line_and_the_next_one_clears_it() -> None:
+    broken = wb.Problem(
+        model=wb.problems.digits_softmax().model, loss=lambda output, target: 1 / 0, train=wb.problems.digits_softmax().train, name="broken"
+    )
+    board = Dashboard(own=[broken])
+    board._where.value, board._workers.value, board._network.value = SIMULATED, 2, "free"
+    board._start.click()
+    until(lambda: "division by zero" in board._line.value, "the error")
+    assert board._line.value.count("<br>") == 0 and "failed" in board._list.children[0].description
+    until(lambda: not board._start.disabled, "it can be started again")
+    board._problem.value = "digits-softmax"
+    board._start.click()
+    assert board._line.value == ""
+    until(lambda: not board._ticker.is_alive(), "it ends")
+    assert board._line.value == "" and len(board.runs) == 1
+    board.close()
+
+
+def test_a_terminal_is_told_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "ipykernel.zmqshell" not in sys.modules
+    Dashboard()._ipython_display_()
+    assert capsys.readouterr().out == "<Dashboard: 0 runs, idle>\n"
+    assert threading.active_count() < 50

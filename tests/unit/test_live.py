@@ -1,0 +1,219 @@
+"""Views of runs that go on: buttons, several runs at once, the newest steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+
+from workbench import plots
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.plots import recent
+from workbench.plots.buttons import RunButtons
+from workbench.plots.live import status_table
+from workbench.trace import FileRecorder, Run, new_run, update_run
+from workbench.trace.tail import read_tail
+
+pytestmark = pytest.mark.notebooks
+
+
+class Writer:
+    """A run of two ranks that is written step by step; each step has a forward, `num_sums` all-reduces and an apply."""
+
+    def __init__(self, folder: Path, num_sums: int = 1, **info: Any) -> None:
+        known = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits"}, "num_workers": 2, "status": "running"}
+        self.folder = new_run({**known, **info}, folder)
+        self.recorders = [FileRecorder(self.folder, rank, {"rank": rank, "host": "here"}) for rank in range(2)]
+        self.num_sums, self.num_steps = num_sums, 0
+
+    def steps(self, number: int, loss: float = 1.0) -> Writer:
+        """Write so many more."""
+        for _ in range(number):
+            step, begin = self.num_steps, 0.01 * self.num_steps
+            for rank, recorder in enumerate(self.recorders):
+                recorder.span("forward", "compute", begin, begin + 0.002, step)
+                for bucket in range(self.num_sums):
+                    recorder.span("all_reduce", "comm", begin + 0.002, begin + 0.008, step, bucket, 4096)
+                recorder.span("apply", "compute", begin + 0.008, begin + 0.009, step)
+                row = {"step": step, "seconds": begin, "samples": 64 * (step + 1), "bytes_sent": 4096 * (step + 1), "staleness": 0}
+                recorder.metrics({**row, "loss": loss / (step + 1), "num_samples": 32, "lr": 0.1, "rank": rank})
+                recorder.end_step()
+            self.num_steps += 1
+        return self
+
+    def end(self, status: str = "finished") -> Writer:
+        """No more."""
+        for recorder in self.recorders:
+            recorder.close()
+        update_run(self.folder, status=status)
+        return self
+
+
+# ---------------------------------------------------------------- buttons
+
+
+def test_one_button_pauses_and_resumes_as_the_run_does() -> None:
+    asked: list[str] = []
+    buttons = RunButtons(None, lambda: asked.append("pause"), lambda: asked.append("resume"))
+    assert len(buttons.widget.children) == 2, "no Stop where nothing can be stopped"
+    buttons.pause.click()
+    buttons.show(paused=False)
+    assert (asked, buttons.pause.description) == (["pause"], "Pausing"), "the ranks have not heard yet"
+    buttons.show(paused=True)
+    assert buttons.pause.description == "Resume"
+    buttons.pause.click()
+    assert (asked, buttons.pause.description) == (["pause", "resume"], "Resuming")
+    buttons.show(paused=False)
+    assert buttons.pause.description == "Pause"
+    buttons.end()
+    assert buttons.pause.disabled
+
+
+def test_what_a_button_cannot_do_is_one_line_beside_it() -> None:
+    def refuse() -> None:
+        raise ConfigError("<this> cannot be stopped\nmore")
+
+    buttons = RunButtons(refuse)
+    buttons.stop.click()
+    assert not buttons.stop.disabled and buttons.stop.description == "Stop"
+    assert "<b>ConfigError:</b> &lt;this&gt; cannot be stopped</span>" in buttons._said.value
+
+
+def test_a_paused_run_is_named_so_in_the_view(tmp_path: Path) -> None:
+    run = Run.load(Writer(tmp_path).steps(3).end("paused").folder)
+    view = plots.LiveCurves(on_pause=lambda: None, on_resume=lambda: None)
+    view.update([run])
+    assert view._buttons.pause.description == "Resume"
+    assert [row["state"] for row in status_table([run])] == ["paused", "paused"]
+    assert all(0 <= row["age_s"] < 60 for row in status_table([run]))
+
+
+# ---------------------------------------------------------------- several runs
+
+
+def test_runs_that_differ_in_their_seed_are_a_mean_in_a_band_and_no_row_is_lost(tmp_path: Path) -> None:
+    writers = [Writer(tmp_path, settings={"seed": seed}) for seed in range(3)]
+    for seed, writer in enumerate(writers):
+        writer.steps(2, 1.0 + seed)
+    done = [Writer(tmp_path, method={"name": "LocalSGD", "settings": {}}).steps(5).end()]
+    view = plots.watch(*[Run.load(writer.folder) for writer in (*writers, *done)], x="steps")
+
+    def grow(seed: int) -> None:
+        for _ in range(20):
+            writers[seed].steps(5, 1.0 + seed)
+            time.sleep(0.01)
+        writers[seed].end()
+
+    threads = [threading.Thread(target=grow, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    assert view._ended.wait(30)
+    mean = next(trace for trace in view.static().data if trace.name == "PipeSGD (mean of 3)")
+    assert mean.x.tolist() == list(range(102))
+    assert mean.y[-1] == pytest.approx(2 / 102, rel=0.05), "the mean of 1, 2 and 3"
+    (band, *_) = (trace for trace in view.static().data if trace.fill == "toself")
+    assert (min(band.y), max(band.y)) == (pytest.approx(1 / 102, rel=0.05), pytest.approx(3.0, rel=0.6))
+    assert any(trace.name == "LocalSGD" for trace in view.static().data)
+
+
+def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).steps(2)
+    views: list[Any] = []
+
+    class Handle:
+        folder = writer.folder
+        run = property(lambda self: Run.load(self.folder))
+        shown_by = staticmethod(views.append)
+
+    assert [len(make([Handle()], "steps").data[0].x) for make in (plots.curves, plots.convergence)] == [2, 2]
+    view = plots.watch(Handle(), x="steps")
+    assert views == [view]
+    view.settle()
+    assert not view._ended.is_set(), "it goes on"
+    writer.steps(3).end()
+    view.settle()
+    assert len(view.static().data[0].x) == 5
+
+
+def test_there_must_be_something_to_watch() -> None:
+    with pytest.raises(ConfigError, match=r"no run to watch: give at least one, such as watch\(run\)"):
+        plots.watch()
+
+
+# ---------------------------------------------------------------- the newest steps
+
+
+def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
+    folder = Writer(tmp_path).steps(200).end().folder
+    with (folder / "trace-00001.jsonl").open("a") as file:
+        file.write('["forward", "compute", 2.0')  # in the middle of a write
+    tail, whole = read_tail(folder, 3000), Run.load(folder)
+    assert tail.headers[1]["host"] == "here"
+    for rank in range(2):
+        spans = [row["step"] for row in tail.spans.of_rank(rank).table]
+        assert 10 < len(spans) < 100
+        assert spans == [row["step"] for row in whole.spans.of_rank(rank).table][-len(spans) :]
+    assert len(read_tail(folder, 10**9).spans.table) == len(whole.spans.table)
+
+
+@pytest.mark.parametrize(("num_sums", "steps"), [(1, slice(36, 39)), (13, slice(37, 39)), (60, slice(38, 39))])
+def test_as_many_whole_steps_are_shown_as_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_sums: int, steps: slice
+) -> None:
+    monkeypatch.setattr(recent, "MAX_SPANS", 60)
+    folder = Writer(tmp_path, num_sums).steps(40).folder
+    assert recent.newest_steps(read_tail(folder, 10**9)) == steps
+
+
+def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    view = plots.LiveTimeline(writer.folder)
+    assert not view.update() and not view.widget.children, "nothing yet"
+    writer.steps(10)
+    assert view.update() and view.widget.children
+    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(view._moving.figure.layout.annotations)
+    writer.steps(10)
+    assert view.update()
+    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(view._moving.figure.layout.annotations)
+    view.settle()
+    assert not view._ended.is_set()
+    writer.end()
+    view.follow().join(20)
+    assert view._ended.is_set()
+    assert "step 18" in json.dumps(view.static().to_plotly_json()["layout"]["annotations"], default=str)
+
+
+def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "TAIL_BYTES", 2000)
+    view = plots.LiveTimeline(Writer(tmp_path, 100).steps(4).folder)
+    assert [view.update() for _ in range(3)][-1], "each look reads four times as much"
+    assert "step 2" in str(view._moving.figure.layout.annotations)
+
+
+def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("<no room>")
+
+    writer = Writer(tmp_path).steps(5).end()
+    view = plots.LiveTimeline(writer.folder)
+    monkeypatch.setattr(recent, "timelines", broken)
+    view.settle()
+    assert "<b>ValueError:</b> &lt;no room&gt;" in view.widget.children[0].value and view._ended.is_set()
+
+
+def test_a_run_without_a_trace_or_a_folder_is_shown_nothing_of(tmp_path: Path) -> None:
+    folder = new_run({"method": {"name": "PipeSGD"}, "status": "finished"}, tmp_path)
+    view = plots.LiveTimeline(folder)
+    view.follow().join(20)
+    assert view._ended.is_set() and view.static() is None
+    gone = plots.LiveTimeline(tmp_path / "gone")
+    gone.follow().join(20)
+    assert gone._ended.is_set() and gone.static() is None
+    with pytest.raises(WorkbenchError):
+        read_tail(tmp_path / "gone")

@@ -1,0 +1,22 @@
+"""A dashboard for JupyterLab: choose a method, a problem and settings, start, compare, stop. Nothing is imported before it is used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workbench.dashboard.board import Dashboard
+
+__all__ = ["Dashboard"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Dashboard":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return import_module(f"{__name__}.board").Dashboard
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "workbench":
+            raise
+        raise ConfigError(f"the dashboard needs {error.name}: pip install 'sgd-workbench[notebooks]'") from error

@@ -1,0 +1,276 @@
+"""The dashboard's widgets."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from collections.abc import Sequence
+from threading import RLock, Thread
+from typing import Any, final
+
+import ipywidgets
+from IPython.display import HTML, display
+
+from workbench import algorithms, costs, problems
+from workbench.analysis import compare
+from workbench.analysis.labels import distinct_labels
+from workbench.analysis.table import three_digits
+from workbench.dashboard.form import LABEL, WIDE, MethodForm, optional_number
+from workbench.dashboard.session import Choice, Entry, Session
+from workbench.plots import convergence
+from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
+from workbench.plots.lines import X_TITLES
+from workbench.plots.live import DRAWING_SHARE, LIVE_POINTS, as_data, status_table
+from workbench.plots.moving import MovingFigure
+from workbench.problems.base import Problem
+from workbench.trace.run import Run
+
+INTERVAL_S = 0.5
+RANKS, SIMULATED = "MPI ranks", "simulated workers"
+
+
+@final
+class Dashboard:
+    """Choose a method, a problem and settings; start, hold, stop; compare. Show it as the last expression of a cell.
+
+    One training goes on at a time, in the background: cells run meanwhile, and the buttons answer while they do. The curves
+    below the controls move while it does and are a plain figure otherwise, which with the table is what a saved notebook keeps.
+
+    Args:
+        cluster: where to train; None to start one, of as many ranks as are asked for, when it is needed.
+        own: problems of yours, to choose from beside those of `workbench.problems`.
+
+    Example:
+        dashboard = wb.Dashboard()
+        dashboard
+    """
+
+    def __init__(self, cluster: Any = None, *, own: Sequence[Problem] = ()) -> None:
+        self._session = Session(cluster)
+        self._own = {problem.name: problem for problem in own}
+        self._lock = RLock()
+        self._boxes: dict[int, Any] = {}
+        self._controls: Any = None  # where the widget is
+        self._figure: Any = None  # where the curves are as a plain figure
+        self._table: Any = None
+        self._curves = MovingFigure()
+        self._stage = ipywidgets.VBox()  # where they are while one is training
+        self._drawn: tuple[Any, ...] = ()
+        self._compared: tuple[Any, ...] = ()
+        self._ticker: Thread | None = None
+        self._closed = False
+        self._make_form(cluster)
+        self._make_runs()
+        left = ipywidgets.VBox([self._method, self._form_box, self._problem, self._training, self._place])
+        self.widget = ipywidgets.VBox([ipywidgets.HBox([left, self._right]), self._line, self._stage])
+        answer_while_busy(self.widget)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The session's runs, those that have begun, in order."""
+        return [run for entry in self._session.entries if (run := entry.look()) is not None]
+
+    @property
+    def cluster(self) -> Any:
+        """The cluster that trains; None before one was needed."""
+        return self._session.cluster
+
+    def close(self) -> None:
+        """Stop what goes on, and the cluster if the dashboard started it. A list of the runs replaces the controls; the rest stays."""
+        self._session.close()
+        if self._ticker is not None:
+            self._ticker.join(10)
+        self._refresh()
+        self._closed = True
+        self._show_buttons()
+        if self._controls is not None:
+            lines = [html.escape(box.description) for box in self._list.children] or ["nothing was trained"]
+            self._controls.update({"text/html": "<br>".join(["<b>Dashboard, closed</b>", *lines])}, raw=True)
+
+    def _make_form(self, cluster: Any) -> None:
+        common = {"style": LABEL, "layout": WIDE}
+        self._method = ipywidgets.Dropdown(options=list(algorithms.names()), value="pipe-sgd", description="method", **common)
+        self._form_box = ipywidgets.VBox()
+        self._choose_method()
+        self._method.observe(self._choose_method, names="value")
+        names = [*self._own, *(name for name in problems.names() if name not in self._own)]
+        self._problem = ipywidgets.Dropdown(options=names, value=next(iter(self._own), "digits-mlp"), description="problem", **common)
+        self._length = ipywidgets.BoundedIntText(value=5, min=1, max=10**9, description="length", style=LABEL, layout={"width": "210px"})
+        self._unit = ipywidgets.Dropdown(options=["epochs", "steps"], layout={"width": "116px"})
+        self._lr = ipywidgets.Text(description="lr", placeholder="the problem's own", tooltip="learning rate, above 0", **common)
+        self._batch = ipywidgets.Text(
+            description="batch size", placeholder="the problem's own", tooltip="samples a worker and step", **common
+        )
+        self._seed = ipywidgets.IntText(value=0, description="seed", tooltip="of data order, initial weights and dropout", **common)
+        length = ipywidgets.HBox([self._length, self._unit])
+        self._training = ipywidgets.VBox([length, self._lr, self._batch, self._seed])
+        self._where = ipywidgets.ToggleButtons(options=[RANKS, SIMULATED], style={"button_width": "150px"})
+        ranks = 2 if cluster is None else cluster.num_ranks
+        self._ranks = ipywidgets.BoundedIntText(value=ranks, min=1, max=1024, description="ranks", disabled=cluster is not None, **common)
+        self._workers = ipywidgets.BoundedIntText(value=16, min=1, max=100_000, description="workers", **common)
+        self._network = ipywidgets.Dropdown(options=list(costs.names()), value="ethernet-10g", description="network", **common)
+        self._place = ipywidgets.VBox()
+        self._choose_place()
+        self._where.observe(self._choose_place, names="value")
+
+    def _make_runs(self) -> None:
+        self._start = ipywidgets.Button(description="Start", icon="play", button_style="primary")
+        self._start.on_click(self._start_clicked)
+        self._buttons = RunButtons(self._session.stop, self._session.pause, self._session.resume)
+        self._line = ipywidgets.HTML()
+        self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value="seconds", style={"button_width": "80px"})
+        self._axis.observe(lambda _: self._refresh(), names="value")
+        self._list = ipywidgets.VBox()
+        self._ranks_table = ipywidgets.HTML()
+        buttons = ipywidgets.HBox([self._start, self._buttons.widget])
+        title = ipywidgets.HTML("<b>Runs</b>, those to compare ticked")
+        self._right = ipywidgets.VBox([buttons, title, self._list, self._axis, self._ranks_table], layout={"padding": "0 0 0 24px"})
+        self._show_buttons()
+
+    def _choose_method(self, _: Any = None) -> None:
+        self._form = MethodForm(self._method.value)
+        answer_while_busy(self._form.widget)
+        self._form_box.children = (self._form.widget,)
+
+    def _choose_place(self, _: Any = None) -> None:
+        fields = (self._ranks,) if self._where.value == RANKS else (self._workers, self._network)
+        self._place.children = (self._where, *fields)
+
+    def _choice(self) -> Choice:
+        """What the fields say.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        simulated = self._where.value == SIMULATED
+        settings = {self._unit.value: self._length.value, "seed": self._seed.value}
+        given = {"lr": optional_number(self._lr.value), "batch_size": optional_number(self._batch.value)}
+        return Choice(
+            algorithm=algorithms.get(self._form.name, **self._form.options()),
+            problem=self._own.get(self._problem.value, self._problem.value),
+            workers=self._workers.value if simulated else self._ranks.value,
+            network=self._network.value if simulated else None,
+            settings=settings | {key: value for key, value in given.items() if value is not None},
+        )
+
+    def _start_clicked(self, _: Any) -> None:
+        self._line.value = ""
+        try:
+            self._session.start(self._choice())
+        except Exception as error:  # noqa: BLE001 - a button has nobody above it to tell, whatever it is
+            self._line.value = error_line(error)
+            return
+        self._refresh()
+        if self._ticker is None or not self._ticker.is_alive():
+            self._ticker = Thread(target=self._tick, name="workbench-dashboard", daemon=True)
+            self._ticker.start()
+
+    def _tick(self) -> None:
+        """Look again and again, until nothing goes on."""
+        while True:
+            begin_s, active = time.monotonic(), self._session.active
+            try:
+                self._refresh()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._line.value = error_line(error)
+            if active is None:
+                return
+            active.over.wait(max(INTERVAL_S, (time.monotonic() - begin_s) / DRAWING_SHARE))
+
+    def _refresh(self) -> None:
+        """Show everything as it is now."""
+        with self._lock:
+            entries = list(self._session.entries)
+            for entry in entries:
+                if not entry.over.is_set() or entry.number not in self._boxes:
+                    entry.look()
+            self._show_list(entries)
+            self._show_buttons()
+            if entries and entries[-1].error is not None and entries[-1].status == "failed":
+                self._line.value = error_line(entries[-1].error)
+            shown = [entry for entry in entries if entry.run is not None and self._boxes[entry.number].value]
+            self._show_curves(shown)
+            self._show_table([entry for entry in shown if entry.over.is_set()])
+
+    def _show_list(self, entries: list[Entry]) -> None:
+        begun = [entry for entry in entries if entry.run is not None]
+        labels = {entry.number: label for entry, label in zip(begun, distinct_labels([e.run for e in begun if e.run]), strict=True)}
+        for entry in entries:
+            if entry.number not in self._boxes:
+                box = ipywidgets.Checkbox(value=True, indent=False, layout={"width": "560px"})
+                answer_while_busy(box)
+                box.observe(lambda _: self._refresh(), names="value")
+                self._boxes[entry.number] = box
+            text = f"{entry.number}. {labels.get(entry.number, str(entry.choice.algorithm))}: {progress_of(entry)}"
+            self._boxes[entry.number].description = text
+        if len(self._list.children) != len(entries):
+            self._list.children = tuple(self._boxes[entry.number] for entry in entries)
+
+    def _show_buttons(self) -> None:
+        active = self._session.active
+        self._start.disabled = active is not None or self._closed
+        self._buttons.show(active is not None and active.status == "paused", active=active is not None)
+
+    def _show_curves(self, shown: list[Entry]) -> None:
+        """Curves that move while one is training; JupyterLab draws a plain figure once only, so for a new one it is taken away first."""
+        active = self._session.active
+        state = (active is None, self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
+        if self._figure is None or state == self._drawn:
+            return
+        self._drawn = state
+        runs = [entry.run for entry in shown if entry.run is not None and num_rows(entry)]
+        self._ranks_table.value = status_table([active.run])._repr_html_() if active is not None and active.run is not None else ""
+        if active is not None and runs:
+            self._curves.draw(convergence(runs, self._axis.value, max_points=LIVE_POINTS))
+        moving = active is not None and bool(runs)
+        if not moving or not self._stage.children:
+            self._figure.update({"text/html": ""}, raw=True)
+            self._stage.children = (self._curves.widget,) if moving else ()
+            if runs and not moving:
+                self._figure.update(as_data(self.static()), raw=True)
+
+    def _show_table(self, ended: list[Entry]) -> None:
+        state = tuple(entry.number for entry in ended)
+        if self._table is None or state == self._compared:
+            return
+        self._compared = state
+        runs = [entry.run for entry in ended if entry.run is not None]
+        self._table.update({"text/html": compare(runs)._repr_html_() if runs else ""}, raw=True)
+
+    def static(self) -> Any:
+        """The curves of the runs that are ticked, as a plain figure."""
+        runs = [entry.run for entry in self._session.entries if entry.run is not None and self._boxes[entry.number].value]
+        return convergence(runs, self._axis.value)
+
+    def __repr__(self) -> str:
+        entries = self._session.entries
+        return f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, {'training' if self._session.active else 'idle'}>"
+
+    def _ipython_display_(self) -> None:
+        if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws nothing
+            print(repr(self))
+            return
+        with self._lock:
+            self._controls = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
+            self._figure = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
+            self._table = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
+            self._drawn = self._compared = ()
+            self._refresh()
+
+
+def num_rows(entry: Entry) -> int:
+    """How many rows of metrics it has written."""
+    return sum(map(len, entry.run.metrics.values())) if entry.run is not None else 0
+
+
+def progress_of(entry: Entry) -> str:
+    """Where a training stands, in a few words."""
+    status = entry.status
+    if status in ("starting", "simulating") or entry.run is None:
+        return f"{status}, {entry.num_gradients} gradients" if entry.num_gradients else status
+    rows = next((rows for rows in entry.run.metrics.values() if rows), [])
+    last = next((row for row in reversed(rows) if row.get("loss") is not None), None)
+    if last is None:
+        return status
+    return f"{status}, step {last['step'] + 1}, loss {three_digits(last['loss'])}"

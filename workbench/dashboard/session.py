@@ -1,0 +1,222 @@
+"""The runs of a dashboard: started, held, stopped and looked at; no widgets."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from workbench import problems
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.settings import Settings
+from workbench.trace.follow import Follower
+from workbench.trace.run import Run
+
+
+class Cancelled(WorkbenchError):
+    """A simulated training was stopped from the dashboard."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What to train.
+
+    Attributes:
+        algorithm: the method.
+        problem: one of `problems.names()`, or a problem.
+        workers: ranks to start, or simulated workers.
+        network: that simulated workers have; None for real ranks.
+        settings: of `Settings`.
+    """
+
+    algorithm: Algorithm
+    problem: str | Problem
+    workers: int
+    network: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@final
+class Entry:
+    """One training of the session."""
+
+    def __init__(self, number: int, choice: Choice) -> None:
+        self.number, self.choice = number, choice
+        self.error: BaseException | None = None
+        self.run: Run | None = None
+        self.handle: Any = None
+        self.over = threading.Event()
+        self.stopped = threading.Event()
+        self.going = threading.Event()  # cleared while a simulation is held
+        self.going.set()
+        self.num_gradients = 0  # computed by simulated workers
+        self._follower: Follower | None = None
+
+    @property
+    def status(self) -> str:
+        """starting, running, paused, finished, stopped or failed; simulating, for one that has no steps to show yet."""
+        if self.error is not None:
+            return "stopped" if isinstance(self.error, Cancelled) else "failed"
+        if self.handle is not None:
+            return str(self.handle.status)
+        if self.run is not None:
+            return str(self.run.info.get("status", "finished"))
+        if self.choice.network is None:
+            return "starting"
+        return "simulating" if self.going.is_set() else "paused"
+
+    def look(self) -> Run | None:
+        """The run as far as it is written."""
+        if self.handle is not None:
+            self._follower = self._follower or Follower(self.handle.folder)
+            self.run = self._follower.poll()
+        return self.run
+
+
+@final
+class Session:
+    """Trainings one after the other, each in a thread of its own, on a cluster or simulated.
+
+    Args:
+        cluster: where to train; None to start one when it is needed, which ends with `close`.
+    """
+
+    def __init__(self, cluster: Any = None) -> None:
+        self.entries: list[Entry] = []
+        self._cluster, self._owned = cluster, cluster is None
+        self._lock = threading.Lock()
+
+    @property
+    def cluster(self) -> Any:
+        """The cluster that trains; None before one was needed."""
+        return self._cluster
+
+    @property
+    def active(self) -> Entry | None:
+        """The training that goes on."""
+        return self.entries[-1] if self.entries and not self.entries[-1].over.is_set() else None
+
+    def start(self, choice: Choice) -> Entry:
+        """Begin to train; returns at once. What goes wrong later is the entry's `error`.
+
+        Raises:
+            ConfigError: one is going on already, or the settings cannot be.
+        """
+        choice.algorithm.check(choice.workers)
+        Settings(**choice.settings)
+        with self._lock:
+            if self.active is not None:
+                raise ConfigError(f"run {self.active.number} still goes on: wait for it, or stop it")
+            entry = Entry(len(self.entries) + 1, choice)
+            self.entries.append(entry)
+        threading.Thread(target=self._train, args=(entry,), name="workbench-dashboard-train", daemon=True).start()
+        return entry
+
+    def pause(self) -> None:
+        """Hold the training that goes on after the step that runs.
+
+        Raises:
+            ConfigError: nothing goes on, or it cannot be held.
+        """
+        entry = self._need()
+        if entry.choice.network is not None:
+            entry.going.clear()
+        else:
+            _of(entry, "pause")()
+
+    def resume(self) -> None:
+        """Go on with what is held."""
+        entry = self._need()
+        if entry.choice.network is not None:
+            entry.going.set()
+        else:
+            _of(entry, "resume")()
+
+    def stop(self) -> None:
+        """End the training that goes on after the step that runs."""
+        entry = self._need()
+        entry.stopped.set()
+        entry.going.set()
+        if entry.handle is not None:
+            entry.handle.stop()
+
+    def close(self) -> None:
+        """Stop what goes on, and the cluster if it was started here."""
+        entry = self.active
+        if entry is not None:
+            self.stop()
+            entry.over.wait(30)
+        if self._owned and self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+
+    def _need(self) -> Entry:
+        if self.active is None:
+            raise ConfigError("nothing is training: press Start")
+        return self.active
+
+    def _train(self, entry: Entry) -> None:
+        try:
+            if entry.choice.network is not None:
+                entry.run = self._simulate(entry, entry.choice)
+            else:
+                self._on_ranks(entry, entry.choice)
+        except Exception as error:  # noqa: BLE001 - it is shown, whatever it is: a thread has nobody above it to tell
+            entry.error = error
+        finally:
+            entry.over.set()
+
+    def _simulate(self, entry: Entry, choice: Choice) -> Run:
+        from workbench.runtimes.simulate import simulate
+
+        problem = problems.get(choice.problem) if isinstance(choice.problem, str) else choice.problem
+        loss = problem.loss
+
+        @functools.wraps(loss)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            entry.going.wait()
+            if entry.stopped.is_set():
+                raise Cancelled("stopped from the dashboard; a simulation leaves nothing behind")
+            entry.num_gradients += 1
+            return loss(*args, **kwargs)
+
+        assert choice.network is not None
+        return simulate(choice.algorithm, replace(problem, loss=watched), workers=choice.workers, network=choice.network, **choice.settings)
+
+    def _on_ranks(self, entry: Entry, choice: Choice) -> None:
+        problem = problems.get(choice.problem) if isinstance(choice.problem, str) else choice.problem
+        cluster = self._ready_cluster(choice.workers)
+        if entry.stopped.is_set():
+            raise Cancelled("stopped before it began")
+        entry.handle = cluster.train(choice.algorithm, problem, **choice.settings)
+        if entry.stopped.is_set():
+            entry.handle.stop()
+        entry.handle.wait()
+
+    def _ready_cluster(self, num_ranks: int) -> Any:
+        """The cluster there is, or a new one where it is ours and has another number of ranks or has lost some."""
+        from workbench.clusters import Cluster
+
+        if (
+            self._cluster is not None
+            and self._owned
+            and (self._cluster.num_ranks != num_ranks or self._cluster.status in ("lost", "stopped"))
+        ):
+            self._cluster.stop()
+            self._cluster = None
+        if self._cluster is None:
+            self._cluster = Cluster(num_ranks, name="dashboard", quiet=True)
+        return self._cluster
+
+
+def _of(entry: Entry, what: str) -> Any:
+    if entry.handle is None:
+        raise ConfigError("the ranks are still starting: wait a moment")
+    action = getattr(entry.handle, what, None)
+    if action is None:
+        raise ConfigError(f"this training cannot {what}: stop it instead")
+    return action

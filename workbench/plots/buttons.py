@@ -1,0 +1,95 @@
+"""Pause, resume and stop, as buttons of a live view that answer while the kernel is busy with a cell."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import ipywidgets
+
+Action = Callable[[], Any]
+
+
+@final
+class RunButtons:
+    """A button that pauses and resumes, and one that stops. What goes wrong is said beside them in one line.
+
+    Args:
+        on_stop: called when Stop is pressed; None for no such button.
+        on_pause, on_resume: called when the other one is; None, either of them, for no such button.
+    """
+
+    def __init__(self, on_stop: Action | None, on_pause: Action | None = None, on_resume: Action | None = None) -> None:
+        self._actions = {"stop": on_stop, "pause": on_pause, "resume": on_resume}
+        self._active, self._paused = True, False
+        self._asked = ""
+        self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip="End training after the step that runs")
+        self.pause = ipywidgets.Button()
+        self._said = ipywidgets.HTML()
+        self.stop.disabled, self.pause.disabled = on_stop is None, on_pause is None or on_resume is None
+        self.stop.on_click(lambda _: self._press("stop"))
+        self.pause.on_click(lambda _: self._press("resume" if self._paused else "pause"))
+        self._name_pause()
+        shown = [button for button in (self.pause, self.stop) if not button.disabled]
+        self.widget = ipywidgets.HBox([*shown, self._said])
+
+    def show(self, paused: bool, active: bool = True) -> None:
+        """Name the buttons by what they would do now; of a run that is not `active` nothing can be asked."""
+        if active != self._active:
+            self._active, self._asked, self.stop.description = active, "", "Stop"
+        self.stop.disabled = not active or self._asked == "stop"
+        self.pause.disabled = not active
+        if paused != self._paused:
+            self._paused, self._asked = paused, "stop" if self._asked == "stop" else ""
+        if self._asked not in ("pause", "resume"):
+            self._name_pause()
+
+    def end(self) -> None:
+        """Nothing is left to be pressed."""
+        self.stop.disabled = self.pause.disabled = True
+
+    def _name_pause(self) -> None:
+        self.pause.description, self.pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
+        self.pause.tooltip = "Go on with the next step" if self._paused else "Hold all ranks after the step that runs"
+
+    def _press(self, what: str) -> None:
+        button = self.stop if what == "stop" else self.pause
+        self._said.value, self._asked = "", what
+        button.description = {"stop": "Stopping", "pause": "Pausing", "resume": "Resuming"}[what]
+        if what == "stop":
+            button.disabled = True
+        action = self._actions[what]
+        assert action is not None
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - a button has nobody above it to tell, whatever it is
+            self._asked = ""
+            button.disabled, button.description = False, "Stop"
+            self._name_pause()
+            self._said.value = error_line(error)
+
+
+def error_line(error: BaseException) -> str:
+    """An error as one line of HTML."""
+    first = str(error).split("\n", 1)[0] or "no more is known"
+    return f'<span style="color: #b00020"><b>{html.escape(type(error).__name__)}:</b> {html.escape(first)}</span>'
+
+
+def answer_while_busy(widget: Any) -> None:
+    """Let what a user does to a widget, or to one inside it, reach Python while a cell runs.
+
+    JupyterLab sends it over a subshell, a thread of the kernel's own beside the one that runs cells (JEP 91). ipykernel from 7.4 on
+    brings it back to the thread that drew the widget last, that is to the end of the running cell; this takes that back. Kernels
+    without subshells answer when they are free.
+    """
+    for part in parts_of(widget):
+        if hasattr(part.comm, "_reply_subshell_for"):
+            part.comm._reply_subshell_for = lambda _, asked_over: asked_over
+
+
+def parts_of(widget: Any) -> Iterator[Any]:
+    """A widget and all those inside it."""
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from parts_of(child)

@@ -1,0 +1,142 @@
+"""The timeline of a run's newest steps, drawn again while it goes on; a plain figure takes its place when it ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from threading import Event, RLock, Thread
+from typing import Any, final
+
+import ipywidgets
+import numpy as np
+import plotly.graph_objects as go
+from IPython.display import HTML, display
+
+from workbench.analysis.overlap import step_windows
+from workbench.errors import ConfigError, RunNotFound
+from workbench.plots.buttons import error_line
+from workbench.plots.gantt import timelines
+from workbench.plots.layout import MAX_RANKS
+from workbench.plots.live import DRAWING_SHARE, ENDED, as_data
+from workbench.plots.moving import MovingFigure
+from workbench.trace.run import Run
+from workbench.trace.tail import TAIL_BYTES, read_tail
+
+INTERVAL_S = 2.0
+NUM_STEPS = 3
+MAX_TAIL_BYTES = 8 * 1024 * 1024  # of a rank's trace, for steps of very many spans
+MAX_SPANS = 1500  # shown; of steps with more of them fewer steps are, but always one
+
+
+@final
+class LiveTimeline:
+    """What every rank did in the newest steps of a run, drawn again every two seconds at most. Show it as the last expression of a cell.
+
+    It reads the end of the ranks' traces only, so a long run costs no more than a short one. A run without a trace is shown nothing of.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._lock = RLock()
+        self._ended = Event()
+        self._handle: Any = None
+        self._tail_bytes = TAIL_BYTES
+        self._shown: go.Figure | None = None
+        self._moving = MovingFigure()
+        self.widget = ipywidgets.VBox([])  # holds the figure once there is something in it
+
+    def update(self) -> bool:
+        """Look at the end of the trace and draw its last whole steps. Returns whether there is something to show."""
+        with self._lock:
+            try:
+                run = read_tail(self.folder, self._tail_bytes)
+                steps = newest_steps(run)
+                if steps is None:
+                    self._tail_bytes = min(4 * self._tail_bytes, MAX_TAIL_BYTES)
+                new = None if steps is None else timelines([run], steps)
+            except (ConfigError, RunNotFound):  # of a trace that has only begun, or was removed
+                return self._shown is not None
+            except Exception as error:  # noqa: BLE001 - nothing that a picture lacks may end a training or hide its end
+                self.widget.children = (ipywidgets.HTML(error_line(error)),)
+                return self._shown is not None
+            if new is not None and not self._ended.is_set():
+                self._shown = new
+                self._draw(new)
+            return self._shown is not None
+
+    def follow(self) -> Thread:
+        """Draw every `INTERVAL_S` in a thread of its own, less often if drawing takes long, until the run has ended, then `finish`."""
+        thread = Thread(target=self._follow, name="workbench-live-timeline", daemon=True)
+        thread.start()
+        return thread
+
+    def _follow(self) -> None:
+        try:
+            while not self._ended.is_set():
+                begin_s = time.monotonic()
+                over = self._over()
+                self.update()
+                if over:
+                    return
+                self._ended.wait(max(INTERVAL_S, (time.monotonic() - begin_s) / DRAWING_SHARE))
+        finally:
+            self.finish()
+
+    def settle(self) -> None:
+        """`finish`, now, if the run has ended."""
+        if self._over():
+            self.finish()
+
+    def finish(self) -> None:
+        """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self.update()
+            self._ended.set()
+            if self._handle is not None:
+                self._handle.update(as_data(self._shown) if self._shown is not None else {"text/html": ""}, raw=True)
+
+    def static(self) -> go.Figure | None:
+        """The timeline as a plain figure; None if nothing was traced."""
+        return self._shown
+
+    def _over(self) -> bool:
+        try:
+            return read_tail(self.folder, 0).info.get("status") in ENDED
+        except RunNotFound:
+            return True
+
+    def _ipython_display_(self) -> None:
+        with self._lock:
+            if self._ended.is_set():
+                display(self._shown if self._shown is not None else HTML(""))  # type: ignore[no-untyped-call]
+            else:
+                self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _draw(self, new: go.Figure) -> None:
+        self._moving.draw(new)
+        if self.widget.children != (self._moving.widget,):
+            self.widget.children = (self._moving.widget,)
+
+
+def newest_steps(run: Run) -> slice | None:
+    """The last steps that all shown ranks have ended, as many as can be looked at; None before there is one."""
+    spans, first, last = run.spans, 0, None
+    ranks = spans.ranks[:MAX_RANKS]
+    for rank in ranks:
+        numbers, _ = step_windows(spans.of_rank(rank))
+        if len(numbers) < 2:
+            return None
+        first = max(first, int(numbers[1] if numbers[0] else 0))  # the first one found may be cut
+        last = int(numbers.max()) if last is None else min(last, int(numbers.max()))  # the last one goes on: it is left out
+    if last is None or last <= first:
+        return None
+    steps = spans.table["step"][np.isin(spans.table["rank"], ranks)]
+    begin = last - 1
+    while begin > max(first, last - NUM_STEPS) and np.count_nonzero((steps >= begin - 1) & (steps < last)) <= MAX_SPANS:
+        begin -= 1
+    return slice(begin, last)

@@ -1,0 +1,58 @@
+"""The last steps of a run's trace, without reading all of it: for looking at a run that is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workbench.trace.read import Trace, parse_lines, trace_paths
+from workbench.trace.run import Run
+from workbench.trace.spans import CODES
+from workbench.trace.store import read_info
+
+TAIL_BYTES = 128 * 1024  # of each rank's trace: a thousand spans and more
+HEAD_BYTES = 4096  # its header and the first measurement of its clock
+
+
+def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
+    """The run with the newest spans of each rank, and no metrics.
+
+    Args:
+        folder: the run's.
+        tail_bytes: how much of the end of each rank's trace is read; a line that is cut at its begin is left out.
+
+    Raises:
+        RunNotFound: the folder holds no readable run.
+    """
+    folder = Path(folder)
+    info = read_info(folder)
+    return Run(info=info, metrics={}, traces={rank: _tail(path, tail_bytes) for rank, path in trace_paths(folder).items()})
+
+
+def _tail(path: Path, tail_bytes: int) -> Trace:
+    with path.open("rb") as file:
+        begin = max(0, file.seek(0, 2) - tail_bytes)
+        file.seek(0)
+        head = file.read(min(HEAD_BYTES, begin))
+        file.seek(begin)
+        tail = file.read()
+    if begin:  # in the middle of a line
+        tail = tail[tail.find(b"\n") + 1 :]
+    notes = [*_rows(head, _is_note), *_rows(tail, _is_note)]
+    clocks = tuple((note["clock"]["at_s"], note["clock"]["offset_s"]) for note in notes if "clock" in note)
+    return Trace(next((note for note in notes if "clock" not in note), {}), tuple(map(tuple, _rows(tail, _is_span))), clocks)
+
+
+def _rows(text: bytes, is_row: Callable[[Any], bool]) -> list[Any]:
+    """The rows of one kind among the whole lines of a text."""
+    rows, _ = parse_lines(text.decode(errors="replace").split("\n")[:-1], lambda row: isinstance(row, dict | list))
+    return list(filter(is_row, rows))
+
+
+def _is_note(row: Any) -> bool:
+    return isinstance(row, dict) and ("clock" in row or "rank" in row)
+
+
+def _is_span(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 8 and row[0] in CODES
