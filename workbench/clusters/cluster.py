@@ -22,6 +22,7 @@ from workbench.clusters.engines import Engines
 from workbench.clusters.handle import RunHandle
 from workbench.clusters.launchers import Launcher, make_launcher
 from workbench.clusters.mpi_install import MPIInstall, check_num_ranks, find_mpi, num_cores
+from workbench.clusters.slurm import Slurm
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
@@ -64,7 +65,7 @@ class Cluster:
         n: int,
         *,
         runtime: RuntimeName = "mpi",
-        launcher: str | EmulatedNetwork | Launcher = "local",
+        launcher: str | EmulatedNetwork | Slurm | Launcher = "local",
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,
@@ -75,12 +76,13 @@ class Cluster:
             raise ConfigError(f"runtime={runtime!r}: a cluster's ranks run on {' or '.join(map(repr, get_args(RuntimeName)))}")
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"name={name!r}: letters, digits, - and _ only")
-        check_num_ranks(n, oversubscribe=oversubscribe)
         install = mpi if isinstance(mpi, MPIInstall) else find_mpi(mpi, oversubscribe=oversubscribe)
         self.runtime: RuntimeName = runtime
         self.ranks: list[dict[str, Any]] = []
         self._active: RunHandle | None = None
         starts = make_launcher(launcher, n, install)
+        if starts.is_here:
+            check_num_ranks(n, oversubscribe=oversubscribe)
         starts.check(n)
         self._engines = Engines(starts, n, name)
         self._finalizer = weakref.finalize(self, _end, self._engines)

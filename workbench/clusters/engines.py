@@ -96,6 +96,9 @@ class Engines:
         self._cluster = self._loop.run(self._make(), timeout_s)
         try:
             self._loop.run(self._cluster.start_controller(), deadline - time.monotonic())
+            while self.launcher.waits(self._cluster.controller) is not None:  # it lives in a job, which is in a queue
+                deadline = time.monotonic() + timeout_s
+                time.sleep(0.05)
             info = self._loop.run(self._cluster.controller.get_connection_info(), deadline - time.monotonic())
             self._loop.run(self.launcher.controller_is_up(info["engine"]), deadline - time.monotonic())
             self._loop.run(self._cluster.start_engines(self.num_ranks), deadline - time.monotonic())

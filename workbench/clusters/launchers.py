@@ -13,6 +13,7 @@ from workbench.clusters.emulated import EmulatedNetwork, Placement
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.relay import Relay
 from workbench.clusters.mpi_install import MPIInstall, rank_environment
+from workbench.clusters.slurm import Slurm
 
 LOOPBACK = "127.0.0.1"
 
@@ -26,6 +27,7 @@ class Launcher(ABC):
     engine_set: str | type = "mpi"  # ipyparallel's launcher of the engines
     controller: str | type = "local"  # and of the controller
     is_mpi = True  # whether the engines are ranks of one MPI world
+    is_here = True  # whether they are on this machine, whose cores then limit their number
 
     @property
     @abstractmethod
@@ -145,7 +147,7 @@ class EmulatedLauncher(MPILauncher):
             self.network.close()
 
 
-def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, install: MPIInstall) -> Launcher:
+def make_launcher(words: str | EmulatedNetwork | Slurm | Launcher, num_ranks: int, install: MPIInstall) -> Launcher:
     """What `launcher=` of a cluster means.
 
     Raises:
@@ -154,6 +156,10 @@ def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, insta
     """
     if isinstance(words, Launcher):
         return words
+    if isinstance(words, Slurm) or (isinstance(words, str) and words.partition(":")[0].strip() == "slurm"):
+        from workbench.clusters.slurm_launcher import slurm_launcher
+
+        return slurm_launcher(words, install)
     network = network_of(words, num_ranks)
     return MPILauncher(install) if network is None else EmulatedLauncher(install, network, owned=network is not words)
 
