@@ -15,6 +15,7 @@ from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_pairs
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.submit_command import add_submit_options
 from workbench.train_command import add_train_options
 
 
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="A research workbench for distributed SGD.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
+    add_submit_options(commands.add_parser("submit", help="train in a Slurm job, which goes on from its checkpoint after the time limit"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
     add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))

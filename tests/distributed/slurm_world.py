@@ -136,7 +136,9 @@ class SlurmWorld:
 
     def sh(self, line: str, *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
         """What a shell's line on the login host says."""
-        process = self.popen(["sh", "-c", line], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = self.popen(
+            ["sh", "-c", line], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         try:
             return str(process.communicate(timeout=timeout_s)[0])
         finally:

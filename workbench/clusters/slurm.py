@@ -63,9 +63,10 @@ class Slurm:
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.extra, str) or not all(isinstance(word, str) and word.startswith("-") for word in self.extra):
-            raise ConfigError(f"extra={self.extra!r}: a list of sbatch's own options, such as ['--exclusive', '--mail-type=END']")
-        object.__setattr__(self, "extra", tuple(self.extra))
+        extra: Any = self.extra
+        if isinstance(extra, str) or not all(isinstance(word, str) and word.startswith("-") for word in extra):
+            raise ConfigError(f"extra={extra!r}: a list of sbatch's own options, such as ['--exclusive', '--mail-type=END']")
+        object.__setattr__(self, "extra", tuple(extra))
         for name in NUMBERS:
             value, least = getattr(self, name), 1 if name in ("nodes", "warn_s") else 0
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):

@@ -30,7 +30,7 @@ GRACE_S = 5.0
 MISSED = 12  # looks at a shared folder that may fail one after the other before it counts as gone
 CONTROLLER_S = 60.0
 RECORD, RESUME = "cluster.json", "resume"
-RUN = re.compile(r"run: (/.+)")
+RUN = re.compile(r"run: +(.+)")
 
 
 class Job:
@@ -80,7 +80,7 @@ class Job:
         for line in ranks.stdout:
             print(line, end="", flush=True)
             if found := RUN.match(line):
-                self.run = Path(found[1].strip())
+                self.run = Path(found[1].strip()).resolve()
 
     def tell(self, ranks: subprocess.Popen[str]) -> None:
         """What the warning means to the training."""

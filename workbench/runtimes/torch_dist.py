@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, final
@@ -39,9 +41,19 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
     return True
 
 
-def ranks_here(num_workers: int) -> int:
-    """How many ranks this host has, as the launcher tells it; all of them where it does not."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", num_workers))
+def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks this host has, as the launcher tells it; all of them where it does not.
+
+    >>> ranks_here(5, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "1"})
+    2
+    """
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in environment:
+            return int(environment[name])
+    if environment.get("SLURM_STEP_NUM_TASKS") == str(num_workers) and "SLURM_NODEID" in environment:  # srun's ranks
+        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        return [int(number) for number, times in parts for _ in range(int(times or 1))][int(environment["SLURM_NODEID"])]
+    return num_workers
 
 
 @final
