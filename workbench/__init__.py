@@ -44,6 +44,7 @@ _NAMES = MappingProxyType(
         "Settings": "workbench.settings",
         # where
         "Cluster": "workbench.clusters",
+        "attach": "workbench.clusters",
         "simulate": "workbench.runtimes.simulate",
         "costs": "",
         "replay": "workbench.runtimes.replay",

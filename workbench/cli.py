@@ -11,6 +11,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
+from workbench.cluster_command import add_cluster_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_pairs
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
     add_submit_options(commands.add_parser("submit", help="train in a Slurm job, which goes on from its checkpoint after the time limit"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
+    add_cluster_options(commands.add_parser("cluster", help="list, look at and stop clusters, those that were detached among them"))
     add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))
     add_recommend_options(commands.add_parser("recommend", help="which method, width, bucket size, codec and b to use, and why"))

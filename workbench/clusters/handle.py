@@ -42,6 +42,7 @@ class RunHandle:
         self._lock = threading.Lock()
         self._follower = Follower(folder)
         self._views: list[Any] = []
+        self.echo: Any = None  # shows what the ranks print
         for result in self._results:
             result.add_done_callback(self._one_came_back)
 
@@ -75,6 +76,8 @@ class RunHandle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while True:
+                if self.echo is not None:
+                    self.echo.poll(to_the_end=self.done)
                 if self._failed():
                     raise self._error()
                 if self.done:
@@ -131,6 +134,12 @@ class RunHandle:
             if not self._over.is_set():
                 self._lost = reason
                 self._settle()
+
+    def readdress(self, results: Sequence[Any]) -> None:
+        """Wait for these answers in place of those asked for: the cluster was detached, and only the run's folder tells any more."""
+        self._results, self._engines = list(results), None
+        for result in self._results:
+            result.add_done_callback(self._one_came_back)
 
     def _one_came_back(self, _: Any) -> None:
         """Called in the client's own thread."""
