@@ -298,8 +298,7 @@ def test_nothing_outlives_the_process_that_started_it(
         if sign is not None:
             commands = [" ".join(process.cmdline()) for process in marked(mark)]
             for part in (
-                "ipyparallel.engine --mpi",
-                "ipyparallel.engine.nanny",
+                "workbench.clusters.engine --mpi",
                 "ipyparallel.controller",
                 "prterun" if find_mpi().name == OPEN_MPI else "mpiexec",
             ):

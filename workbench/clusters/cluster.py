@@ -160,7 +160,7 @@ class Cluster:
             return "starting"
         if self._engines.client is None:
             return "detached" if self._engines.detached else "stopped"
-        if not self._engines.alive:
+        if not self._engines.alive or len(self._engines.client.ids) < self.num_ranks:
             return "lost"
         return "training" if self._active is not None and not self._active.done else "ready"
 

@@ -85,7 +85,7 @@ class Engines:
             LaunchError: as `start`.
         """
         with self._lock:
-            self._end_processes()
+            self._end_processes(gently=False)
         for path in (self.folder / "security").glob("*"):
             path.unlink()  # engines that found the old controller's addresses would wait for it
         self.launcher, self.num_ranks, self._attached, self._said = launcher, num_ranks, False, 0
@@ -97,6 +97,8 @@ class Engines:
         self._loop = self._loop or LoopThread()
         try:
             self._cluster = self._run(self._make(), deadline)
+            if self.launcher.starts_at_once:
+                self._run(self._cluster.start_engines(self.num_ranks), deadline)
             self._run(self._cluster.start_controller(), deadline)
             while (waits := self.launcher.waits(self._cluster.controller)) is not None and not self._ended.is_set():  # in a job in a queue
                 deadline = time.monotonic() + timeout_s
@@ -104,7 +106,8 @@ class Engines:
                 time.sleep(0.05)
             info = self._run(self._cluster.controller.get_connection_info(deadline - time.monotonic()), deadline)
             self._run(self.launcher.controller_is_up(info["engine"]), deadline)
-            self._run(self._cluster.start_engines(self.num_ranks), deadline)
+            if not self.launcher.starts_at_once:
+                self._run(self._cluster.start_engines(self.num_ranks), deadline)
             self.client = self._connected(info, deadline - time.monotonic())
         except LaunchError:
             raise
@@ -257,14 +260,15 @@ class Engines:
             finally:
                 self._clear()
 
-    def _end_processes(self) -> None:
+    def _end_processes(self, *, gently: bool = True) -> None:
         try:
             if self.client is not None:
                 self.client.close()
             if self._cluster is not None and self._loop is not None:
                 with contextlib.suppress(TimeoutError, RuntimeError):
                     engine_set = self._cluster.engine_set
-                    if not (self._attached and isinstance(engine_set, LocalProcessLauncher)):  # no children of ours: ended by their mark
+                    gently = gently and not self._attached  # who are no children of ours may never be seen to end
+                    if gently or not isinstance(engine_set, LocalProcessLauncher):  # else their mark is enough
                         self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies take their leave of the controller
                         self._loop.run(self._cluster.stop_controller(), STOP_S)
                     self._loop.run(self.launcher.close(), STOP_S)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.clusters.engines import Engines
-from workbench.clusters.failures import first_cause, local_error
+from workbench.clusters.failures import consequence, first_cause, local_error
 from workbench.errors import WorkbenchError
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
@@ -196,7 +196,7 @@ class RunHandle:
         engines = self._engines
         deadline = time.monotonic() + CAUSE_S
         rank, error = first_cause(self._failed())
-        while getattr(error, "ename", "") in ("PeerFailed", "EngineError") and not self.done and time.monotonic() < deadline:
+        while consequence(error) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
             rank, error = first_cause(self._failed())
         return local_error(rank, error, engines.last_words() if engines else "")

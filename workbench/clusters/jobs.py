@@ -92,9 +92,8 @@ def checkpoint_of(resume: Any, num_ranks: int) -> str:
     kept = checkpoints(folder)
     if kept != num_ranks:
         found = "no checkpoint" if kept == 0 else f"checkpoints of {kept} ranks"
-        raise ConfigError(
-            f"{folder.name} kept {found}, and this cluster has {num_ranks}: only a stopped run, on as many ranks, can be resumed"
-        )
+        fix = f"only a stopped run can be resumed, on as many ranks as before: here are {num_ranks}"
+        raise ConfigError(f"{folder.name} kept {found}; {fix}")
     return str(folder)
 
 

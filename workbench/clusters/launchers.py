@@ -29,6 +29,7 @@ class Launcher(ABC):
     engine_set: str | type = "mpi"  # ipyparallel's launcher of the engines
     controller: str | type = "local"  # and of the controller
     is_mpi = True  # whether the engines are ranks of one MPI world
+    starts_at_once = False  # whether engines may start before the controller listens: they find its address in the cluster's folder
     is_here = True  # whether they are on this machine, whose cores then limit their number
 
     @property
@@ -94,6 +95,8 @@ class Launcher(ABC):
 class MPILauncher(Launcher):
     """Ranks of this machine, started by mpiexec."""
 
+    starts_at_once = True
+
     def __init__(self, install: MPIInstall) -> None:
         self.install = install
 
@@ -126,6 +129,8 @@ class EmulatedLauncher(MPILauncher):
     Args:
         owned: whether the network ends with the cluster.
     """
+
+    starts_at_once = False
 
     def __init__(self, install: MPIInstall, network: EmulatedNetwork, *, owned: bool) -> None:
         super().__init__(install)

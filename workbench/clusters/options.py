@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def new_cluster(launcher: Launcher, num_ranks: int) -> dict[str, Any]:
         "n": num_ranks,
         "controller_ip": launcher.controller_ip(),
         "delay": 0.0,
+        "send_engines_connection_env": not launcher.starts_at_once,
     }
 
 
@@ -42,6 +44,7 @@ def options(launcher: Launcher, num_ranks: int, cluster_id: str, mark: str, fold
 
 def _config(launcher: Launcher, num_ranks: int, everywhere: dict[str, str], folder: Path) -> Config:
     config = Config()
+    config.EngineLauncher.engine_cmd = [sys.executable, "-m", "workbench.clusters.engine"]
     config.EngineLauncher.engine_args = [f"--IPEngine.timeout={REGISTER_S}"]
     launcher.configure(config, num_ranks, everywhere, folder)
     config.LocalControllerLauncher.environment = everywhere

@@ -48,6 +48,7 @@ class ProcessLauncher(Launcher):
 
     engine_set = ProcessSet
     is_mpi = False
+    starts_at_once = True
 
     @property
     def title(self) -> str:

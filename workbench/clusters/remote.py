@@ -44,12 +44,8 @@ def sees(path: str, timeout_s: float) -> bool:
 
 
 def warm_up() -> None:
-    """Import what a training needs, while the user is still reading; a crash in native code says where it was."""
-    import faulthandler
-
+    """Import what a training needs, while the user is still reading, where the engine's own program has not."""
     import workbench.runtimes.launch  # noqa: F401 - for its effect: torch takes seconds to import
-
-    faulthandler.enable(sys.__stderr__ or sys.stderr)
 
 
 def vitals() -> dict[str, Any]:

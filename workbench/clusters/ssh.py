@@ -54,7 +54,7 @@ class SSHLauncher(MPILauncher):
         hosts: names and numbers of ranks, in the order in which ranks fill them.
     """
 
-    is_here = False
+    is_here = starts_at_once = False
 
     def __init__(self, install: MPIInstall, hosts: tuple[tuple[str, int], ...]) -> None:
         super().__init__(install)
