@@ -49,7 +49,7 @@ AccountingStorageType=accounting_storage/none
 GresTypes=gpu
 SlurmdParameters=config_overrides
 MailProg=/bin/true
-KillWait=5
+KillWait=30
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 PartitionName=down Nodes=ALL State=DOWN
@@ -134,7 +134,7 @@ class SlurmWorld:
         """A process on a host, with nothing of the emulated network's own environment."""
         return subprocess.Popen(self.network.command(host, argv), env={**self.env, **(env or {})}, **options)
 
-    def sh(self, line: str, *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
+    def sh(self, line: str, *, host: str = "host0", env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
         """What a shell's line on the login host says."""
         process = self.popen(
             ["sh", "-c", line], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
