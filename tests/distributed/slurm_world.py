@@ -135,9 +135,9 @@ class SlurmWorld:
         return subprocess.Popen(self.network.command(host, argv), env={**self.env, **(env or {})}, **options)
 
     def sh(self, line: str, *, host: str = "host0", env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
-        """What a shell's line on the login host says."""
+        """What a shell's line on a host says."""
         process = self.popen(
-            ["sh", "-c", line], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["sh", "-c", line], host, env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         try:
             return str(process.communicate(timeout=timeout_s)[0])

@@ -307,7 +307,7 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, run
     world.sh(f"scancel {job}")
     assert within(60, world.jobs, lambda jobs: jobs == []) == [], log.read_text()
     first, second = list_runs()
-    assert (first.status, second.status) == ("stopped", "stopped"), log.read_text()
+    assert (first.status, second.status) == ("stopped", "failed"), log.read_text()
     assert Path(second.info["resumed"]).name == first.id
     assert Run.load(second.folder).steps()[0]["step"] == Run.load(first.folder).steps()[-1]["step"] + 1
-    assert len(list(second.folder.glob("checkpoint-*"))) == 2  # who is cancelled keeps one too
+    assert second.info["error"] == "terminated"

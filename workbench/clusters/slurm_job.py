@@ -27,7 +27,6 @@ from typing import Any
 
 POLL_S = 0.25
 GRACE_S = 5.0
-LEAVE_S = 20.0  # of the 30 that Slurm gives a job that is cancelled or makes place for another, for a training to keep a checkpoint
 MISSED = 12  # looks at a shared folder that may fail one after the other before it counts as gone
 CONTROLLER_S = 60.0
 RECORD, RESUME = "cluster.json", "resume"
@@ -85,8 +84,7 @@ class Job:
 
     def tell(self, ranks: subprocess.Popen[str]) -> None:
         """What the warning means to the training."""
-        why = "this job must end" if self.ended else "the time limit is near"
-        say(f"{why}: the training is asked to stop, with a checkpoint")
+        say("the time limit is near: the training is asked to stop, with a checkpoint")
         if self.spec["on_warning"] == "interrupt":
             ranks.send_signal(signal.SIGINT)
             return
@@ -98,12 +96,11 @@ class Job:
 
     def watch(self, ranks: subprocess.Popen[str]) -> int:
         """Until the ranks have ended, or must; their exit status."""
-        missed, patience_s = 0, LEAVE_S if self.spec["on_warning"] == "interrupt" else 0.0
-        while ranks.poll() is None and (not self.ended or patience_s > 0):
-            if (self.warned or self.ended) and not self.told:
+        missed = 0
+        while ranks.poll() is None and not self.ended:  # Slurm has told the end to all processes of the job
+            if self.warned and not self.told:
                 self.told = True
                 self.tell(ranks)
-            patience_s -= POLL_S * self.ended
             missed = 0 if self.path.exists() else missed + 1
             if missed == MISSED:
                 say("the cluster's folder is gone, and its notebook with it: the ranks end")
