@@ -23,7 +23,8 @@ What is after -- is given to `workbench`, inside the job; its --workers are the 
 Before the time limit (--warn) the training is asked to stop at the end of a step, and leaves a checkpoint. With --requeue the
 job then goes back into the queue, and its next turn goes on from there; each turn is a run of its own in the run store.
 """
-WORDS = ("partition", "account", "qos", "constraint", "time_limit", "nodes", "gpus_per_rank", "cpus_per_rank", "memory", "warn_s")
+WORDS = ("partition", "account", "time_limit", "nodes", "gpus_per_rank")
+EXTRA = {"qos": "qos", "constraint": "constraint", "cpus_per_rank": "cpus-per-task", "memory": "mem"}
 
 
 def add_submit_options(submit: argparse.ArgumentParser) -> None:
@@ -38,13 +39,12 @@ def add_submit_options(submit: argparse.ArgumentParser) -> None:
     add("--time", "-t", dest="time_limit", metavar="HH:MM:SS", help="or minutes, or D-HH:MM")
     add("--nodes", "-N", type=int)
     add("--gpus-per-rank", type=int, default=0)
-    add("--cpus-per-rank", type=int, default=0)
+    add("--cpus-per-rank", type=int)
     add("--memory", help="of each node, such as 16G")
     add(
         "--warn",
         type=int,
         default=60,
-        dest="warn_s",
         metavar="SECONDS",
         help="before the time limit: how long a step and a checkpoint may take",
     )
@@ -60,7 +60,9 @@ def _submit(options: argparse.Namespace) -> int:
     from workbench.clusters.slurm_queue import Allocation, jobs_folder, submit
 
     num_ranks = _checked(options.argv)
-    slurm = Slurm(extra=tuple(options.extra), **{name: getattr(options, name) for name in WORDS})
+    extra = [f"--{word}={getattr(options, name)}" for name, word in EXTRA.items() if getattr(options, name) is not None]
+    extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
+    slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
     name = f"train-{secrets.token_hex(4)}"
     folder = jobs_folder() / name
     runner = Path(__file__).with_name("clusters") / "slurm_job.py"

@@ -17,8 +17,7 @@ import pytest
 from tests.distributed.slurm_world import SlurmWorld, send_by_value
 from workbench.clusters.mpi_install import find_mpi
 from workbench.clusters.slurm import Slurm
-from workbench.runtimes.torch_dist import ranks_here
-from workbench.runtimes.transport import local_rank
+from workbench.runtimes.transport import local_rank, ranks_here
 from workbench.trace.run import Run
 from workbench.trace.store import list_runs
 

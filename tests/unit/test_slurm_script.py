@@ -9,28 +9,23 @@ import pytest
 
 from workbench.cli import main
 from workbench.clusters.slurm import Slurm
-from workbench.clusters.slurm_job import all_gpus
+from workbench.clusters.slurm_job import for_steps
 from workbench.clusters.slurm_queue import Allocation, State, address_for_nodes, counts, submit
 from workbench.errors import ConfigError, LaunchError
 
 EVERYTHING = (
     "slurm:partition=gpu,account=physics,time=1-02:00,qos=high,constraint=a100&ib,nodes=2,gpus-per-task=2,cpus-per-task=8,mem=64G,"
-    "mpi=pmix,controller=job,warn_s=120,--exclusive,--mail-type=END"
+    "mpi=pmix,controller=job,--exclusive"
 )
 OBJECT = Slurm(
     partition="gpu",
     account="physics",
     time_limit="1-02:00",
-    qos="high",
-    constraint="a100&ib",
     nodes=2,
     gpus_per_rank=2,
-    cpus_per_rank=8,
-    memory="64G",
     mpi="pmix",
     controller="job",
-    warn_s=120,
-    extra=("--exclusive", "--mail-type=END"),
+    extra=("--qos=high", "--constraint=a100&ib", "--cpus-per-task=8", "--mem=64G", "--exclusive"),
 )
 
 
@@ -41,29 +36,28 @@ def test_words_and_object_are_the_same() -> None:
 
 
 def test_everything_asked_for_is_in_the_script() -> None:
-    script = OBJECT.script(8, name="cluster-1", output="/home/me/my files/job.log", command=["python", "-P", "job.py", "a b"])
+    script = OBJECT.script(8, name="cluster-1", output="/shared/my files/job.log", command=["python", "-P", "job.py", "a b"])
     lines = script.splitlines()
     assert lines[0] == "#!/bin/sh"
     assert lines[-1] == "exec python -P job.py 'a b'"
     assert [line.removeprefix("#SBATCH ") for line in lines[1:-1]] == [
         "--job-name=cluster-1",
-        "'--output=/home/me/my files/job.log'",
+        "'--output=/shared/my files/job.log'",
         "--open-mode=append",
-        "--signal=B:USR1@120",
+        "--signal=B:USR1@60",
         "--no-requeue",
         "--partition=gpu",
         "--account=physics",
-        "--qos=high",
-        "'--constraint=a100&ib'",
         "--time=1-02:00",
         "--nodes=2",
         "--ntasks=8",
         "--ntasks-per-node=4",
-        "--cpus-per-task=8",
         "--gpus-per-task=2",
+        "--qos=high",
+        "'--constraint=a100&ib'",
+        "--cpus-per-task=8",
         "--mem=64G",
         "--exclusive",
-        "--mail-type=END",
     ]
     assert "--requeue" in Slurm().script(1, name="a", output="b", command=["c"], requeue=True).split()
 
@@ -74,6 +68,7 @@ def test_everything_asked_for_is_in_the_script() -> None:
         ("slurm:partitoin=debug", "did you mean partition=…"),
         ("slurm:debug", "'debug' is no option"),
         ("slurm:nodes=2,nodes=3", "nodes is given twice"),
+        ("slurm:gpus-per-task=2,gpus-per-rank=2", "gpus-per-rank is given twice"),
         ("slurm:nodes=two", "nodes='two': a whole number"),
         ("slurm:nodes=0", "1 or more"),
         ("slurm:time=half an hour", "HH:MM:SS"),
@@ -106,8 +101,15 @@ def test_ranks_see_all_gpus_of_their_node() -> None:
     assert command[:3] == ["env", "-u", "SLURM_GPUS_PER_TASK"]
     assert command[-5:] == ["/mpi/mpiexec", "-n", "4", "--bind-to", "none"]
     assert "--mpi=pmix" in Slurm(mpi="pmix").start_command(4, "/mpi/mpiexec", ())
-    assert all_gpus({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}) == {"SLURM_GPUS_PER_NODE": "2"}
-    assert all_gpus({"SLURM_GPUS_ON_NODE": "2"}) == {}
+    assert for_steps({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}, command)["SLURM_GPUS_PER_NODE"] == "2"
+    assert "SLURM_GPUS_PER_NODE" not in for_steps({"SLURM_GPUS_ON_NODE": "2"}, command)
+
+
+def test_ranks_have_the_cpus_that_were_asked_for() -> None:
+    environment = {"SLURM_CPUS_PER_TASK": "8"}
+    assert for_steps(environment, ["mpiexec"]) == {"OMP_NUM_THREADS": "8"}  # its daemons' steps have all CPUs of a node
+    assert for_steps(environment, ["srun"]) == {"OMP_NUM_THREADS": "8", "SRUN_CPUS_PER_TASK": "8"}
+    assert for_steps(environment | {"OMP_NUM_THREADS": "2"}, ["mpiexec"]) == {"OMP_NUM_THREADS": "2"}
 
 
 def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
 from workbench.errors import ConfigError
@@ -14,14 +14,16 @@ from workbench.errors import ConfigError
 Starter = Literal["mpiexec", "pmix", "pmi2"]
 Place = Literal["here", "job"]
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS
+WARN_S = 60
 FORM = "'slurm:partition=debug,time=00:30:00,nodes=2,gpus-per-task=1'"
-WORDS = {  # of `launcher="slurm:..."`, where they are not a field's own name
-    "time": "time_limit",
-    "gpus_per_task": "gpus_per_rank",
-    "cpus_per_task": "cpus_per_rank",
-    "mem": "memory",
+OWN = {"time": "time_limit", "gpus-per-task": "gpus_per_rank", "gpus-per-rank": "gpus_per_rank"} | {
+    name: name for name in ("partition", "account", "nodes", "mpi", "controller")
 }
-NUMBERS = ("nodes", "gpus_per_rank", "cpus_per_rank", "warn_s")
+SBATCH = (  # options of sbatch's that may be written among the words
+    *("qos", "constraint", "mem", "mem-per-cpu", "cpus-per-task", "gres", "gpus-per-node", "reservation", "nodelist", "exclude"),
+    *("licenses", "comment", "mail-type", "mail-user", "begin", "nice", "signal", "tmp"),
+)
+NUMBERS = ("nodes", "gpus_per_rank")
 
 
 @final
@@ -30,16 +32,15 @@ class Slurm:
     """A job that a cluster's ranks live in; what is not given is the site's default.
 
     Args:
-        partition, account, qos, constraint: as sbatch knows them.
+        partition, account: as sbatch knows them.
         time_limit: as sbatch writes it: "30" minutes, "00:30:00", "1-12".
         nodes: how many; the ranks are spread evenly over them.
-        gpus_per_rank, cpus_per_rank: how many each rank has.
-        memory: of each node, as "16G".
+        gpus_per_rank: how many each rank has.
         mpi: how the ranks start inside the job: by the MPI's own mpiexec, or by `srun --mpi=` with Slurm's PMIx or PMI-2.
         controller: where the controller of the ranks lives: "here", beside the notebook, or in the "job", so that a cluster that
             was detached outlives the notebook's machine.
-        warn_s: seconds before the time limit at which a training is asked to stop, so that it ends with a checkpoint.
-        extra: other words for sbatch: ["--exclusive"].
+        extra: other options for sbatch: ["--qos=high", "--constraint=a100", "--exclusive"]. A minute before the time limit a
+            training is asked to stop, so that it ends with a checkpoint; "--signal=B:USR1@300" makes it five.
 
     Raises:
         ConfigError: a value that cannot be.
@@ -50,31 +51,26 @@ class Slurm:
 
     partition: str | None = None
     account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
     time_limit: str | None = None
     nodes: int | None = None
     gpus_per_rank: int = 0
-    cpus_per_rank: int = 0
-    memory: str | None = None
     mpi: Starter = "mpiexec"
     controller: Place = "here"
-    warn_s: int = 60
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         extra: Any = self.extra
         if isinstance(extra, str) or not all(isinstance(word, str) and word.startswith("-") for word in extra):
-            raise ConfigError(f"extra={extra!r}: a list of sbatch's own options, such as ['--exclusive', '--mail-type=END']")
+            raise ConfigError(f"extra={extra!r}: a list of sbatch's own options, such as ['--exclusive', '--qos=high']")
         object.__setattr__(self, "extra", tuple(extra))
         for name in NUMBERS:
-            value, least = getattr(self, name), 1 if name in ("nodes", "warn_s") else 0
+            value, least = getattr(self, name), 1 if name == "nodes" else 0
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ConfigError(f"{name}={value!r}: a whole number, {least} or more")
         for name, allowed in (("mpi", get_args(Starter)), ("controller", get_args(Place))):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, allowed))}")
-        for name in ("partition", "account", "qos", "constraint", "memory"):
+        for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip() or any(letter.isspace() for letter in value)):
                 raise ConfigError(f"{name}={value!r}: a word without blanks, as sbatch knows it")
@@ -94,19 +90,23 @@ class Slurm:
         if kind.strip() != "slurm":
             raise ConfigError(f"launcher={words!r}: write it like {FORM}")
         values: dict[str, Any] = {}
-        extra = []
+        extra: list[str] = []
+        given: set[str] = set()
         for pair in filter(None, (part.strip() for part in rest.split(","))):
             if pair.startswith("--"):
                 extra.append(pair)
                 continue
             name, equals, value = (part.strip() for part in pair.partition("="))
-            known = name.replace("-", "_")
-            known = WORDS.get(known, known)
-            if known not in _names() or not equals or not value:
+            name = name.replace("_", "-")
+            if name not in (*OWN, *SBATCH) or not equals or not value:
                 raise ConfigError(f"launcher={words!r}: {pair!r} is no option of it{_nearest(name)}; write it like {FORM}")
-            if known in values:
+            if OWN.get(name, name) in given:
                 raise ConfigError(f"launcher={words!r}: {name} is given twice")
-            values[known] = int(value) if known in NUMBERS and value.isdigit() else value
+            given.add(OWN.get(name, name))
+            if name in SBATCH:
+                extra.append(f"--{name}={value}")
+            else:
+                values[OWN[name]] = int(value) if OWN[name] in NUMBERS and value.isdigit() else value
         return cls(**values, extra=tuple(extra))
 
     def check(self, num_ranks: int) -> None:
@@ -130,15 +130,11 @@ class Slurm:
         asked = {
             "partition": self.partition,
             "account": self.account,
-            "qos": self.qos,
-            "constraint": self.constraint,
             "time": self.time_limit,
             "nodes": self.nodes,
             "ntasks": num_ranks,
             "ntasks-per-node": -(-num_ranks // self.nodes) if self.nodes else None,
-            "cpus-per-task": self.cpus_per_rank or None,
             "gpus-per-task": self.gpus_per_rank or None,
-            "mem": self.memory,
         }
         return [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(self.extra)
 
@@ -149,7 +145,7 @@ class Slurm:
             output: path of the job's output, which its nodes and this machine share.
             requeue: whether Slurm may put the job back into its queue.
         """
-        ours = [f"--job-name={name}", f"--output={output}", "--open-mode=append", f"--signal=B:USR1@{self.warn_s}"]
+        ours = [f"--job-name={name}", f"--output={output}", "--open-mode=append", f"--signal=B:USR1@{WARN_S}"]
         ours.append("--requeue" if requeue else "--no-requeue")
         lines = [f"#SBATCH {shlex.quote(option)}" for option in [*ours, *self.options(num_ranks)]]
         return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])
@@ -162,18 +158,13 @@ class Slurm:
         """
         if self.mpi == "mpiexec":
             return [*WITHOUT_TASK_GPUS, mpiexec, "-n", str(num_ranks), *args]
-        cores = [f"--cpus-per-task={self.cpus_per_rank}"] if self.cpus_per_rank else ["--overcommit"]
-        return [*WITHOUT_TASK_GPUS, "srun", f"--mpi={self.mpi}", "-n", str(num_ranks), *cores, "--kill-on-bad-exit=1"]
+        return [*WITHOUT_TASK_GPUS, "srun", f"--mpi={self.mpi}", "-n", str(num_ranks), "--kill-on-bad-exit=1"]
 
 
 WITHOUT_TASK_GPUS = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_TASK", "-u", "SLURM_GPU_BIND")
 
 
-def _names() -> list[str]:
-    return [item.name for item in fields(Slurm) if item.name != "extra"]
-
-
 def _nearest(name: str) -> str:
-    known = [*_names(), *WORDS]
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    return f": did you mean {near[0].replace('_', '-')}=…?" if near else f": there are {', '.join(sorted(known)).replace('_', '-')}"
+    known = [*OWN, *SBATCH]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}=…?" if near else f": there are {', '.join(sorted(known))}, and --WORD for any other of sbatch"

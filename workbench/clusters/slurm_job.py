@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Job:
         self.path = path
         self.spec: dict[str, Any] = json.loads(path.read_text())
         self.folder = Path(self.spec["folder"])
-        self.env = {**os.environ, **all_gpus(os.environ), **self.spec["environment"]}
+        self.env = {**os.environ, **for_steps(os.environ, self.spec["command"]), **self.spec["environment"]}
         self.processes: list[subprocess.Popen[str]] = []
         self.warned = self.told = self.ended = False
         self.run: Path | None = None  # that a command line said it made
@@ -149,10 +150,18 @@ class Job:
             self.requeue()
 
 
-def all_gpus(environment: Any) -> dict[str, str]:
-    """What makes the steps of a job with GPUs for each task see all GPUs of their node, where the first task's alone are the rule."""
-    gpus = environment.get("SLURM_GPUS_ON_NODE")
-    return {"SLURM_GPUS_PER_NODE": gpus} if gpus and "SLURM_GPUS_PER_TASK" in environment else {}
+def for_steps(environment: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
+    """What a step of this job must be told: that it has all GPUs of its nodes, where the first task's alone would be the rule for what
+
+    starts their ranks; and how many CPUs a rank has, which srun does not take over from sbatch.
+    """
+    cpus, gpus = environment.get("SLURM_CPUS_PER_TASK"), environment.get("SLURM_GPUS_ON_NODE")
+    told = {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or cpus or "1"}
+    if gpus and "SLURM_GPUS_PER_TASK" in environment:
+        told["SLURM_GPUS_PER_NODE"] = gpus
+    if cpus and "srun" in command:
+        told["SRUN_CPUS_PER_TASK"] = cpus
+    return told
 
 
 def say(words: str) -> None:

@@ -18,14 +18,14 @@ from traitlets.config import Config
 from workbench.clusters.launchers import LOOPBACK, Launcher, MPILauncher
 from workbench.clusters.mpi_install import MPIInstall, rank_environment
 from workbench.clusters.slurm import Slurm
-from workbench.clusters.slurm_job import all_gpus
+from workbench.clusters.slurm_job import for_steps
 from workbench.clusters.slurm_queue import Allocation, Watched, address_for_nodes, ask, cancel, submit, tail
 from workbench.clusters.warden import AT_END
 from workbench.errors import ConfigError
 
 SCRIPT = str(Path(__file__).with_name("slurm_job.py"))
 SPEC, LOG = "job.json", "job.log"
-SETTLED = ("partition", "account", "qos", "constraint", "time_limit", "memory", "extra")
+SETTLED = ("partition", "account", "time_limit", "extra")
 GONE_S = 8.0  # how long a cancelled job may take to be gone
 
 
@@ -190,12 +190,10 @@ class SlurmLauncher(Launcher):
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         self._folder, name = folder, folder.name
         starts = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
-        threads = os.environ.get("OMP_NUM_THREADS") or str(self.options.cpus_per_rank or 1)
         spec = {
             "command": [*starts, *ipengine_cmd_argv, *config.EngineLauncher.engine_args, "--mpi"],
             "environment": {
                 **self.install.env,
-                "OMP_NUM_THREADS": threads,
                 "IPP_CLUSTER_ID": name,
                 "IPP_PROFILE_DIR": str(folder),
                 **environment,
@@ -279,11 +277,12 @@ class StepLauncher(MPILauncher):
         command = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
         if self.options.mpi != "mpiexec":
             command = [*command, "--overlap"]  # an interactive shell is a step, which holds all of the job
+            command += ["--overcommit"] if num_ranks > self.allocation.num_ranks else []
         place = command.index("-n")
         config.MPIEngineSetLauncher.mpi_cmd = command[:place]
         config.MPIEngineSetLauncher.mpi_args = command[place + 2 :]
         ranks = rank_environment(self.install, num_ranks)
-        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **all_gpus(os.environ)}
+        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **for_steps(os.environ, command)}
 
 
 def slurm_launcher(words: str | Slurm, install: MPIInstall) -> Launcher:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, final
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from workbench.errors import LaunchError, Stalled
 from workbench.gradients import block_bounds
-from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
+from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
@@ -39,21 +37,6 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
     except (ValueError, RuntimeError) as error:
         raise LaunchError(f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}") from error
     return True
-
-
-def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks this host has, as the launcher tells it; all of them where it does not.
-
-    >>> ranks_here(5, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "1"})
-    2
-    """
-    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
-        if name in environment:
-            return int(environment[name])
-    if environment.get("SLURM_STEP_NUM_TASKS") == str(num_workers) and "SLURM_NODEID" in environment:  # srun's ranks
-        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-        return [int(number) for number, times in parts for _ in range(int(times or 1))][int(environment["SLURM_NODEID"])]
-    return num_workers
 
 
 @final
