@@ -307,3 +307,54 @@ def test_a_start_can_be_given_up(cache: Path, no_process_left: None) -> None:
     begun.stop()
     assert begun.state == "stopped"
     assert marked(begun.mark) == []
+
+
+# ---------------------------------------------------------------- in a notebook
+
+
+CELLS = {
+    "start": """
+import time, torch, workbench as wb
+from workbench.problems.base import Problem
+cluster = wb.Cluster(2, launcher="torch", wait=False)
+""",
+    "train": """
+def loss(output, target):
+    print("a word from a rank")
+    return torch.nn.functional.mse_loss(output, target)
+x = torch.ones(64, 3)
+problem = Problem(model=lambda: torch.nn.Linear(3, 1), loss=loss, train=(x, x[:, :1]), name="plane", batch_size=8, correct=None)
+cluster.wait()
+run = cluster.train(wb.SynchronousSGD(), problem, steps=5)
+""",
+    "wait": "run.wait(); time.sleep(1)",
+    "look": "cluster",
+    "stop": "cluster.stop()",
+}
+
+
+def test_a_notebook_shows_the_start_moving_and_what_ranks_print(cache: Path, runs: Path, no_process_left: None) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    seen: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for name, code in CELLS.items():
+            heard = seen.setdefault(name, [])
+            client.execute_interactive(code, timeout=180, output_hook=heard.append)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+    errors = [message for heard in seen.values() for message in heard if message["msg_type"] == "error"]
+    assert not errors
+    everything = [message for heard in seen.values() for message in heard]
+    line = next(message["content"] for message in everything if message["msg_type"] == "display_data")
+    assert line["data"]["text/plain"].startswith("0 of 2 ranks ready")
+    moves = [message["content"] for message in everything if message["msg_type"] == "update_display_data"]
+    assert {move["transient"]["display_id"] for move in moves} == {line["transient"]["display_id"]}, "the same output moves"
+    assert moves[-1]["data"]["text/plain"].startswith("2 ranks ready in")
+    printed = "".join(message["content"]["text"] for message in everything if message["msg_type"] == "stream")
+    assert [printed.count(f"[{rank}] a word from a rank\n") for rank in range(2)] == [5, 5]
+    table = next(message["content"]["data"] for message in seen["look"] if message["msg_type"] == "execute_result")
+    assert "<th>last beat</th>" in table["text/html"]
+    assert "2 ranks, torch.distributed processes" in table["text/plain"]

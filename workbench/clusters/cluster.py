@@ -26,6 +26,7 @@ from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 
+START_S = 120.0
 RETURN_S = 5.0  # how long ranks may take to come back from a run that failed
 
 
@@ -33,24 +34,21 @@ RETURN_S = 5.0  # how long ranks may take to come back from a run that failed
 class Cluster:
     """`n` ranks of one world behind this program or notebook: IPython engines, ended with this object.
 
-    It ends with `stop()`, with the `with` block, when it is no longer referred to, at the end of the program or kernel,
-    and also when that is killed: no process stays behind. After `detach()` it ends with `workbench cluster stop` alone,
-    or with whoever takes it up again by `attach`.
+    It ends with `stop()`, with the `with` block, when it is no longer referred to, at the end of the program or kernel, and
+    also when that is killed: no process stays behind. After `detach()`: by `workbench cluster stop`, or with who attaches.
 
     Args:
         n: how many ranks. They may outnumber the cores.
-        runtime: which library carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo or NCCL);
-            None is what the launcher's ranks have, MPI if both.
-        launcher: where the ranks are: "local", of this machine, in one MPI world; "torch", of this machine, without any MPI;
-            "slurm:partition=debug,time=00:30:00" or a `Slurm`, in a job; "ssh:hostA:2,hostB:2", on hosts that share this folder;
-            on hosts of an emulated network, "emulated:1gbit", which ends with the cluster, or an `EmulatedNetwork` that you
-            close; or a `Launcher`.
+        runtime: what carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL); None: MPI where it is.
+        launcher: where the ranks are: "local", on this machine, in one MPI world; "torch", without any MPI; "ssh:hostA:2,hostB:2",
+            on hosts that share the runs' folder; "slurm:partition=debug,time=00:30:00" or a `Slurm`, in a job; on an emulated
+            network, "emulated:1gbit", which ends with the cluster, or an `EmulatedNetwork` that you close; or a `Launcher`.
         name: what its id begins with.
         mpi: folder of the MPI to use (with bin/mpiexec in it), or what `find_mpi` returned; None to look for one.
         oversubscribe: allow more ranks than cores.
         timeout_s: how long the start may take.
-        quiet: print nothing.
-        wait: until the ranks are ready; if False they start in the background, and whatever needs them waits for them.
+        quiet: print nothing, nor what ranks print.
+        wait: until the ranks are ready; if False they start in the background, and what needs them waits.
 
     Raises:
         ConfigError: `n`, `runtime` or `launcher` cannot be.
@@ -70,7 +68,7 @@ class Cluster:
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,
-        timeout_s: float = 120.0,
+        timeout_s: float = START_S,
         quiet: bool = False,
         wait: bool = True,
     ) -> None:
@@ -166,9 +164,8 @@ class Cluster:
 
     def status(self) -> Table:
         """A row for each rank: host, process, device, step, last beat, memory, bytes sent. Answers while they train."""
-        caption = f"{self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.state}"
         run = self._active
-        return status_table(self._engines, self.ranks, run.folder if run is not None else None, caption)
+        return status_table(self._engines, self.ranks, run.folder if run is not None else None, repr(self)[1:-1])
 
     def train(self, algorithm: Algorithm, problem: Problem, **settings: Any) -> RunHandle:
         """Train on all ranks; returns at once. One training at a time: a second one is refused while the first runs.
@@ -215,16 +212,14 @@ class Cluster:
         """Restart with `n` ranks.
 
         Raises:
-            ConfigError: so many cannot be; nothing has changed then.
-            LaunchError: they did not start.
+            ConfigError, LaunchError: so many cannot be; nothing has changed then. Or they did not start.
         """
-        launcher = self._engines.launcher
-        check_places(launcher, n)
         self.client  # noqa: B018 - refuses what was stopped
+        check_places(launcher := self._engines.launcher, n)
         if self._active is not None:
             self._active.abandon("the cluster was restarted while it trained")
-        timeout_s = self._timeout_s
-        self._launch(lambda engines, progress: engines.restart(launcher, n, timeout_s, progress), wait=True)
+        limit_s = self._timeout_s
+        self._launch(lambda engines, progress: engines.restart(launcher, n, limit_s, progress), wait=True)
         return self
 
     def heal(self) -> Cluster:
@@ -232,8 +227,7 @@ class Cluster:
         words = self._what_is_lost()
         if words is not None:
             self.restart()
-            if not self._quiet:
-                print(words)
+            self._say(words)
         return self
 
     def _what_is_lost(self) -> str | None:
@@ -245,7 +239,7 @@ class Cluster:
         return lost_words(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
 
     def detach(self) -> str:
-        """Let go: ranks and training go on when this program or notebook ends. Returns the name to `attach` by.
+        """Let go: ranks and training go on when this notebook ends. Returns the name to `attach` by.
 
         Raises:
             LaunchError: the launcher's ranks cannot outlive this process.
@@ -256,13 +250,12 @@ class Cluster:
         self._finalizer.detach()
         if run is not None and not run.done:
             run.readdress(follow_ends(run.folder, None, self.num_ranks))
-        if not self._quiet:
-            print(f"detached: wb.attach({self.id!r}) takes it up again, `workbench cluster stop {self.id}` ends it")
+        self._say(f"detached: wb.attach({self.id!r}) takes it up again, `workbench cluster stop {self.id}` ends it")
         return self.id
 
     @classmethod
     def attach(cls, name: str, *, quiet: bool = False) -> Cluster:
-        """Take up a cluster that was detached: by its id, or the beginning of one. Its `run` is the training that was left to itself.
+        """Take up a cluster that was detached, by its id or the beginning of it; `run` is the training that was left to itself.
 
         Raises:
             ConfigError: there is none of that name; names those there are.
@@ -271,16 +264,18 @@ class Cluster:
         entry = register.find(name)
         engines = Engines.attach(entry)
         told = entry.detached or {}
-        cluster = cls.__new__(cls)
-        cluster._hold(engines, entry.record["runtime"], quiet, 120.0)
+        (cluster := cls.__new__(cls))._hold(engines, entry.record["runtime"], quiet, START_S)
         cluster._ranks = told["ranks"]
         if told.get("run") and Path(told["run"]).is_dir():
             folder = Path(told["run"])
             run = RunHandle(folder, follow_ends(folder, engines, engines.num_ranks), engines)
             cluster._active = cluster._followed(run, from_now=True)
-        if not quiet:
-            print(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
+        cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
         return cluster
+
+    def _say(self, words: str) -> None:
+        if not self._quiet:
+            print(words)
 
     def stop(self) -> None:
         """End all processes of the cluster; a training that runs is recorded as failed. Once is enough."""
@@ -301,6 +296,4 @@ class Cluster:
         return f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.state}>"
 
     def _repr_html_(self) -> str:
-        if not self.ready:
-            return f"<p>{html.escape(repr(self)[1:-1])}</p>"
-        return self.status()._repr_html_()
+        return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"

@@ -72,7 +72,8 @@ class Engines:
         Raises:
             LaunchError: with the last lines of what the failing part said.
         """
-        self.folder.mkdir(parents=True, mode=0o700)
+        for folder in (self.folder, self.folder / "log"):
+            folder.mkdir(parents=True, mode=0o700)
         facts = {"id": self.id, "mark": self.mark, "num_ranks": self.num_ranks, "title": self.launcher.title, "started_s": time.time()}
         register.write_record(self.folder, {**facts, **register.me(), **about})
         self._warden = start_warden(self.mark, str(self.folder))

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher, NotRunning, ipengine_cmd_argv
+from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher, NotRunning
 from traitlets import Dict, Unicode
 from traitlets.config import Config
 
@@ -191,7 +191,7 @@ class SlurmLauncher(Launcher):
         self._folder, name = folder, folder.name
         starts = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
         spec = {
-            "command": [*starts, *ipengine_cmd_argv, *config.EngineLauncher.engine_args, "--mpi"],
+            "command": [*starts, *config.EngineLauncher.engine_cmd, *config.EngineLauncher.engine_args, "--mpi"],
             "environment": {
                 **self.install.env,
                 "IPP_CLUSTER_ID": name,
