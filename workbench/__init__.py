@@ -56,7 +56,9 @@ _NAMES = MappingProxyType(
         "list_runs": "workbench.trace.store",
         "compare": "workbench.analysis",
         "summary": "workbench.analysis",
+        "runs_table": "workbench.analysis",
         "plots": "",
+        "experiments": "",
         # to write a method of one's own
         "Algorithm": "workbench.program",
         "Context": "workbench.program",

@@ -2,6 +2,7 @@
 
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
+from workbench.analysis.runs_table import runs_table
 from workbench.analysis.summary import Comparison, compare, run_overlap, run_parts, summary, time_to_accuracy, time_to_loss
 from workbench.analysis.table import Table
 
@@ -15,6 +16,7 @@ __all__ = [
     "parts",
     "run_overlap",
     "run_parts",
+    "runs_table",
     "summary",
     "time_to_accuracy",
     "time_to_loss",

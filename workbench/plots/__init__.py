@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from workbench.plots.lines import convergence, curves
     from workbench.plots.live import LiveCurves
     from workbench.plots.overlap import overlap_bars
+    from workbench.plots.parallel_axes import parallel
     from workbench.plots.studies import curves_of, heat_map, scaling, step_bars
 
 _HOMES = {  # no module is called like a function: importing it would hide the function
@@ -21,6 +22,7 @@ _HOMES = {  # no module is called like a function: importing it would hide the f
     "export_html": "html",
     "heat_map": "studies",
     "overlap_bars": "overlap",
+    "parallel": "parallel_axes",
     "scaling": "studies",
     "step_bars": "studies",
     "timeline": "gantt",
@@ -36,6 +38,7 @@ __all__ = [
     "export_html",
     "heat_map",
     "overlap_bars",
+    "parallel",
     "scaling",
     "step_bars",
     "timeline",

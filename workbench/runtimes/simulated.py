@@ -26,6 +26,7 @@ from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_thread import SimThread
+from workbench.runtimes.sim_visits import Learner
 from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers
 from workbench.runtimes.tapes import Repertoire
 from workbench.runtimes.virtual import Clock, Fabric
@@ -35,6 +36,7 @@ from workbench.trace.run import Run
 from workbench.units import MIB
 
 KEPT_STEPS = 256  # of which the workers' slowness is kept; who lags further behind draws it anew
+YOUNG_OBJECTS = 50_000  # more than so many since the last time are looked through for garbage
 MOST_NAMED = 64  # of those who wait for ever
 
 
@@ -73,18 +75,21 @@ class Simulation:
         self.check_in_flight = check_in_flight
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         layout = self.workers[0].replica.layout
-        self.ready_shares, self.forward_parts = compute.ready_shares(layout), compute.forward_parts(layout)
+        shares = [(piece.index, share) for piece, share in zip(layout.buckets, compute.ready_shares(layout), strict=True)]
+        self.early = tuple(item for item in shares if item[1] < 1)  # buckets, and after what part of backward they are final
+        self.late = tuple(bucket for bucket, share in shares if share >= 1)  # those that are final at its end
+        self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
         self.stop_after: int | None = None
         self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
-        self.stopped = False
+        self.stopped = self.alone = False
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
         self._ended_s = 0.0
-        self._timed = compute.timed
+        self.timed = compute.timed  # what work takes depends on when it begins
         self._tapes: dict[Any, Any] = {}
-        self._factors: dict[int, list[float]] = {}  # step -> of each worker
+        self.factors: dict[int, list[float]] = {}  # step -> of each worker
         self._ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
@@ -96,6 +101,7 @@ class Simulation:
             Diverged: a loss is not a finite number.
         """
         self.stop_after = stop_after
+        self.alone = self.algorithm.asynchronous and self.scripts is None  # without values, nobody can be asked to stop
         self.checkpoints = [{} for _ in self.workers]
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1), _without_what_is_there():
             for worker in self.workers:
@@ -122,6 +128,7 @@ class Simulation:
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
             ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
+            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
@@ -140,19 +147,19 @@ class Simulation:
 
     def slowness(self, step: int, rank: int) -> float:
         """By what this worker's minibatch of the step takes longer than a full one usually does."""
-        if step not in self._factors:
-            if len(self._factors) > KEPT_STEPS:
-                del self._factors[next(iter(self._factors))]
+        known = self.factors.get(step)
+        if known is None:
+            if len(self.factors) > KEPT_STEPS:
+                del self.factors[next(iter(self.factors))]
             factors = self.compute.factors(self.settings.seed, step, self.num_workers)
             computing = self.algorithm.num_computing(self.num_workers)
             factors[:computing] *= self.compute.part(self.workers[0].sampler.shares(step))
-            self._factors[step] = factors.tolist()
-        return self._factors[step][rank]
+            known = self.factors[step] = factors.tolist()
+        return known[rank]
 
-    def finish_s(self, rank: int, seconds: float) -> float:
-        """When this worker ends work of so many seconds that it begins now."""
-        now = self.clock.now_s
-        return self.compute.finish_s(self.settings.seed, rank, now, seconds) if self._timed else now + seconds
+    def finish_s(self, rank: int, seconds: float, begin_s: float) -> float:
+        """When this worker ends work of so many seconds that it begins at `begin_s`."""
+        return self.compute.finish_s(self.settings.seed, rank, begin_s, seconds) if self.timed else begin_s + seconds
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
@@ -234,11 +241,16 @@ class Simulation:
 
 @contextmanager
 def _without_what_is_there() -> Iterator[None]:
-    """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time."""
+    """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time. And seldom:
+    nearly all that lives for a while is the record, which stays."""
+    usual = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(max(usual[0], YOUNG_OBJECTS) if usual[0] else 0, *usual[1:])
     try:
         yield
     finally:
+        gc.freeze()  # and so is what the run leaves, by the next collection
+        gc.set_threshold(*usual)
         gc.unfreeze()
 
 

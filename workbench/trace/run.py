@@ -158,7 +158,7 @@ class Run:
             for row in self.events.get(rank, ()):
                 recorder.event(row)
             recorder.close()
-        kept: dict[str, Any] = {name: opened[name] for name in ("id", "created") if name in opened}
+        kept: dict[str, Any] = {name: opened[name] for name in ("id", "created", "sweep") if name in opened}
         write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})
         return folder
 
