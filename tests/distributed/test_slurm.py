@@ -247,7 +247,7 @@ def trained_and_detached(runs: str) -> tuple[str, str]:
     from workbench.clusters.slurm_queue import ask
     from workbench.problems import digits_mlp
 
-    cluster = Cluster(2, launcher=Slurm(controller="job", time_limit="30", nodes=2), quiet=True)
+    cluster = Cluster(2, runtime="torch", launcher=Slurm(controller="job", time_limit="30", nodes=2), quiet=True)
     try:
         cluster.train(SynchronousSGD(), digits_mlp(), steps=1_000_000)
         return cluster.id, ask("squeue", "-h", "-o", "%i").strip()
@@ -270,7 +270,7 @@ run.wait(60)
 seen = {"status": run.status, "saved": sorted(path.name for path in run.folder.glob("checkpoint-*")), "state": cluster.state}
 seen["complete"] = steps() == list(range(len(steps())))
 seen["again"] = cluster.client[:].apply_sync(lambda: __import__("socket").gethostname())
-seen["client"] = os.uname().nodename
+seen["client"], seen["library"] = os.uname().nodename, run.run.info["library"]
 cluster.stop()
 print("SEEN" + json.dumps(seen))
 """
@@ -284,7 +284,7 @@ def test_a_detached_cluster_is_taken_up_elsewhere_and_warned_before_its_time_end
     assert "SEEN" in said, said
     seen = json.loads(said.partition("SEEN")[2])
     assert (seen["status"], seen["saved"]) == ("stopped", ["checkpoint-00000.pt", "checkpoint-00001.pt"])
-    assert seen["complete"]
+    assert seen["complete"] and seen["library"] == "torch.distributed gloo"
     assert (seen["state"], seen["again"], seen["client"]) == ("ready", ["host1", "host2"], "host2")
 
 
