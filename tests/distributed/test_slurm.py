@@ -236,6 +236,40 @@ def test_in_an_allocation_ranks_are_a_step_of_it(world: SlurmWorld) -> None:
     assert "have at most 2" in wrong[0] and "partition of a job that runs" in wrong[1]
 
 
+def cells_on_ranks(prefix: str) -> dict[str, Any]:
+    from jupyter_client.manager import KernelManager
+
+    from workbench.cli import main
+    from workbench.clusters.slurm_queue import ask
+
+    assert main(["kernels", "install", "--prefix", prefix]) == 0
+    os.environ["JUPYTER_PATH"] = str(Path(prefix, "share", "jupyter"))
+    manager = KernelManager(kernel_name="workbench-slurm")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    said: list[str] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        content = message["content"]
+        said.append({"stream": lambda: content["text"], "error": lambda: str(content)}.get(message["msg_type"], str)())
+
+    try:
+        client.wait_for_ready(timeout=60)
+        for cell in ("%ranks 2", "%launcher slurm:nodes=2,time=10", "import os; print(rank, 'on', os.uname().nodename)"):
+            client.execute_interactive(cell, timeout=90, output_hook=hear)
+        return {"said": "".join(said), "jobs": ask("squeue", "-h", "-o", "%D %l").splitlines()}
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+
+
+def test_cells_of_the_slurm_kernel_run_on_its_jobs_ranks(world: SlurmWorld, tmp_path: Path) -> None:
+    seen = world.call(cells_on_ranks, str(tmp_path))
+    assert "0 on host1" in seen["said"] and "1 on host2" in seen["said"], seen["said"]
+    assert seen["jobs"] == ["2 10:00"]
+
+
 # ---------------------------------------------------------------- the end of a job's time
 
 
