@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import workbench.clusters
 from workbench.cli import main
 from workbench.clusters.slurm import Slurm
 from workbench.clusters.slurm_job import for_steps
@@ -31,7 +32,7 @@ OBJECT = Slurm(
 
 def test_words_and_object_are_the_same() -> None:
     assert Slurm.parse(EVERYTHING) == OBJECT
-    assert Slurm.parse("slurm") == Slurm()
+    assert Slurm.parse("slurm") == Slurm() == workbench.clusters.Slurm()
     assert Slurm(extra=["--exclusive"]) == Slurm(extra=("--exclusive",))  # type: ignore[arg-type]
 
 
