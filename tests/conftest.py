@@ -39,7 +39,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "notebooks": (lambda: _has_modules("ipyparallel", "papermill", "plotly"), "no Jupyter: pip install 'sgd-workbench[notebooks]'"),
     "browser": (lambda: _found("chromium", "google-chrome", "chromium-browser", "chrome"), "no Chrome or Chromium"),
     "root": (lambda: os.geteuid() == 0 and _found("ip") and _found("tc"), "needs root and iproute2"),
-    "slurm": (lambda: _found("slurmctld") and _found("munged"), "no slurmctld and munged"),
+    "slurm": (lambda: all(map(_found, ("slurmctld", "slurmd", "munged", "sbatch"))), "no Slurm: apt-get install slurm-wlm munge"),
     "gpu": (torch.cuda.is_available, "no CUDA device"),
 }
 

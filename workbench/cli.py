@@ -19,6 +19,7 @@ from workbench.notebook_command import add_demo_options, add_notebook_options, a
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
 from workbench.runs_command import add_runs_options
 from workbench.steer_command import add_steer_options
+from workbench.submit_command import add_submit_options
 from workbench.sweep_command import add_sweep_options
 from workbench.train_command import add_train_options
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
     add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))
+    add_submit_options(commands.add_parser("submit", help="train in a Slurm job, which goes on from its checkpoint after the time limit"))
     add_sweep_options(commands.add_parser("sweep", help="run a grid of runs from a YAML file; goes on where it stopped"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
     add_cluster_options(commands.add_parser("cluster", help="list, look at and stop clusters, those that were detached among them"))

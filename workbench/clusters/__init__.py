@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from workbench.clusters.attach import attach
     from workbench.clusters.cluster import Cluster
     from workbench.clusters.handle import RunHandle
+    from workbench.clusters.slurm import Slurm
 
-__all__ = ["Cluster", "RunHandle", "attach"]
+__all__ = ["Cluster", "RunHandle", "Slurm", "attach"]
 
-_HOMES = {"Cluster": "cluster", "RunHandle": "handle", "attach": "attach"}
+_HOMES = {"Cluster": "cluster", "RunHandle": "handle", "Slurm": "slurm", "attach": "attach"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,14 @@ from workbench.clusters.jobs import checkpoints
 from workbench.clusters.launchers import Launcher, make_launcher, needs_mpi
 from workbench.clusters.mpi_install import MPIInstall, check_num_ranks, find_mpi
 from workbench.clusters.progress import count
+from workbench.clusters.slurm import Slurm
 from workbench.errors import ConfigError
 
 RuntimeName = Literal["mpi", "torch"]
+Where = str | EmulatedNetwork | Slurm | Launcher
 
 
-def choose_launcher(
-    words: str | EmulatedNetwork | Launcher, n: int, mpi: str | Path | MPIInstall | None, *, oversubscribe: bool
-) -> Launcher:
+def choose_launcher(words: Where, n: int, mpi: str | Path | MPIInstall | None, *, oversubscribe: bool) -> Launcher:
     """What starts so many ranks.
 
     Raises:

@@ -11,14 +11,13 @@ from typing import Any, Literal, final
 
 from workbench.analysis.table import Table
 from workbench.clusters import register
-from workbench.clusters.choose import RuntimeName, check_places, choose_launcher, choose_runtime, gone_words, lost_words
+from workbench.clusters.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime, gone_words, lost_words
 from workbench.clusters.echo import Echo, echo_wanted
-from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.engines import Engines
 from workbench.clusters.folder_results import follow_ends
 from workbench.clusters.handle import RunHandle
 from workbench.clusters.jobs import prepare, submit
-from workbench.clusters.launchers import LOOPBACK, Launcher
+from workbench.clusters.launchers import LOOPBACK
 from workbench.clusters.mpi_install import MPIInstall
 from workbench.clusters.progress import Progress, count
 from workbench.clusters.start import Start, end_engines
@@ -42,8 +41,8 @@ class Cluster:
         n: how many ranks. They may outnumber the cores.
         runtime: what carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL); None: MPI where it is.
         launcher: where the ranks are: "local", on this machine, in one MPI world; "torch", without any MPI; "ssh:hostA:2,hostB:2",
-            on hosts that share the runs' folder; on an emulated network, "emulated:1gbit", which ends with the cluster, or an
-            `EmulatedNetwork` that you close; or a `Launcher`.
+            on hosts that share the runs' folder; "slurm:partition=debug,time=00:30:00" or a `Slurm`, in a job; on an emulated
+            network, "emulated:1gbit", which ends with the cluster, or an `EmulatedNetwork` that you close; or a `Launcher`.
         name: what its id begins with.
         mpi: folder of the MPI to use (with bin/mpiexec in it), or what `find_mpi` returned; None to look for one.
         oversubscribe: allow more ranks than cores.
@@ -65,7 +64,7 @@ class Cluster:
         n: int,
         *,
         runtime: RuntimeName | None = None,
-        launcher: str | EmulatedNetwork | Launcher = "local",
+        launcher: Where = "local",
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,

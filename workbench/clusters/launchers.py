@@ -15,6 +15,7 @@ from workbench.clusters.emulated import EmulatedNetwork, Placement
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.relay import Relay
 from workbench.clusters.mpi_install import MPIInstall, rank_environment
+from workbench.clusters.slurm import Slurm
 
 LOOPBACK = "127.0.0.1"
 
@@ -160,12 +161,12 @@ class EmulatedLauncher(MPILauncher):
             self.network.close()
 
 
-def needs_mpi(words: str | EmulatedNetwork | Launcher) -> bool:
+def needs_mpi(words: str | EmulatedNetwork | Slurm | Launcher) -> bool:
     """Whether that launcher has to be given an MPI."""
     return not isinstance(words, Launcher) and words not in ("torch", "processes")
 
 
-def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, install: MPIInstall | None) -> Launcher:
+def make_launcher(words: str | EmulatedNetwork | Slurm | Launcher, num_ranks: int, install: MPIInstall | None) -> Launcher:
     """What `launcher=` of a cluster means; `install` is there for what needs an MPI.
 
     Raises:
@@ -178,6 +179,10 @@ def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, insta
         from workbench.clusters.processes import ProcessLauncher
 
         return ProcessLauncher()
+    if isinstance(words, Slurm) or (isinstance(words, str) and words.partition(":")[0].strip() == "slurm"):
+        from workbench.clusters.slurm_launcher import slurm_launcher
+
+        return slurm_launcher(words, install)
     if str(words).partition(":")[0].strip() == "ssh":
         from workbench.clusters.ssh import SSHLauncher, parse_hosts
 

@@ -19,7 +19,7 @@ from typing import Any, final
 
 import psutil
 
-from workbench.clusters.warden import end_marked, marked
+from workbench.clusters.warden import AT_END, end_marked, marked, run_last
 from workbench.errors import ConfigError, LaunchError
 
 RECORD, LAUNCHER, DETACHED = "cluster.json", "launcher.pickle", "detached.json"
@@ -69,19 +69,25 @@ class Entry:
         return marked(self.record["mark"]) if self.is_here else []
 
     @property
+    def in_job(self) -> bool:
+        """Whether its ranks are in a job, which knows itself whether they live."""
+        return (self.folder / AT_END).exists()
+
+    @property
     def state(self) -> str:
         """ "held by process 12", "detached", "lost" (its processes have ended), "left over" (nobody holds it), "on host x"."""
         if not self.is_here:
             return f"on host {self.record['host']}"
         if self.owner is not None:
             return f"held by process {self.owner}"
-        if not self.processes():
+        if not self.processes() and not self.in_job:
             return "lost"
         return "left over" if self.detached is None else "detached"
 
     def clear(self) -> int:
         """End its processes on this machine and remove its folder. Returns how many there were."""
         num_ended = end_marked(self.record["mark"])
+        run_last(str(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         return num_ended
 

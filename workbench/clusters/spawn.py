@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +49,7 @@ def spawn_ranks(
     if placement is not None:
         placement.check(num_ranks)
     env = {FOLDER_VARIABLE: str(folder)}
-    with (folder / "ranks.log").open("wb") as log:
+    with _told_when_terminated(folder), (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
             command, mpi_env = mpiexec_command(find_mpi(), num_ranks, argv)
             processes = [_start(command, {**mpi_env, **env}, log)]
@@ -80,6 +82,24 @@ def _die_with_parent() -> None:
     """In the new process: be told when the starter is gone, however it ended (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _told_when_terminated(folder: Path) -> Iterator[None]:
+    """Who ends us, as a batch system does, ends the run: its record says so."""
+
+    def terminated(*_: object) -> None:
+        update_run(folder, status="failed", error="terminated")
+        sys.exit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, watch: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ SIGKILL, and then ends what carries the mark. It imports nothing of the package,
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ import psutil
 
 POLL_S = 0.5
 GRACE_S = 2.0
+AT_END = "at-end.json"  # in the cluster's folder: a command to run when its owner is gone, such as one that cancels its job
+COMMAND_S = 60.0
 ROUNDS = 20  # a process may be born while the others are being ended
 
 
@@ -79,7 +82,15 @@ def main(parent: str, mark: str, folder: str) -> None:
     while os.getppid() == int(parent):  # its number, taken again by another process, cannot deceive: that one is not our parent
         time.sleep(POLL_S)
     end_marked(mark)
+    run_last(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_last(folder: str) -> None:
+    """Run the command that the folder keeps for the end, if there is one."""
+    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired), open(os.path.join(folder, AT_END)) as file:
+        null = subprocess.DEVNULL
+        subprocess.run(json.load(file), stdin=null, stdout=null, stderr=null, timeout=COMMAND_S, check=False)
 
 
 if __name__ == "__main__":

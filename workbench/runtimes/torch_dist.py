@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.errors import LaunchError, Stalled
 from workbench.gradients import block_bounds
-from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
+from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
@@ -37,11 +37,6 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
     except (ValueError, RuntimeError) as error:
         raise LaunchError(f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}") from error
     return True
-
-
-def ranks_here(num_workers: int) -> int:
-    """How many ranks this host has, as the launcher tells it; all of them where it does not."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", num_workers))
 
 
 @final

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -255,6 +256,21 @@ def local_rank(environment: Any = os.environ) -> int | None:
         if name in environment:
             return int(environment[name])
     return None
+
+
+def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks this host has, as the launcher tells it; all of them where it does not.
+
+    >>> ranks_here(5, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "1"})
+    2
+    """
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in environment:
+            return int(environment[name])
+    if environment.get("SLURM_STEP_NUM_TASKS") == str(num_workers) and "SLURM_NODEID" in environment:  # srun's ranks
+        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        return [int(number) for number, times in parts for _ in range(int(times or 1))][int(environment["SLURM_NODEID"])]
+    return num_workers
 
 
 def pick_device(rank: int) -> torch.device:

@@ -1,0 +1,155 @@
+"""What a Slurm job asks for: words and objects, the script, and what is refused. Needs no Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench.clusters
+from workbench.cli import main
+from workbench.clusters.slurm import Slurm
+from workbench.clusters.slurm_job import for_steps
+from workbench.clusters.slurm_queue import Allocation, State, address_for_nodes, counts, submit
+from workbench.errors import ConfigError, LaunchError
+
+EVERYTHING = (
+    "slurm:partition=gpu,account=physics,time=1-02:00,qos=high,constraint=a100&ib,nodes=2,gpus-per-task=2,cpus-per-task=8,mem=64G,"
+    "mpi=pmix,controller=job,--exclusive"
+)
+OBJECT = Slurm(
+    partition="gpu",
+    account="physics",
+    time_limit="1-02:00",
+    nodes=2,
+    gpus_per_rank=2,
+    mpi="pmix",
+    controller="job",
+    extra=("--qos=high", "--constraint=a100&ib", "--cpus-per-task=8", "--mem=64G", "--exclusive"),
+)
+
+
+def test_words_and_object_are_the_same() -> None:
+    assert Slurm.parse(EVERYTHING) == OBJECT
+    assert Slurm.parse("slurm") == Slurm() == workbench.clusters.Slurm()
+    assert Slurm(extra=["--exclusive"]) == Slurm(extra=("--exclusive",))  # type: ignore[arg-type]
+
+
+def test_everything_asked_for_is_in_the_script() -> None:
+    script = OBJECT.script(8, name="cluster-1", output="/shared/my files/job.log", command=["python", "-P", "job.py", "a b"])
+    lines = script.splitlines()
+    assert lines[0] == "#!/bin/sh"
+    assert lines[-1] == "exec python -P job.py 'a b'"
+    assert [line.removeprefix("#SBATCH ") for line in lines[1:-1]] == [
+        "--job-name=cluster-1",
+        "'--output=/shared/my files/job.log'",
+        "--open-mode=append",
+        "--signal=B:USR1@60",
+        "--no-requeue",
+        "--partition=gpu",
+        "--account=physics",
+        "--time=1-02:00",
+        "--nodes=2",
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--gpus-per-task=2",
+        "--qos=high",
+        "'--constraint=a100&ib'",
+        "--cpus-per-task=8",
+        "--mem=64G",
+        "--exclusive",
+    ]
+    assert "--requeue" in Slurm().script(1, name="a", output="b", command=["c"], requeue=True).split()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("slurm:partitoin=debug", "did you mean partition=…"),
+        ("slurm:debug", "'debug' is no option"),
+        ("slurm:nodes=2,nodes=3", "nodes is given twice"),
+        ("slurm:gpus-per-task=2,gpus-per-rank=2", "gpus-per-rank is given twice"),
+        ("slurm:nodes=two", "nodes='two': a whole number"),
+        ("slurm:nodes=0", "1 or more"),
+        ("slurm:time=half an hour", "HH:MM:SS"),
+        ("slurm:mpi=pmi", "'mpiexec', 'pmix', 'pmi2'"),
+        ("slurm:controller=there", "'here', 'job'"),
+        ("slurm:partition=a b", "without blanks"),
+        ("slum:partition=a", "write it like 'slurm:"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Slurm.parse(words)
+
+
+@pytest.mark.parametrize(
+    "options", [{"partition": "a\n#SBATCH --uid=0"}, {"extra": "--exclusive"}, {"extra": ("exclusive",)}, {"extra": ("-a\nb",)}]
+)
+def test_nothing_else_gets_into_the_script(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Slurm(**options)
+
+
+def test_fewer_ranks_than_nodes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"2 ranks on 3 nodes.*nodes=2"):
+        Slurm(nodes=3).options(2)
+
+
+def test_ranks_see_all_gpus_of_their_node() -> None:
+    command = Slurm(gpus_per_rank=1).start_command(4, "/mpi/mpiexec", ("--bind-to", "none"))
+    assert command[:3] == ["env", "-u", "SLURM_GPUS_PER_TASK"]
+    assert command[-5:] == ["/mpi/mpiexec", "-n", "4", "--bind-to", "none"]
+    assert "--mpi=pmix" in Slurm(mpi="pmix").start_command(4, "/mpi/mpiexec", ())
+    assert for_steps({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}, command)["SLURM_GPUS_PER_NODE"] == "2"
+    assert "SLURM_GPUS_PER_NODE" not in for_steps({"SLURM_GPUS_ON_NODE": "2"}, command)
+
+
+def test_ranks_have_the_cpus_that_were_asked_for() -> None:
+    environment = {"SLURM_CPUS_PER_TASK": "8"}
+    assert for_steps(environment, ["mpiexec"]) == {"OMP_NUM_THREADS": "8"}  # its daemons' steps have all CPUs of a node
+    assert for_steps(environment, ["srun"]) == {"OMP_NUM_THREADS": "8", "SRUN_CPUS_PER_TASK": "8"}
+    assert for_steps(environment | {"OMP_NUM_THREADS": "2"}, ["mpiexec"]) == {"OMP_NUM_THREADS": "2"}
+
+
+def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("SLURM_JOBID", raising=False)
+    assert Allocation.here() is None
+    for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_CPUS_PER_NODE", "4(x2),8"), ("SLURM_TASKS_PER_NODE", "2(x3)")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    assert Allocation.here() == Allocation("7", 6, (4, 4, 8))
+    assert counts("") == []
+
+
+def test_a_jobs_state_in_words() -> None:
+    assert State("PENDING", "Resources").waits == "pending: Resources"
+    assert State("CONFIGURING", "None").waits == "configuring"
+    assert State("RUNNING", "None", "n1").waits is None
+    assert not State("TIMEOUT", "TimeLimit").alive
+    assert str(State("FAILED", "NonZeroExitCode", "n1")) == "FAILED (NonZeroExitCode) on n1"
+
+
+def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match=r"no `sbatch` on this machine.*launcher='local'"):
+        submit("#!/bin/sh\n")
+    with pytest.raises(LaunchError, match="no `scontrol`"):
+        address_for_nodes()
+
+
+def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--time", "30", "--nodes", "2", "--requeue", "--dry-run", "--", "train", "pipe-sgd", "--workers", "4"]) == 0
+    said = capsys.readouterr().out
+    for words in ("--time=30", "--ntasks=4", "--ntasks-per-node=2", "--requeue", "--signal=B:USR1@60"):
+        assert f"#SBATCH {words}" in said.splitlines()
+    for argv, words in (
+        ([], "say what to train"),
+        (["train", "pipe-sdg"], "pipe-sgd"),
+        (["train", "pipe-sgd", "--runtime", "simulated"], "one process"),
+        (["train", "pipe-sgd", "--json"], "show last --json"),
+    ):
+        assert main(["submit", "--", *argv]) == 2
+        assert words in capsys.readouterr().err

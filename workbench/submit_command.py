@@ -1,0 +1,115 @@
+"""`workbench submit`: a training in a Slurm job, from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError, LaunchError
+from workbench.naming import parse_pairs
+from workbench.train_command import add_train_options
+
+EXAMPLES = """
+What is after -- is given to `workbench`, inside the job; its --workers are the job's tasks:
+
+  workbench submit --partition gpu --time 02:00:00 --nodes 2 --gpus-per-rank 1 -- train pipe-sgd --workers 4 --epochs 50
+  workbench submit --time 04:00:00 --requeue -- train synchronous-sgd --workers 8 --steps 200000
+
+Before the time limit (--warn) the training is asked to stop at the end of a step, and leaves a checkpoint. With --requeue the
+job then goes back into the queue, and its next turn goes on from there; each turn is a run of its own in the run store.
+"""
+WORDS = ("partition", "account", "time_limit", "nodes", "gpus_per_rank")
+EXTRA = {"qos": "qos", "constraint": "constraint", "cpus_per_rank": "cpus-per-task", "memory": "mem"}
+
+
+def add_submit_options(submit: argparse.ArgumentParser) -> None:
+    """The options of `workbench submit`, and what runs it."""
+    submit.formatter_class = argparse.RawDescriptionHelpFormatter
+    submit.epilog = EXAMPLES
+    add = submit.add_argument
+    add("--partition", "-p")
+    add("--account", "-A")
+    add("--qos", "-q")
+    add("--constraint", "-C")
+    add("--time", "-t", dest="time_limit", metavar="HH:MM:SS", help="or minutes, or D-HH:MM")
+    add("--nodes", "-N", type=int)
+    add("--gpus-per-rank", type=int, default=0)
+    add("--cpus-per-rank", type=int)
+    add("--memory", help="of each node, such as 16G")
+    add(
+        "--warn",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="before the time limit: how long a step and a checkpoint may take",
+    )
+    add("--requeue", action="store_true", help="go on from the checkpoint in a next turn, until the training has ended")
+    add("--extra", action="append", default=[], metavar="OPTION", help="another option of sbatch, such as --extra=--exclusive")
+    add("--dry-run", action="store_true", help="print the batch script, and submit nothing")
+    add("argv", nargs="*", metavar="train ...", help="after --")
+    submit.set_defaults(command=_submit)
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from workbench.clusters.slurm import WITHOUT_TASK_GPUS, Slurm
+    from workbench.clusters.slurm_queue import Allocation, jobs_folder, submit
+
+    num_ranks = _checked(options.argv)
+    extra = [f"--{word}={getattr(options, name)}" for name, word in EXTRA.items() if getattr(options, name) is not None]
+    extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
+    slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
+    name = f"train-{secrets.token_hex(4)}"
+    folder = jobs_folder() / name
+    runner = Path(__file__).with_name("clusters") / "slurm_job.py"
+    command = [sys.executable, "-P", str(runner), str(folder / "job.json")]
+    script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=options.requeue)
+    if options.dry_run:
+        print(script, end="")
+        return 0
+    if Allocation.here() is not None:
+        raise ConfigError("this shell is in a Slurm job already: `workbench train` runs in it, on all its nodes; or submit outside of it")
+    spec: dict[str, Any] = {
+        "command": [*WITHOUT_TASK_GPUS, sys.executable, "-m", "workbench", *options.argv],
+        "environment": {"PYTHONUNBUFFERED": "1"},  # the job's output can be followed
+        "folder": str(folder),
+        "controller": None,
+        "connection": None,
+        "on_warning": "interrupt",
+        "requeue": options.requeue,
+    }
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "job.json").write_text(json.dumps(spec))
+    try:
+        job = submit(script)
+    except LaunchError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    print(f"job {job}: squeue -j {job}; scancel {job}\noutput: {folder / 'job.log'}")
+    return 0
+
+
+def _checked(argv: list[str]) -> int:
+    """The number of ranks; what would fail in the job, after hours in a queue, is refused now."""
+    from workbench import algorithms, problems
+
+    if argv[:1] != ["train"]:
+        raise ConfigError("say what to train, after --: workbench submit --time 01:00:00 -- train pipe-sgd --workers 4")
+    parser = argparse.ArgumentParser(prog="workbench submit ... -- train")
+    add_train_options(parser)
+    train = parser.parse_args(argv[1:])
+    if train.runtime == "simulated":
+        raise ConfigError(
+            "simulated workers are one process: have them without a job, with `workbench train`, or in `srun workbench train`"
+        )
+    if train.runtime == "torch":
+        raise ConfigError("ranks of a Slurm job are started by mpiexec: leave --runtime out, or have --runtime mpi")
+    if train.json:
+        raise ConfigError("--json prints to who started it: leave it out, and ask `workbench show last --json` for the numbers")
+    algorithms.get(train.method, **parse_pairs(train.set, "--set")).check(train.workers)
+    problems.get(train.problem, **parse_pairs(train.option, "--option"))
+    return int(train.workers)
