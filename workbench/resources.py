@@ -11,7 +11,7 @@ from workbench.naming import unknown
 _PACKAGE = Path(__file__).resolve().parent
 
 
-def shared(kind: Literal["notebooks", "papers"]) -> Path:
+def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
     """The folder of that kind: inside the package where a wheel was installed, beside it in a checkout.
 
     >>> shared("notebooks").name
@@ -39,3 +39,8 @@ def notebook(name: str) -> Path:
     if stem not in known:
         raise unknown("notebook", name, known)
     return shared("notebooks") / f"{stem}.ipynb"
+
+
+def kernels() -> tuple[Path, ...]:
+    """The folders of the Jupyter kernels that come with the package."""
+    return tuple(sorted(path.parent for path in shared("kernels").glob("*/kernel.json")))

@@ -48,6 +48,8 @@ def local_error(rank: int, error: BaseException, last_words: str) -> WorkbenchEr
             f"rank {rank}'s process is gone: killed (out of memory?), or crashed in native code. "
             f"The other ranks of its world end with it: heal() the cluster, or start a new one.{last_words}"
         )
+    if error.ename == "KeyboardInterrupt":
+        return RankFailed(f"rank {rank} was interrupted, and the run ended with it; the ranks can train again")
     kind = getattr(errors, error.ename, None)
     if isinstance(kind, type) and issubclass(kind, WorkbenchError):
         found = kind(f"rank {rank}: {error.evalue}")

@@ -1,0 +1,190 @@
+"""What a cell for ranks asks for, and how the words of ranks are put together; with real ranks: tests/notebooks/test_kernels.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.cli import main
+from workbench.errors import ConfigError
+from workbench.kernel.cells import Cell, parse_cell, parse_ranks, spoken_ranks
+from workbench.kernel.outputs import HOLD_S, Merger, label
+from workbench.resources import kernels
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("x = 1", Cell(body="x = 1")),
+        ("%%rank 0,2\nx = 1\n", Cell(body="x = 1\n", ranks="0,2")),
+        ("%%rank[0, 2]\nx", Cell(body="x", ranks="0, 2")),
+        ("%%local\nx = 1", Cell(body="x = 1", local=True)),
+        ("%%local steps, seed\nx", Cell(body="x", local=True, names=("steps", "seed"))),
+        ("%ranks 3", Cell(commands=(("ranks", "3"),))),
+        ("# so many\nx", Cell(body="# so many\nx")),
+        (
+            "%launcher emulated:1gbit,latency=5ms\n%ranks 2\n\n%%rank 1\ny",
+            Cell((("launcher", "emulated:1gbit,latency=5ms"), ("ranks", "2")), "y", ranks="1"),
+        ),
+        ("%pip install x", Cell(body="%pip install x", local=True)),
+        ("%timeit f()", Cell(body="%timeit f()")),
+        ("%%time\nf()", Cell(body="%%time\nf()")),
+        ("x = 'a\n%ranks 2'", Cell(body="x = 'a\n%ranks 2'")),
+    ],
+)
+def test_a_cell_is_taken_apart(text: str, cell: Cell) -> None:
+    assert parse_cell(text) == cell
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("%%rank\nx", "%%rank 0,2"),
+        ("%%loacl\nx", "did you mean %%local"),
+        ("%%rnak 0\nx", "did you mean %%rank"),
+        ("%%local x.y\nx", "no name of a variable"),
+    ],
+)
+def test_a_slip_is_told(text: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        parse_cell(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"), [(None, [0, 1, 2, 3]), ("all", [0, 1, 2, 3]), ("3,1", [1, 3]), ("1-3", [1, 2, 3]), ("0 2:3", [0, 2, 3])]
+)
+def test_ranks_are_numbers_and_ranges(words: str | None, ranks: list[int]) -> None:
+    assert parse_ranks(words, 4) == ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"), [("4", "0 to 3"), ("x", "no rank; write 0"), ("3-1", "write 1-3"), ("-1", "no rank"), ("1-9", "no rank 9")]
+)
+def test_other_ranks_are_refused(words: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        parse_ranks(words, 4)
+
+
+def test_ranks_are_spoken_briefly() -> None:
+    assert [spoken_ranks(ranks) for ranks in ([0], [0, 1], [3, 0, 1, 2], [0, 2, 4, 5], [9, 10, 11])] == [
+        "0",
+        "0-1",
+        "0-3",
+        "0,2,4-5",
+        "9-11",
+    ]
+    assert [label([0, 1], 2), label([0], 1)] == ["[0-1] ", ""]
+
+
+class Desk:
+    """A merger with a clock of our own, and what it showed."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.now, self.shown = 0.0, []  # type: ignore[var-annotated]
+        self.merger = Merger(ranks, lambda group, kind, content: self.shown.append((group, kind, content)), clock=lambda: self.now)
+
+    def flush(self, **how: Any) -> list[Any]:
+        self.merger.flush(**how)
+        shown, self.shown = self.shown, []
+        return shown
+
+
+def test_the_same_line_of_all_is_shown_once_and_at_once() -> None:
+    desk = Desk(0, 1)
+    desk.merger.text(1, "stdout", "begun\nrank 1\n")
+    assert desk.flush() == []
+    desk.merger.text(0, "stdout", "begun\nrank 0\n")
+    assert desk.flush() == [([0, 1], "stdout", "begun"), ([0], "stdout", "rank 0"), ([1], "stdout", "rank 1")]
+
+
+def test_a_line_waits_for_the_others_but_not_for_long() -> None:
+    desk = Desk(0, 1, 2)
+    desk.merger.text(2, "stderr", "late?\n")
+    desk.now = HOLD_S / 2
+    desk.merger.text(0, "stderr", "late?\n")
+    assert desk.flush() == []
+    desk.now = HOLD_S
+    assert desk.flush() == [([0, 2], "stderr", "late?")]
+
+
+def test_a_line_is_shown_whole_and_a_progress_bar_as_it_ended() -> None:
+    desk = Desk(0)
+    desk.merger.text(0, "stdout", "1 of 3\r2 of 3")
+    assert desk.flush() == []
+    desk.merger.text(0, "stdout", "\r3 of 3\nrest")
+    assert desk.flush() == [([0], "stdout", "3 of 3")]
+    desk.merger.ended(0)
+    assert desk.flush() == [([0], "stdout", "rest")]
+
+
+def test_a_rank_that_ended_is_not_waited_for() -> None:
+    desk = Desk(0, 1)
+    desk.merger.ended(1)
+    desk.merger.text(0, "stdout", "alone\n")
+    assert desk.flush() == [([0], "stdout", "alone")]
+
+
+def test_objects_that_differ_in_their_address_alone_are_the_same() -> None:
+    desk = Desk(0, 1)
+    for rank in (0, 1):
+        desk.merger.display(rank, "result", {"data": {"text/plain": f"<A at 0x7f00000000{rank}0>"}, "metadata": {}})
+    (shown,) = desk.flush()
+    assert shown[0] == [0, 1]
+
+
+def test_nothing_is_lost_and_each_ranks_order_is_kept() -> None:
+    desk = Desk(0, 1)
+    said: dict[int, list[str]] = {0: [], 1: []}
+    for number in range(200):
+        rank = number % 2 if number % 7 else 0
+        said[rank].append(f"{rank if number % 3 else 'both'} {number // 2}")
+        desk.merger.text(rank, "stdout", said[rank][-1] + "\n")
+        desk.now += 0.01
+        desk.merger.flush()
+    desk.merger.flush(final=True)
+    for rank, lines in said.items():
+        assert [content for group, _, content in desk.shown if rank in group] == lines
+
+
+# ---------------------------------------------------------------- kernelspecs
+
+
+def test_specs_name_the_kernel_and_bring_their_logos() -> None:
+    titles = {}
+    for folder in kernels():
+        spec = json.loads((folder / "kernel.json").read_text())
+        titles[folder.name] = spec["display_name"]
+        assert spec["argv"][0] == "python", "Jupyter puts its own interpreter there"
+        assert {"logo-64x64.png", "logo-svg.svg"} <= {file.name for file in folder.iterdir()}
+        assert not (folder / "__init__.py").exists()
+    assert titles == {"workbench": "Workbench", "workbench-mpi": "Workbench MPI", "workbench-slurm": "Workbench Slurm"}
+
+
+def test_kernels_are_installed_with_this_interpreter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "install", "--prefix", str(tmp_path), "workbench-mpi"]) == 0
+    (spec,) = tmp_path.glob("share/jupyter/kernels/*/kernel.json")
+    assert spec.parent.name == "workbench-mpi"
+    assert json.loads(spec.read_text())["argv"][:3] == [sys.executable, "-m", "workbench.kernel"]
+    assert str(spec.parent) in capsys.readouterr().out
+
+
+def test_an_unknown_kernel_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "install", "workbench-mip"]) == 2
+    assert "did you mean workbench-mpi" in capsys.readouterr().err
+
+
+def test_a_list_says_how_to_install_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    main(["kernels", "install", "--prefix", str(tmp_path / "there")])
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "there" / "share" / "jupyter"))
+    capsys.readouterr()
+    assert main(["kernels", "list", "--json"]) == 0
+    assert {row["name"]: row["installed"] for row in json.loads(capsys.readouterr().out)} == {
+        folder.name: str(tmp_path / "there" / "share" / "jupyter" / "kernels" / folder.name) for folder in kernels()
+    }

@@ -1,0 +1,24 @@
+"""Cells that run on every rank of a cluster: the *Workbench MPI* and *Workbench Slurm* kernels, and an extension for any other.
+
+In a notebook with another kernel: `%load_ext workbench.kernel`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """From now on cells of this notebook run on ranks; `%%local` is the way back for one of them."""
+    from workbench.kernel.ranks import Ranks
+
+    Ranks.attach_to(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Cells run in the notebook's own process again; the ranks end."""
+    from workbench.kernel.ranks import Ranks
+
+    Ranks.detach_from(shell)

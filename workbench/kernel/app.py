@@ -1,0 +1,73 @@
+"""The kernel: IPython's, whose cells run on ranks.
+
+python -m workbench.kernel -f CONNECTION_FILE
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
+from IPython.core.inputtransformer2 import TransformerManager
+
+from workbench.kernel.cells import Cell, parse_cell
+from workbench.kernel.ranks import Ranks
+
+
+@final
+class RanksKernel(IPythonKernel):
+    """Cells run on all ranks; completion and inspection are answered by rank 0 when it is free, else by the kernel itself."""
+
+    implementation = "workbench"
+    banner = "Cells run on all ranks of a cluster: %ranks N, %%rank 0,2, %%local, %status, %restart_ranks, %launcher, %attach, %detach"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self.ranks = Ranks.attach_to(self.shell)
+        self._plain = TransformerManager()  # type: ignore[no-untyped-call]
+
+    def do_complete(self, code: str, cursor_pos: int | None) -> Any:
+        answer = None if _is_local(code) else self.ranks.ask(_complete, code, len(code) if cursor_pos is None else cursor_pos)
+        return answer or super().do_complete(code, cursor_pos)  # type: ignore[no-untyped-call]
+
+    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        answer = None if _is_local(code) else self.ranks.ask(_inspect, code, cursor_pos, detail_level)
+        if answer and answer.get("found"):
+            return answer
+        return super().do_inspect(code, cursor_pos, detail_level, omit_sections)  # type: ignore[no-untyped-call]
+
+    def do_is_complete(self, code: str) -> Any:
+        """Of the cell as it was typed: what it becomes on its way to the ranks is always complete."""
+        status, indent = self._plain.check_complete(code)
+        return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
+
+    def do_shutdown(self, restart: bool) -> Any:
+        self.ranks.stop()
+        return super().do_shutdown(restart)  # type: ignore[no-untyped-call]
+
+
+def _is_local(code: str) -> bool:
+    try:
+        return parse_cell(code).local
+    except Exception:  # noqa: BLE001 - half a cell may be anything
+        return Cell().local
+
+
+def _complete(code: str, cursor_pos: int) -> Any:
+    """On rank 0."""
+    from IPython import get_ipython
+
+    return get_ipython().kernel.do_complete(code, cursor_pos)
+
+
+def _inspect(code: str, cursor_pos: int, detail_level: int) -> Any:
+    """On rank 0."""
+    from IPython import get_ipython
+
+    return get_ipython().kernel.do_inspect(code, cursor_pos, detail_level)
+
+
+def main() -> None:
+    """Be the kernel of a connection file."""
+    IPKernelApp.launch_instance(kernel_class=RanksKernel)

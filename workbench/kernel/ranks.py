@@ -1,0 +1,251 @@
+"""The ranks behind a notebook: started by its first cell that runs on them, and the commands that steer them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any, final
+
+from workbench.errors import ConfigError, LaunchError, WorkbenchError
+from workbench.kernel.cells import COMMANDS, Cell, parse_cell, parse_ranks
+from workbench.kernel.execution import Execution, stuck
+
+DEFAULT_RANKS = 4
+PREPARE = """
+import workbench as wb
+rank, world_size = {rank}, {world_size}
+"""
+
+
+@final
+class Ranks:
+    """What a notebook's cells run on.
+
+    Args:
+        shell: the notebook's IPython shell.
+    """
+
+    _of: dict[int, Ranks] = {}  # id of a shell -> its ranks  # noqa: RUF012 - one for the whole process on purpose
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.cluster: Any = None
+        self.num_ranks = _from_environment()
+        self.launcher = os.environ.get("WORKBENCH_LAUNCHER") or os.environ.get("WORKBENCH_KERNEL_LAUNCHER") or "local"
+        self._last: Execution | None = None
+        self._owns = True
+
+    @classmethod
+    def attach_to(cls, shell: Any) -> Ranks:
+        """The ranks of a shell, whose cells run on them from now on."""
+        if id(shell) not in cls._of:
+            ranks = cls._of[id(shell)] = cls(shell)
+            shell.input_transformers_cleanup.append(ranks.transform)
+            shell.user_ns["__ranks__"] = ranks
+            shell.user_ns_hidden["__ranks__"] = ranks
+        return cls._of[id(shell)]
+
+    @classmethod
+    def detach_from(cls, shell: Any) -> None:
+        """End the ranks of a shell, whose cells run in it again."""
+        ranks = cls._of.pop(id(shell), None)
+        if ranks is not None:
+            shell.input_transformers_cleanup.remove(ranks.transform)
+            ranks.stop()
+
+    # -- cells -----------------------------------------------------------------------------------------------------
+
+    def transform(self, lines: list[str]) -> list[str]:
+        """A cell as IPython is to run it: `%%local` ones as they are, all others as a call of `run`."""
+        text = "".join(lines)
+        if not text.strip() or text.startswith("__ranks__."):
+            return lines
+        try:
+            cell = parse_cell(text)
+        except ConfigError:
+            cell = Cell(body=text)  # `run` says what is wrong with it
+        if cell.local and not cell.commands and not cell.names:
+            return cell.body.splitlines(keepends=True)
+        return [f"__ranks__.run({text!r})\n"]
+
+    def run(self, text: str) -> None:
+        """Run a cell on the ranks it is for.
+
+        Raises:
+            WorkbenchError: it cannot run, or failed on a rank.
+        """
+        try:
+            self._run(parse_cell(text))
+        except WorkbenchError as error:
+            _show_without_frames(error, f"{type(error).__name__}: {error}")
+            raise
+        except KeyboardInterrupt as error:
+            _show_without_frames(error, "KeyboardInterrupt")
+            raise
+
+    def _run(self, cell: Cell) -> None:
+        for name, argument in cell.commands:
+            self.command(name, argument)
+        if not cell.body.strip():
+            return
+        if cell.local:
+            self._fetch(cell.names)
+            result = self.shell.run_cell("%%local\n" + cell.body)
+            result.raise_error()
+            return
+        self.start()
+        self._check_free()
+        self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
+        self._last.run(cell.body)
+
+    def _fetch(self, names: tuple[str, ...]) -> None:
+        """Copies of rank 0's variables, for local cells."""
+        if not names:
+            return
+        self.start()
+        self._check_free()
+        for name in names:
+            try:
+                self.shell.user_ns[name] = self.cluster.client[0].pull(name, block=True)
+            except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
+                why = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
+                raise ConfigError(f"%%local {name}: rank 0 cannot give it ({why})") from None
+
+    def ask(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
+        """What a function answers on rank 0; None if there are no ranks yet, it is busy, or takes longer."""
+        if self.cluster is None or self.busy():
+            return None
+        with suppress(Exception):  # an answer that does not come, whatever the reason, is none
+            return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
+        return None
+
+    def busy(self) -> list[int]:
+        """Ranks that still run an earlier cell."""
+        return self._last.busy if self._last is not None else []
+
+    def _check_free(self) -> None:
+        state = self.cluster.state
+        if state == "training":
+            raise ConfigError("the ranks are training: wait for the run or stop it, or look at it from a %%local cell")
+        if state in ("lost", "stopped"):
+            raise LaunchError(f"the ranks are gone ({state}): %restart_ranks begins with new ones; their variables are lost")
+        if self.busy():
+            raise LaunchError(stuck(self.busy()))
+
+    # -- the ranks -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have ranks; they start when there are none."""
+        if self.cluster is not None:
+            return
+        from workbench.clusters import Cluster
+
+        options: dict[str, Any] = {} if self.launcher != "torch" else {"runtime": "torch"}
+        self._use(Cluster(self.num_ranks, launcher=self.launcher, **options), owns=True)
+
+    def _use(self, cluster: Any, owns: bool) -> None:
+        self.cluster, self.num_ranks, self._owns, self._last = cluster, cluster.num_ranks, owns, None
+        self.shell.user_ns["cluster"] = cluster
+        pending = [
+            cluster.client[rank].execute(PREPARE.format(rank=rank, world_size=self.num_ranks), silent=True, block=False)
+            for rank in range(self.num_ranks)
+        ]
+        for result in pending:
+            result.get(60)
+
+    def stop(self) -> None:
+        """End the ranks that this notebook started; those it attached to go on."""
+        cluster, self.cluster = self.cluster, None
+        self.shell.user_ns.pop("cluster", None)
+        if cluster is not None:
+            cluster.stop() if self._owns else cluster.detach()
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def command(self, name: str, argument: str) -> None:
+        """One of the commands that may stand above a cell.
+
+        Raises:
+            ConfigError: it does not go like that.
+        """
+        assert name in COMMANDS
+        getattr(self, f"_command_{name}")(argument)
+
+    def _command_ranks(self, argument: str) -> None:
+        """%ranks N: have so many."""
+        if argument:
+            number = _number(argument)
+            if self.cluster is not None and number != self.num_ranks:
+                print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
+                self.stop()
+            self.num_ranks = number
+        self.start()
+
+    def _command_launcher(self, argument: str) -> None:
+        """%launcher WORDS: where ranks are from now on, as `launcher=` of Cluster."""
+        if not argument:
+            raise ConfigError("%launcher wants words, as Cluster(launcher=...) does: local, emulated:1gbit, slurm:partition=debug")
+        if self.cluster is not None and argument != self.launcher:
+            print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
+            self.stop()
+        self.launcher = argument
+
+    def _command_attach(self, argument: str) -> None:
+        """%attach NAME: go on with the ranks of a detached cluster."""
+        from workbench import clusters
+
+        if not argument:
+            raise ConfigError("%attach wants the name of a cluster: `workbench cluster list` shows those there are")
+        self.stop()
+        self._use(clusters.attach(argument), owns=False)
+
+    def _command_detach(self, _: str) -> None:
+        """%detach: let the ranks go on without this notebook."""
+        if self.cluster is None:
+            raise ConfigError("there are no ranks to detach")
+        print(f"%attach {self.cluster.id} goes on with these ranks")
+        self._owns = False
+        self.stop()
+
+    def _command_status(self, _: str) -> None:
+        """%status: who the ranks are."""
+        from IPython.display import display
+
+        if self.cluster is None:
+            print(f"no ranks yet: the next cell starts {self.num_ranks} ({self.launcher})")
+            return
+        display(self.cluster.status())  # type: ignore[no-untyped-call]
+
+    def _command_restart_ranks(self, _: str) -> None:
+        """%restart_ranks: new ones; their variables are lost."""
+        self._owns = True
+        self.stop()
+        self.start()
+
+    def _command_stop_ranks(self, _: str) -> None:
+        """%stop_ranks: end them; the next cell starts new ones."""
+        self._owns = True
+        self.stop()
+
+
+def _show_without_frames(error: Any, words: str) -> None:
+    """IPython shows what `_render_traceback_` gives; frames of this package tell nobody anything."""
+    if not hasattr(error, "_render_traceback_"):
+        error._render_traceback_ = lambda: [words, *getattr(error, "__notes__", ())]
+
+
+def _number(words: str) -> int:
+    if not words.isdigit() or int(words) < 1:
+        raise ConfigError(f"%ranks {words}: a whole number, 1 or more")
+    return int(words)
+
+
+def _from_environment() -> int:
+    words = os.environ.get("WORKBENCH_RANKS", "")
+    if not words:
+        return DEFAULT_RANKS
+    try:
+        return _number(words)
+    except ConfigError:
+        raise ConfigError(f"WORKBENCH_RANKS={words!r}: a whole number, 1 or more") from None
