@@ -66,6 +66,7 @@ def measure(ranks: int, rounds: int, steps: int) -> dict[str, Any]:
                 run = cluster.train(wb.SynchronousSGD(), wb.problems.digits_mlp(), steps=steps, evaluate_every=0).wait()
                 found["cluster_step_s"].append(seconds_per_step(run.run.metrics[0]))
             found["bare_step_s"].append(bare_steps(ranks, steps, Path(folder)))
+            print({name: round(values[-1], 4) for name, values in found.items()}, file=sys.stderr, flush=True)
     medians = {name: statistics.median(values) for name, values in found.items()}
     ratios = {what: medians[f"cluster_{what}_s"] / medians[f"bare_{what}_s"] for what in ("start", "step")}
     return {"ranks": ranks, "medians": medians, "ratios": ratios, "all": found, "load": os.getloadavg()[0]}
