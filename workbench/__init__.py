@@ -44,6 +44,7 @@ _NAMES = MappingProxyType(
         "Settings": "workbench.settings",
         # where
         "Cluster": "workbench.clusters",
+        "attach": "workbench.clusters",
         "simulate": "workbench.runtimes.simulate",
         "costs": "",
         "replay": "workbench.runtimes.replay",
@@ -54,9 +55,12 @@ _NAMES = MappingProxyType(
         "Run": "workbench.trace.run",
         "open_run": "workbench.trace",
         "list_runs": "workbench.trace.store",
+        "trace": "",
         "compare": "workbench.analysis",
         "summary": "workbench.analysis",
+        "runs_table": "workbench.analysis",
         "plots": "",
+        "experiments": "",
         # to write a method of one's own
         "Algorithm": "workbench.program",
         "Context": "workbench.program",

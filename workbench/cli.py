@@ -9,13 +9,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any
 
+from workbench.cluster_command import add_cluster_options
+from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kernels_command import add_kernels_options
-from workbench.naming import parse_pairs
+from workbench.notebook_command import add_demo_options, add_notebook_options, add_reproduce_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.runs_command import add_runs_options
+from workbench.steer_command import add_steer_options
+from workbench.sweep_command import add_sweep_options
 from workbench.train_command import add_train_options
 
 
@@ -43,14 +47,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="A research workbench for distributed SGD.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
+    add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))
+    add_sweep_options(commands.add_parser("sweep", help="run a grid of runs from a YAML file; goes on where it stopped"))
     add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
+    add_cluster_options(commands.add_parser("cluster", help="list, look at and stop clusters, those that were detached among them"))
     add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))
     add_recommend_options(commands.add_parser("recommend", help="which method, width, bucket size, codec and b to use, and why"))
 
-    runs = commands.add_parser("runs", help="list the runs of the store")
-    runs.add_argument("--json", action="store_true", help="one JSON object a line")
-    runs.set_defaults(command=_runs)
+    add_runs_options(commands.add_parser("runs", help="list the runs of the store, export or remove some"))
 
     show = commands.add_parser("show", help="the numbers of runs, side by side")
     show.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`")
@@ -62,19 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--output", "-o", type=Path, help="file to write; trace.json in the run's folder by default")
     export.set_defaults(command=_export)
 
-    notebook = commands.add_parser("notebook", help="execute a notebook that comes with the package")
-    notebook.add_argument("name", help="such as 00-tour, or a path")
-    notebook.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
-    notebook.add_argument(
-        "--output", "-o", type=Path, help="executed notebook; under the run store by default. An HTML page is put beside it"
-    )
-    notebook.add_argument("--timeout", type=float, default=None, metavar="SECONDS")
-    notebook.add_argument("--kernel", default=None)
-    notebook.set_defaults(command=_notebook)
-
-    demo = commands.add_parser("demo", help="execute the tour: three methods on four MPI engines; prints its table")
-    demo.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
-    demo.set_defaults(command=_demo)
+    add_notebook_options(commands.add_parser("notebook", help="execute a notebook, or list those that come with the package"))
+    add_reproduce_options(commands.add_parser("reproduce", help="execute the notebooks about a paper"))
+    add_demo_options(commands.add_parser("demo", help="execute the tour: three methods on four MPI engines; prints its table"))
 
     add_kernels_options(commands.add_parser("kernels", help="the Jupyter kernels of the package: list them, install them"))
 
@@ -84,25 +79,10 @@ def _parser() -> argparse.ArgumentParser:
         listing.add_argument("--markdown", action="store_true", help="the table as Markdown")
         listing.add_argument("--json", action="store_true", help="one JSON array; of one, an object")
         listing.set_defaults(command=_catalogue, what=what)
+    add_doctor_options(commands.add_parser("doctor", help="what works on this machine, by trying; and what mends the rest"))
     problems = commands.add_parser("problems", help="list the problems")
     problems.set_defaults(command=_problems)
     return parser
-
-
-def _runs(options: argparse.Namespace) -> int:
-    from workbench.trace.store import list_runs, runs_root
-
-    listing = list_runs()
-    for stored in listing:
-        if options.json:
-            print(json.dumps(stored.info))
-        else:
-            print(f"{stored.status:9} {stored.info.get('runtime', ''):10} {stored.info.get('num_workers', ''):>4}  {stored.id}")
-    for reason in listing.damaged:
-        print(f"skipped: {reason}", file=sys.stderr)
-    if not len(listing):
-        print(f"no runs in {runs_root()}", file=sys.stderr)
-    return 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -129,40 +109,6 @@ def _export(options: argparse.Namespace) -> int:
         raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
     print(f"{path}: open it at ui.perfetto.dev or chrome://tracing")
     return 0
-
-
-def _notebook(options: argparse.Namespace) -> int:
-    from workbench.resources import notebook
-
-    path = Path(options.name) if options.name.endswith(".ipynb") and Path(options.name).exists() else notebook(options.name)
-    executed, page = _execute(path, options.output, parse_pairs(options.parameter, "--parameter"), options.timeout, options.kernel)
-    print(f"notebook: {executed}\npage:     {page}")
-    return 0
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from workbench.experiments.notebooks import tagged_text
-    from workbench.resources import notebook
-
-    executed, page = _execute(notebook("00-tour"), None, parse_pairs(options.parameter, "--parameter"), 600.0, None)
-    for tag, title in (("table", "On real MPI ranks:"), ("simulated", "On simulated workers:"), ("answer", "")):
-        print(f"{title}\n{tagged_text(executed, tag)}\n")
-    print(f"The notebook as executed:               {executed}\nIts page, for any browser, also offline: {page}")
-    return 0
-
-
-def _execute(path: Path, output: Path | None, parameters: dict[str, Any], timeout_s: float | None, kernel: str | None) -> tuple[Path, Path]:
-    """Run a notebook and make an HTML page of it."""
-    from workbench.experiments.notebooks import run_notebook
-    from workbench.plots.html import export_html
-    from workbench.trace.store import runs_root
-
-    output = output or runs_root().resolve() / "notebooks" / path.name
-    os.environ.setdefault("WORKBENCH_RUNS", str(runs_root().resolve()))
-    executed = run_notebook(path, output, parameters, timeout_s=timeout_s, kernel=kernel)
-    page = executed.with_suffix(".html")
-    export_html(executed, page)
-    return executed, page
 
 
 def _catalogue(options: argparse.Namespace) -> int:

@@ -43,18 +43,29 @@ class Master:
         self._updaters: dict[int, Updater] = {}  # bucket -> its own, made at its first update
         self.updates = [0] * len(layout.buckets)
         self.control_seen = 0
+        self._lr: float | None = None  # that was set in the run
         self._updating = Lock()  # a server updates on a thread of its own
         self.average = Average(self.parameters, ema_decay) if ema_decay is not None else None
 
     @property
     def lr(self) -> float:
-        made = [updater.optimizer for updater in list(self._updaters.values())] or [self._make_optimizer(self.parameters)]
-        return float(made[0].param_groups[0]["lr"])
+        made = [updater.optimizer for updater in list(self._updaters.values())]
+        if not made and self._lr is not None:
+            return self._lr
+        return float((made or [self._make_optimizer(self.parameters)])[0].param_groups[0]["lr"])
+
+    def set_lr(self, lr: float) -> None:
+        """From the next update on: see `Updater.set_lr`."""
+        self._lr = lr
+        for updater in self._updaters.values():
+            updater.set_lr(lr)
 
     def _updater(self, bucket: int) -> Updater:
         if bucket not in self._updaters:
             optimizer = self._make_optimizer(self.parameters)  # keeps state of those alone with which it is stepped
             self._updaters[bucket] = Updater(optimizer, self.parameters, self.layout, schedule=self._schedule, clip_norm=None)
+            if self._lr is not None:
+                self._updaters[bucket].set_lr(self._lr)
         return self._updaters[bucket]
 
     def apply(self, gradient: Gradient, lr_scale: float) -> int:

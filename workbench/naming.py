@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from ast import literal_eval
-from collections.abc import Callable, Iterable
+from ast import AST, Call, Name, Tuple, literal_eval, parse
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from inspect import signature
@@ -131,6 +131,35 @@ def parse_value(text: str) -> Any:
         return literal_eval(plain)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return plain
+
+
+def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
+    """What an expression of calls and plain values says, such as "Ring(codec=TopK(k=5))"; nothing else is ever evaluated.
+
+    >>> build("Fraction(numerator=1, denominator=3)", {"Fraction": __import__("fractions").Fraction})
+    Fraction(1, 3)
+
+    Raises:
+        ConfigError: it is no such expression, or calls what is not in `classes`.
+    """
+    try:
+        return _built(parse(text, mode="eval").body, classes)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise ConfigError(f"{text!r} cannot be read as a setting: {error}") from None
+
+
+def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
+    match node:
+        case Call(func=Name(id=name), args=args, keywords=keywords):
+            if name not in classes:
+                raise unknown("setting", name, classes)
+            return classes[name](
+                *(_built(item, classes) for item in args), **{str(key.arg): _built(key.value, classes) for key in keywords}
+            )
+        case Tuple(elts=items):
+            return tuple(_built(item, classes) for item in items)
+        case _:
+            return literal_eval(node)
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:

@@ -7,12 +7,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import wraps
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
 from workbench.gradients import Layout
 from workbench.ops import Program, Request, Ticket, Value
+
+Exchange = Callable[[tuple[int, ...], int, list[int]], Request | Program]
+"""(what it is of, step, stamps to send) -> what asks for it; the answer is the stamps that came back."""
+
+Answer = Callable[[int, int], Request | Program]
+"""(to whom, stamp) -> what asks for it; the answer is what was sent, and the ticket of its sending."""
+
+
+class Visits(Protocol):
+    """Learns what a worker and a server ask of each other, where values do not matter."""
+
+    def exchange(self, key: Any, program: Exchange) -> Exchange:
+        """The same, at less cost."""
+
+    def answer(self, key: Any, program: Answer) -> Answer:
+        """The same, at less cost."""
 
 
 @final
@@ -33,6 +49,7 @@ class Context:
         link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
         stopping: the run was asked to stop: a server ends it for all at one version.
         rehearsed: where values do not matter, gives a sub-program that asks for the same messages at less cost; see `by_heart`.
+        visits: the same for a worker's and a server's side of a visit; see `exchanged` and `answered`.
     """
 
     rank: int
@@ -46,6 +63,7 @@ class Context:
     link: Any = None
     stopping: bool = False
     rehearsed: Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program] | None = None
+    visits: Visits | None = None
 
     def steps(self) -> Iterator[int]:
         """The steps to take; looks at `num_steps` anew each time, so that a caller can end the loop."""
@@ -149,6 +167,11 @@ class Algorithm(ABC):
         return True
 
     @property
+    def begins_anew(self) -> bool:
+        """Whether its program can be closed at a step's end and begun again, with other settings: it leaves nothing behind that goes on."""
+        return True
+
+    @property
     def num_lanes(self) -> int:
         """Lanes on which it starts collectives of the library."""
         return int(getattr(self, "lanes", 1))
@@ -202,6 +225,20 @@ def by_heart(method: Callable[[Any, Context, Value], Request | Program]) -> Call
         return ctx.rehearsed((method, collective, ctx.rank, ctx.num_workers), lambda value: method(collective, plain, value), value)
 
     return begin
+
+
+def exchanged(ctx: Context, key: Any, program: Exchange) -> Exchange:
+    """For a step's exchange with others, whose messages depend on what it is of and on the settings in `key` alone, whatever the
+    rank: on the step only by that of its `Backward`, on the stamps only in that it sends them.
+
+    A simulation without values then runs it once and repeats what it asked (`runtimes.sim_visits`).
+    """
+    return program if ctx.visits is None else ctx.visits.exchange(key, program)
+
+
+def answered(ctx: Context, key: Any, program: Answer) -> Answer:
+    """The same for an answer: parameters, packed and sent in the background."""
+    return program if ctx.visits is None else ctx.visits.answer(key, program)
 
 
 def complete(state: tuple[Any, ...]) -> tuple[Any, ...]:

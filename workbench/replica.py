@@ -272,6 +272,18 @@ class Replica:
     def lr(self) -> float:
         return float(self.updater.optimizer.param_groups[0]["lr"])
 
+    def set_lr(self, lr: float) -> None:
+        """Go on with another learning rate, also the server's copy: see `Updater.set_lr`."""
+        self.updater.set_lr(lr)
+        if self._master is not None:
+            self._master.set_lr(lr)
+
+    def forget_words(self) -> None:
+        """What was said is done: no gradient that carries it is under way any more."""
+        self.control_out = self.control_seen = 0
+        if self._master is not None:
+            self._master.control_seen = 0
+
     def read_parameters(self) -> Tensor:
         """The trainable parameters, flat, in order of registration: a copy."""
         return torch.cat([param.detach().reshape(-1).to(self.layout.dtype) for param in self._parameters])

@@ -6,14 +6,16 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench.errors import ConfigError
 from workbench.naming import call_checked, parse_pairs, unknown
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
+OPTION_GROUPS = ("set", "option", "optimizer_set")  # those that take NAME=VALUE
 
 
 def add_train_options(train: argparse.ArgumentParser) -> None:
@@ -63,7 +65,50 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     train.set_defaults(command=_train)
 
 
-def _train(options: argparse.Namespace) -> int:
+class _Refusing(argparse.ArgumentParser):
+    """A parser that raises where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Refusing(prog="workbench train", add_help=False, allow_abbrev=False)
+    add_train_options(parser)
+    return parser
+
+
+def train_options() -> tuple[str, ...]:
+    """Names of all options of `workbench train`, the method among them."""
+    return tuple(action.dest for action in _parser()._actions)
+
+
+def run_train(arguments: Sequence[str]) -> int:
+    """Do what `workbench train ARGUMENTS` does, errors raised; returns the exit status. Not for real ranks, which need its process."""
+    options = _parser().parse_args(list(arguments))
+    options.given = ["train", *arguments]
+    return _train(options)
+
+
+def check_train(arguments: Sequence[str]) -> None:
+    """Refuse what `workbench train ARGUMENTS` would refuse before its ranks start; nothing is run and no data are looked for.
+
+    Raises:
+        ConfigError: an option, a name or a combination that cannot be.
+    """
+    from workbench import costs
+
+    options = _parser().parse_args(list(arguments))
+    _, algorithm, _, _ = _resolved(options)
+    algorithm.check(options.workers)
+    if options.network:
+        costs.get(options.network)
+    for law in options.stragglers:
+        costs.stragglers.get(law)
+
+
+def _resolved(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
+    """The launcher's runtime, if one started this process; method, problem and settings, made from their names."""
     from workbench import algorithms, problems
     from workbench.runtimes.launch import runtime_here
 
@@ -78,6 +123,13 @@ def _train(options: argparse.Namespace) -> int:
     algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     settings = _settings(options)
+    if options.runtime != "simulated" and (options.network or options.timing_only or options.stragglers or options.detail != "auto"):
+        raise ConfigError("--network, --stragglers, --timing-only and --detail are of simulated workers: use them with --runtime simulated")
+    return here, algorithm, problem, settings
+
+
+def _train(options: argparse.Namespace) -> int:
+    here, algorithm, problem, settings = _resolved(options)
     if options.runtime == "simulated":
         return _report(_simulated(options, algorithm, problem, settings), options)
 
@@ -85,8 +137,6 @@ def _train(options: argparse.Namespace) -> int:
     from workbench.runtimes.worker import run_info
     from workbench.trace.store import find_run, new_run
 
-    if options.network or options.timing_only or options.stragglers or options.detail != "auto":
-        raise ConfigError("--network, --stragglers, --timing-only and --detail are of simulated workers: use them with --runtime simulated")
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)

@@ -68,6 +68,22 @@ class Updater:
         if self._schedule is not None:
             self._schedule.step()
 
+    def set_lr(self, lr: float) -> None:
+        """The first group's learning rate is `lr` from now on; other groups keep their proportion to it, and so does what a
+        schedule goes on to: it scales the new values as it would have scaled the old ones.
+        """
+        groups = self.optimizer.param_groups
+        first = groups[0]["lr"]
+        present = float(first) or float(groups[0].get("initial_lr", 0.0))  # 0: a warm-up's first step
+        factor = lr / present if present else 1.0
+        for group in groups:
+            group["lr"] = lr if group["lr"] == first else group["lr"] * factor
+            for name in ("initial_lr", "max_lr", "min_lr"):
+                if name in group:
+                    group[name] *= factor
+        if self._schedule is not None:
+            _scale(self._schedule, factor)
+
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
 
@@ -89,6 +105,17 @@ class Updater:
         self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
+
+
+def _scale(schedule: Any, factor: float) -> None:
+    """What a schedule begins with or goes to, and so all it will say, times a factor."""
+    for name in ("base_lrs", "max_lrs"):
+        if hasattr(schedule, name):
+            setattr(schedule, name, [value * factor for value in getattr(schedule, name)])
+    if hasattr(schedule, "eta_min"):
+        schedule.eta_min *= factor
+    for inner in getattr(schedule, "_schedulers", ()):
+        _scale(inner, factor)
 
 
 def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:

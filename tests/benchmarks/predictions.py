@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.predictions run [FOLDER]     # 15 to 20 minutes; goes on where it was interrupted
     python -m tests.benchmarks.predictions record [FOLDER]  # writes records/predictions.json and prints its table
+    python -m tests.benchmarks.predictions repredict        # predicts anew from the record's own calibrations; its measured rows stay
 
 Per model: one synchronous run of two hosts at one rate, and messages of some sizes there, are all that is fitted. All predictions
 are written to the folder before anything else is measured. Then other rates, four hosts and other methods are measured for
@@ -28,7 +29,8 @@ from workbench.analysis import summary
 from workbench.analysis.summary import step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration import Calibration, Probe, calibrate, predict, probe, with_probe
-from workbench.calibration.predict import midmean
+from workbench.calibration.probe import without_hold_up
+from workbench.calibration.settled import midmean
 from workbench.clusters.emulated import EmulatedNetwork, parse_rate
 from workbench.problems import Problem
 from workbench.program import Algorithm
@@ -45,6 +47,10 @@ CALIBRATION_STEPS = 40
 SECONDS_EACH = 7.0  # of measured training, at least LEAST_STEPS
 LEAST_STEPS, MOST_STEPS = 8, 40
 WAIT_S = 240.0
+SEEN = (
+    "predicted_s, low_s, high_s and bound are of the present model, from the calibrations here: the measured rows had been seen when the "
+    "model was changed, and no number was fitted to them. error_before is of the model before, first_error of what was predicted first."
+)
 
 
 @dataclass(frozen=True)
@@ -167,11 +173,17 @@ def foretell(folder: Path, models: list[str]) -> list[dict[str, Any]]:
         for hosts in HOSTS:
             for rate in RATES:
                 for name in METHODS:
-                    found = predict(calibration, method(name), workers=hosts, bandwidth_bytes_per_s=parse_rate(rate) / 8, cores=CORES)
                     cell = {"model": model, "hosts": hosts, "rate": rate, "method": name}
-                    rows.append({**cell, "predicted_s": found.usual_s, "low_s": found.low_s, "high_s": found.high_s, "bound": found.bound})
+                    rows.append({**cell, **said(calibration, cell)})
     path.write_text(json.dumps(rows, indent=1))
     return rows
+
+
+def said(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]:
+    """What is predicted of a cell."""
+    rate = parse_rate(cell["rate"]) / 8
+    found = predict(calibration, method(cell["method"]), workers=cell["hosts"], bandwidth_bytes_per_s=rate, cores=CORES)
+    return {"predicted_s": found.usual_s, "low_s": found.low_s, "high_s": found.high_s, "bound": found.bound}
 
 
 def run_all(folder: Path, models: list[str]) -> None:
@@ -244,21 +256,42 @@ def record(folder: Path) -> None:
         rows.append({**row, "measured_s": cell["step_s"], **spread, "error": row["predicted_s"] / cell["step_s"] - 1, "fitted": seen})
         if first:
             rows[-1]["first_error"] = first[_key(row)] / cell["step_s"] - 1
-    errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     models = sorted({row["model"] for row in rows})
+    write(rows, {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models})
+
+
+def repredict() -> None:
+    """Predict the record's rows anew, by the present model and from the record's calibrations; `error_before` is what each missed by."""
+    told = json.loads(RECORD.read_text())
+    known = {name: without_hold_up(Calibration.from_record(record)) for name, record in told["calibrations"].items()}
+    rows = []
+    for row in told["rows"]:
+        new = {**row, **said(known[row["model"]], row)}
+        rows.append({**new, "error": new["predicted_s"] / row["measured_s"] - 1, "error_before": row.get("error_before", row["error"])})
+    write(rows, told["calibrations"], SEEN)
+
+
+def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], seen: str | None = None) -> None:
+    """The record and its table.
+
+    Args:
+        seen: what to say of predictions that were made when the measured rows were known.
+    """
+    errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     result = {
         "how": {
             "calibrated_at": {"hosts": CALIBRATED_AT[0], "rate": CALIBRATED_AT[1], "method": "synchronous", "steps": CALIBRATION_STEPS},
-            "models": {name: {**vars(MODELS[name])} for name in models},
+            "models": {name: {**vars(MODELS[name])} for name in calibrations},
             "methods": {name: f"{word} {settings}" for name, (word, settings) in METHODS.items()},
             "cores": CORES,
             "runtime": "torch (gloo)",
+            **({"seen": seen} if seen else {}),
         },
         "error_median": statistics.median(errors),
         "error_worst": errors[-1],
         **_parts(rows),
         "versions": {"workbench": wb.__version__, "torch": __import__("torch").__version__ + ""},
-        "calibrations": {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models},
+        "calibrations": calibrations,
         "rows": rows,
     }
     RECORD.write_text(json.dumps(result, indent=1) + "\n")
@@ -288,6 +321,8 @@ def _parts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     parts: dict[str, Any] = {f"by_{name}": of(name) for name in ("model", "hosts", "method")}
     if rows and "first_error" in rows[0]:
         parts["first_by_model"] = of("model", "first_error")
+    if rows and "error_before" in rows[0]:
+        parts["before_by_method"] = of("method", "error_before")
     return parts
 
 
@@ -303,5 +338,7 @@ if __name__ == "__main__":
             record(place)
         case "record":
             record(place)
+        case "repredict":
+            repredict()
         case _:
             raise SystemExit(__doc__)

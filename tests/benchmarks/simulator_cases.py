@@ -34,7 +34,7 @@ MESSAGE_BYTES = (NUMEL + 3) * 4  # of a whole gradient, its tail included
 
 def size_only(workers: int) -> Problem:
     """A vector of `NUMEL` parameters and two full minibatches a worker."""
-    x = torch.zeros(2 * workers, NUMEL).expand(2 * workers, NUMEL)[:, :1]
+    x = torch.zeros(1, 1).expand(2 * workers, 1)
     return Problem(model=partial(nn.Linear, NUMEL, 1, bias=False), loss=cross_entropy, train=(x,), name="vector", batch_size=1)
 
 

@@ -31,7 +31,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
-    "--window-size=1100,3200",
+    "--window-size=1100,4200",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # no network
     "--virtual-time-budget=15000",
 )
@@ -57,6 +57,17 @@ def a_run(name, num_steps=40):
     info = {"id": name, "method": {"name": name}, "problem": {"name": "digits-mlp"}, "status": "finished"}
     return Run.from_memory(info, recorders)
 
+def a_ring(num_steps=10):
+    recorders = [MemoryRecorder(rank) for rank in range(2)]
+    for rank, recorder in enumerate(recorders):
+        for step in range(num_steps):
+            begin = 0.01 * step
+            recorder.span("forward", "compute", begin, begin + 0.004 + 0.002 * rank, step)
+            for kind in ("send", "recv"):
+                recorder.span(kind, "comm", begin + 0.004 + 0.002 * rank, begin + 0.009, step, 0, 4096, 1 - rank)
+            recorder.span("apply", "compute", begin + 0.009, begin + 0.01, step)
+    return Run.from_memory({"id": "ring", "method": {"name": "SynchronousSGD"}, "num_workers": 2}, recorders)
+
 plots.use_notebook_renderer()
 runs = [a_run("SynchronousSGD"), a_run(EVIL)]
 """
@@ -66,8 +77,10 @@ CELLS = (
     "plots.curves(runs, 'bytes', 'accuracy')",
     "plots.timelines(runs, steps=slice(20, 25))",
     "plots.overlap_bars(runs)",
+    "plots.timeline(a_ring(), steps=slice(2, 4), critical=True)",
+    "plots.per_step(a_ring())",
 )
-NUM_FIGURES = 4  # the live view leaves one
+NUM_FIGURES = 6  # the live view leaves one
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +115,14 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
     bars = [len(re.findall(r'<g class="point"', figure)) for figure in figures]
     assert lines[:2] == [4 + 2, 2 + 2], "loss and accuracy of two runs as the live view left them; two curves; two lines in each legend"
     assert bars[2] >= 2 * 2 * 5 * 4 and bars[3] == 2 * 4, "four spans a step, on two ranks of two runs; four parts a run"
+    # two ranks send two messages: of an arrow Plotly draws the line and three marks, of which one has a size; and the path of two steps
+    assert lines[4] == 4 + 2 + 2, "arrows, pieces of the path, and one of each in the legend"
+    assert bars[5] == 10 * (4 + 3), "four parts of ten steps, and three kinds on their paths"
+    legends = re.findall(r'<text class="legendtext"[^>]*>(.*?)</text>', figures[4])
+    assert {"message", "critical path"} <= set(legends)
+    titles = re.findall(r'<text class="x2?title"[^>]* y="([\d.]+)"[^>]*>([^<]*)<', figures[2])
+    height = float(re.findall(r'<svg class="main-svg"[^>]* height="([\d.]+)"', figures[2])[0])
+    assert titles and all(float(y) + 6 < height for y, _ in titles), "the axis' title is inside the figure, its descenders too"
     text = re.sub(r"<[^>]+>", " ", document)
     for words in ("training loss", "test accuracy", "time (ms)", "rank 0", "step 20", "all-reduce", "bytes sent, all ranks together"):
         assert words in text, words

@@ -13,6 +13,7 @@ import pytest
 
 import workbench as wb
 from tests.distributed.test_cli import train, workbench
+from workbench.analysis import run_overlap
 from workbench.calibration import Calibration, from_profile, predict
 from workbench.errors import ConfigError
 
@@ -137,3 +138,17 @@ def test_what_is_no_profile_of_a_ddp_loop_says_what_to_do(profiles: list[Path], 
             from_profile(path)
     with pytest.raises(ConfigError, match="of one rank"):
         from_profile([profiles[0], profiles[0]])
+
+
+def test_the_profiles_are_a_run_of_two_ranks_too(profiles: list[Path]) -> None:
+    run = wb.trace.from_profiler(profiles[0].parent)
+    spans = run.spans
+    assert spans.ranks == [0, 1] and run.info["num_workers"] == 2
+    sums = spans.select(kinds=["all_reduce"]).table
+    assert sorted(set(sums["bytes"].tolist())) and sums["bytes"][sums["step"] == 3].sum() == 2 * 4 * sum(map(math.prod, SHAPES))
+    both = [{(int(row["step"]), int(row["bucket"]), int(row["bytes"])) for row in sums[sums["rank"] == rank]} for rank in (0, 1)]
+    assert both[0] == both[1], "a bucket is the same sum on both ranks"
+    phases = spans.select(ranks=[0], steps=slice(3, 4), kinds=["forward", "backward", "apply"]).kind_names.tolist()
+    assert phases[:2] == ["forward", "backward"] and set(phases[2:]) == {"apply"}
+    found = run_overlap(run, slice(1, 15))
+    assert found.fraction is not None and 0 <= found.fraction < 1 and found.num_steps == 28

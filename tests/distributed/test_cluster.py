@@ -80,7 +80,7 @@ def test_engines_are_ranks_of_one_world(cluster: Cluster) -> None:
     assert cluster.client.ids == [0, 1]
     assert len({rank["pid"] for rank in cluster.ranks} | {os.getpid()}) == NUM_RANKS + 1
     assert find_mpi().version in cluster.ranks[0]["library"]
-    assert cluster.status == "ready"
+    assert cluster.state == "ready"
     assert str(cluster.ranks[1]["pid"]) in cluster._repr_html_()
 
 
@@ -98,9 +98,9 @@ def test_a_problem_defined_here_trains_there(cluster: Cluster, runs: Path) -> No
     run = cluster.train(PipeSGD(width=2), plane(slow_loss), steps=30, lr=0.1, seed=3)
     assert time.monotonic() - begin < 2
     assert not run.done
-    assert cluster.status == "training"
+    assert cluster.state == "training"
     assert run.wait(60) is run
-    assert (run.done, run.status, cluster.status) == (True, "finished", "ready")
+    assert (run.done, run.status, cluster.state) == (True, "finished", "ready")
     assert run.folder.parent == runs.resolve()
     record = run.run
     assert [len(record.metrics[rank]) for rank in range(NUM_RANKS)] == [30, 30]
@@ -252,15 +252,15 @@ def test_a_killed_rank_is_reported_at_once_and_an_exception_in_the_block_leaves_
             with pytest.raises(WorkbenchError, match="process is gone"):
                 run.wait(30)
             assert time.monotonic() - begin < 5
-            assert within(5, lambda: run.done and own.status == "lost")
+            assert within(5, lambda: run.done and own.state == "lost")
             assert run.run.info["status"] == "failed"
-            with pytest.raises(LaunchError, match="start a new Cluster"):
+            with pytest.raises(LaunchError, match=r"heal\(\) it, or start a new Cluster"):
                 own.train(SynchronousSGD(), plane(), steps=1)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         cell()
-    assert own.status == "stopped"
+    assert own.state == "stopped"
     with pytest.raises(LaunchError, match="was stopped"):
         own.train(SynchronousSGD(), plane(), steps=1)
 
@@ -298,8 +298,7 @@ def test_nothing_outlives_the_process_that_started_it(
         if sign is not None:
             commands = [" ".join(process.cmdline()) for process in marked(mark)]
             for part in (
-                "ipyparallel.engine --mpi",
-                "ipyparallel.engine.nanny",
+                "workbench.clusters.engine --mpi",
                 "ipyparallel.controller",
                 "prterun" if find_mpi().name == OPEN_MPI else "mpiexec",
             ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -17,11 +17,13 @@ from torch import nn
 import workbench as wb
 from workbench.calibration import Calibration, Convergence, Estimate, Probe, calibrate, candidates, predict, probe, recommend, with_probe
 from workbench.calibration.convergence import recipe
-from workbench.calibration.effective import effective_costs, make_setting
+from workbench.calibration.cores import Slowness, slowness_in
+from workbench.calibration.effective import core_s_per_byte, effective_costs, make_setting
 from workbench.calibration.fit import ready_to_shares, robust_line
 from workbench.calibration.laws import fit_law, slow_ranks
 from workbench.calibration.observed import _merged
 from workbench.calibration.predict import step_s
+from workbench.calibration.probe import without_hold_up
 from workbench.cli import main
 from workbench.codecs import Truncate16
 from workbench.collectives import Native, Ring
@@ -286,6 +288,63 @@ def test_the_wire_is_no_quicker_than_the_cores_that_feed_it() -> None:
             setting = make_setting(costly, workers, bandwidth_bytes_per_s=rate)
             _, network = effective_costs(costly, wb.SynchronousSGD(), setting)
             assert network.bandwidth_bytes_per_s == pytest.approx(rate / slower, rel=1e-6)
+
+
+def test_a_byte_costs_no_more_of_a_core_on_a_slower_link_and_less_on_a_quicker_one() -> None:
+    costly = replace(fitted(), host=replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-8))
+    found = [core_s_per_byte(costly, costly.network(factor * RATE)) for factor in (0.5, 1.0, 4.0)]
+    assert found == pytest.approx([1e-8, 1e-8, 2.5e-9], rel=1e-3)
+
+
+SLOW_WIRE = Network(latency_s=1e-9, bandwidth_bytes_per_s=1e6)  # a sum takes longer than compute
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "cores", "part", "expected"),
+    [
+        (wb.SynchronousSGD(), 4, 2.0, 0.4, Slowness(compute=2.0, wire=1.0, hop=1.25)),  # of two cores 1.2 are taken: 0.8 for a hop's end
+        (wb.SynchronousSGD(), 4, 2.0, 0.8, Slowness(compute=2.0, wire=1.6, hop=2.0)),
+        (wb.SynchronousSGD(), 2, 8.0, 0.8, Slowness()),
+    ],
+)
+def test_threads_that_want_more_than_the_cores_are_slowed_alike(
+    method: Any, workers: int, cores: float, part: float, expected: Slowness
+) -> None:
+    """Where all compute, then all sum: p / c, and p times the wire's part over c."""
+    run = trained(method, workers, network=SLOW_WIRE, compute=replace(COMPUTE, stragglers=()), steps=8)
+    found = slowness_in(run, cores=cores, threads=1, wire_part=part, s_per_byte=1e-6)
+    assert astuple(found) == pytest.approx(astuple(expected), rel=1e-3)
+
+
+def test_what_is_hidden_is_slowed_by_what_hides_it() -> None:
+    """Pipe-SGD, two ranks on one core, the wire always busy: 0.25 of a core for each one's bytes leave 0.25 for compute."""
+    run = trained(wb.PipeSGD(), 2, network=SLOW_WIRE, compute=replace(COMPUTE, stragglers=()), steps=12)
+    found = slowness_in(run, cores=1.0, threads=1, wire_part=0.25, s_per_byte=1e-6)
+    assert found.compute == pytest.approx(4.0, rel=0.01) and found.wire == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_sum_that_was_held_up_is_no_latency() -> None:
+    """The whole gradient's sum takes what it took where it was measured, and a hop no longer than a message."""
+    line = replace(fitted().line, latency_s=Estimate(5e-3), message_latency_s=Estimate(1e-3))
+    held = replace(fitted(), line=line)
+    found = without_hold_up(held)
+    size = held.shapes.num_bytes
+    assert found.line.latency_s.value == 1e-3 and all(draw["latency_s"] == 1e-3 for draw in found.draws)
+    assert found.network().all_reduce_s(size, 4) == pytest.approx(held.network().all_reduce_s(size, 4), rel=1e-9)
+    assert without_hold_up(fitted()) == fitted()
+
+
+def test_servers_replies_that_meet_are_between_fair_shares_and_turns() -> None:
+    """Four replies at once: the band holds both, and of a simulated network, which has turns, only these are said."""
+    real = replace(fitted(), origin=replace(fitted().origin, runtime="torch"), pace=replace(fitted().pace, stragglers=()))
+    simulated = replace(real, origin=replace(real.origin, runtime="simulated"))
+    method = wb.BackupSGD(backups=0)
+    between, turns = (predict(one, method, workers=4, draws=0) for one in (real, simulated))
+    fair = real.shapes.num_bytes / RATE * 2  # by which the first of three equal replies is later
+    assert between.step_s - turns.step_s == pytest.approx(fair / 2, rel=0.05)
+    assert between.low_s == pytest.approx(turns.step_s, rel=1e-6) and between.high_s - turns.step_s == pytest.approx(fair, rel=0.05)
+    pairs = (predict(one, method, workers=2, draws=0).step_s for one in (real, simulated))
+    assert len({f"{seconds:.9f}" for seconds in pairs}) == 1
 
 
 def test_where_and_what_is_predicted_must_make_sense() -> None:

@@ -134,6 +134,20 @@ def test_wheel_brings_the_kernel(installed: Path) -> None:
 
 
 @pytest.mark.notebooks
+def test_wheel_lets_plain_nbconvert_draw_figures(installed: Path) -> None:
+    data = {"application/vnd.plotly.v1+json": {"data": [{"type": "scatter", "y": [1, 3]}], "layout": {}}}
+    shown = nbformat.v4.new_output("display_data", data)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("figure", outputs=[shown, shown])])
+    nbformat.write(notebook, installed / "figures.ipynb")
+    templates = str(Path(sysconfig.get_path("data"), "share", "jupyter"))  # nbconvert's own, which is not installed there
+    code = f"import os; os.environ['JUPYTER_PATH'] = {templates!r}; from nbconvert.nbconvertapp import main; main()"
+    from_wheel(installed, "python", "-c", code, "--to", "html", "figures.ipynb")
+    page = (installed / "figures.html").read_text()
+    assert page.count("Plotly.newPlot(") == 2
+    assert page.count("window.Plotly = Plotly") == 1, "its program once, so that no network is needed"
+
+
+@pytest.mark.notebooks
 @pytest.mark.parametrize("first", ["papermill", "workbench.experiments.papermill_engine"])
 def test_wheel_brings_the_papermill_engine_whichever_is_imported_first(installed: Path, first: str) -> None:
     code = f"import {first}; from papermill.engines import papermill_engines as e; print(e.get_engine('workbench').__module__)"

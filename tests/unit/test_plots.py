@@ -23,14 +23,18 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 import nbformat
 import plotly.io as pio
 
+import workbench as wb
 from workbench import plots
 from workbench.analysis.labels import distinct_labels
 from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY, WIDGET, draw_figures
-from workbench.plots.layout import join_bars, lay_rows, panel
+from workbench.plots.layout import MAX_BARS, join_bars, lay_rows, panel
 from workbench.plots.lines import decimate, moving_average
 from workbench.plots.live import status_table
+from workbench.plots.marks import CLEAR_ARROWS, MAX_ARROWS
+from workbench.plots.prediction import method_of
 from workbench.plots.style import KIND_COLORS
+from workbench.runtimes.worker import run_info
 from workbench.trace import KINDS, MemoryRecorder, Run, Spans
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -166,8 +170,25 @@ def test_labels_say_what_tells_runs_apart() -> None:
 # ---------------------------------------------------------------- timelines
 
 
+def ring_run(num_steps: int = 6, num_bytes: int = 4096) -> Run:
+    """Two ranks that send each other two messages a step: rank 1 is 1 ms late, and rank 0 waits for it. A step takes 10 ms."""
+    recorders = [MemoryRecorder(rank) for rank in range(2)]
+    for rank, recorder in enumerate(recorders):
+        for step in range(num_steps):
+            begin = 0.01 * step
+            ready = begin + 0.004 + 0.001 * rank
+            recorder.span("forward", "compute", begin, ready, step)
+            recorder.span("send", "comm", ready, begin + 0.007, step, 3, num_bytes, 1 - rank)
+            recorder.span("recv", "comm", ready, begin + 0.007, step, -1, num_bytes, 1 - rank)
+            recorder.span("send", "comm", begin + 0.007, begin + 0.009, step, 3, num_bytes, 1 - rank)
+            recorder.span("recv", "comm", begin + 0.007, begin + 0.009, step, -1, num_bytes, 1 - rank)
+            recorder.span("apply", "compute", begin + 0.009, begin + 0.01, step)
+    return Run.from_memory({"id": "ring", "method": {"name": "SynchronousSGD"}, "num_workers": 2}, recorders)
+
+
 def bars_of(figure: Any) -> list[tuple[str, float, float, float]]:
-    return [(bar.name, base, x, y) for bar in figure.data for base, x, y in zip(bar.base, bar.x, bar.y, strict=True)]
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    return [(bar.name, base, x, y) for bar in bars for base, x, y in zip(bar.base, bar.x, bar.y, strict=True)]
 
 
 def test_a_timeline_draws_every_span_of_its_steps_once_in_milliseconds() -> None:
@@ -238,25 +259,42 @@ def test_timelines_share_one_axis_and_one_legend() -> None:
 )
 def test_joining_bars_covers_every_span_and_keeps_sums(drawn: list[tuple[str, int, int]], most: int) -> None:
     spans = Spans.from_rows(0, [(kind, "compute", start, start + length, 0, -1, 7, -1) for kind, start, length in drawn])
-    rows = lay_rows(spans)
-    bars, kept, counts = join_bars(spans.table, rows, most)
-    groups = len(set(zip(rows.center.tolist(), spans.table["kind"].tolist(), strict=True)))
-    assert len(bars) == (len(drawn) if len(drawn) <= most else max(most, groups))
+    bars, counts, place = join_bars(spans.table, most)
+    kinds = len(set(spans.table["kind"].tolist()))
+    assert len(bars) == (len(drawn) if len(drawn) <= most else max(most, kinds))
     assert counts.sum() == len(drawn) and bars["bytes"].sum() == 7 * len(drawn)
-    for row, center in zip(spans.table, rows.center, strict=True):
-        over = (
-            (kept.center == center) & (bars["kind"] == row["kind"]) & (bars["start_s"] <= row["start_s"]) & (bars["end_s"] >= row["end_s"])
-        )
-        assert over.sum() >= 1
+    assert np.array_equal(np.bincount(place, minlength=len(bars)), counts)
+    for name in ("kind", "rank", "lane"):
+        assert np.array_equal(bars[name][place], spans.table[name])
+    assert np.all(bars["start_s"][place] <= spans.table["start_s"]) and np.all(bars["end_s"][place] >= spans.table["end_s"])
+    rows = lay_rows(Spans(bars, spans.lanes))
+    for first in range(len(bars)):
+        for second in range(first):
+            if rows.center[first] == rows.center[second]:
+                assert bars["end_s"][second] <= bars["start_s"][first] or bars["end_s"][first] <= bars["start_s"][second]
 
 
-def test_a_long_timeline_is_joined_to_ten_thousand_bars_in_a_moment() -> None:
-    run = make_run(num_steps=1500)
-    begin = time.process_time()
-    figure = plots.timeline(run, steps=slice(0, 1500))
-    assert time.process_time() - begin < 5
-    assert len(bars_of(figure)) == 10_000 and any("in close order" in text for bar in figure.data for text in bar.hovertext)
-    assert len(figure.layout.annotations) < 20
+def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> None:
+    """144 000 spans, 48 000 of them messages; in no window are more than a few thousand drawn."""
+    run = ring_run(num_steps=12_000)
+    assert len(run.spans) == 144_000 and len(run.messages[0]) == 48_000
+    for window in (slice(6000, 6005), slice(6000, 6100), slice(100, 9000), slice(0, 12_000)):
+        figure = plots.timeline(run, steps=window, critical=window.stop - window.start < 1000)
+        assert len(bars_of(figure)) <= MAX_BARS and len(figure.to_json()) < 1_500_000
+        arrow = next(trace for trace in figure.data if trace.legendgroup == "message")
+        assert len(arrow.x) // 3 <= MAX_ARROWS
+        assert len(figure.layout.annotations) <= 21 and len(figure.layout.shapes) <= 60
+    assert any("in close order" in text for bar in figure.data if bar.type == "bar" for text in bar.hovertext)
+
+
+def test_a_window_is_drawn_without_looking_at_each_span_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of Python are made of what is shown: of bars, not of spans, whether the window is small or all of a long run."""
+    seen = []
+    monkeypatch.setattr("workbench.plots.layout.sublanes", lambda table: (seen.append(len(table)), np.zeros(len(table), np.int64))[1])
+    run = ring_run(num_steps=2000)
+    for window in (slice(10, 12), slice(0, 2000)):
+        plots.timeline(run, window)
+    assert seen == [2 * 12, MAX_BARS]
 
 
 def test_bad_ranges_name_what_there_is() -> None:
@@ -272,6 +310,164 @@ def test_bad_ranges_name_what_there_is() -> None:
     assert len(plots.timeline(make_run(num_steps=2)).data) == 4, "a run of fewer steps than are shown by default"
 
 
+# ---------------------------------------------------------------- arrows, critical paths, predictions
+
+
+def test_arrows_lead_from_each_send_to_the_end_of_its_receive() -> None:
+    figure = plots.timeline(ring_run(), slice(2, 4))
+    arrow = figure.data[-1]
+    assert (arrow.name, arrow.visible, arrow.showlegend) == ("message", True, True)
+    lines = sorted(zip(arrow.x[::3], arrow.y[::3], arrow.x[1::3], arrow.y[1::3], strict=True))
+    assert set(arrow.x[2::3]) == {None} and len(lines) == 2 * 4
+    send = next(bar for bar in figure.data if bar.name == "send")
+    receive = next(bar for bar in figure.data if bar.name == "recv")
+    begins = sorted(zip(send.base, send.y, strict=True))
+    assert [line[:2] for line in lines] == begins
+    ends = {(round(base + x, 6), y) for base, x, y in zip(receive.base, receive.x, receive.y, strict=True)}
+    assert {line[2:] for line in lines} <= ends
+    text = "<b>message</b> from rank 0 to rank 1, 4.10 kB<br>3.00 ms from the call to the arrival; the sender waited for 1.00 ms"
+    assert text in arrow.hovertext
+    assert len(plots.timeline(ring_run(), slice(2, 4), links=False).data) == len(figure.data) - 1
+
+
+def test_many_arrows_wait_in_the_legend_and_say_how_many_there_are() -> None:
+    run = ring_run(num_steps=400)
+    few = plots.timeline(run, slice(0, CLEAR_ARROWS // 4)).data[-1]
+    assert few.visible is True and len(few.x) == 3 * CLEAR_ARROWS
+    more = plots.timeline(run, slice(0, 100)).data[-1]
+    assert more.visible == "legendonly" and more.name == "message" and len(more.x) == 3 * 400
+    most = plots.timeline(run, slice(0, 400)).data[-1]
+    assert most.name == f"message ({MAX_ARROWS} of 1600)" and len(most.x) == 3 * MAX_ARROWS
+    assert most.x[0] == 4.0 and most.x[-2] == 4000 - 1.0, "spread over the window"
+
+
+def test_no_arrow_leads_to_a_rank_that_is_not_shown() -> None:
+    assert {trace.type for trace in plots.timeline(ring_run(), slice(2, 4), ranks=[1]).data} == {"bar"}
+
+
+def test_the_critical_path_is_a_line_through_its_bars() -> None:
+    figure = plots.timeline(ring_run(), slice(2, 3), critical=True)
+    line = figure.data[-1]
+    assert line.name == "critical path" and list(line.x) == [0, 5, 5, 7, 7, 9, 9, 10]
+    rows = dict(zip(figure.layout.yaxis.ticktext, figure.layout.yaxis.tickvals, strict=True))
+    forward = next(bar for bar in figure.data if bar.name == "forward")
+    assert line.y[0] == line.y[1] == forward.y[1] + 0.3, "rank 1 is late; the line is under the middle of its bar"
+    assert "critical path</b> of step 2: forward on rank 1, 5.00 ms, 50.0 % of the step" in line.hovertext[0]
+    assert line.y[-1] == rows[min(rows, key=lambda name: rows[name])] + 0.3, "the step ends on rank 0 as on rank 1"
+
+
+def test_the_path_is_broken_where_the_next_step_begins_on_another_rank_before_this_one_has_ended() -> None:
+    recorders = [MemoryRecorder(rank) for rank in range(2)]
+    for rank, recorder in enumerate(recorders):
+        for step in range(3):
+            begin = 0.01 * step + 0.004 * (rank == step % 2)
+            recorder.span("forward", "compute", begin, begin + 0.005, step)
+    line = plots.timeline(Run.from_memory({}, recorders), slice(0, 2), critical=True).data[-1]
+    assert list(line.x).count(None) == 1 == list(line.y).count(None) and len(line.x) == len(line.y) == len(line.hovertext)
+
+
+def test_runs_below_each_other_may_show_steps_of_their_own_under_names() -> None:
+    figure = plots.timelines([ring_run(), make_run()], [slice(1, 2), slice(30, 32)], names=["one", EVIL])
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles == ["<b>one</b>", "step 1", "<b>" + EVIL.replace("<", "&lt;").replace(">", "&gt;") + "</b>", "step 30", "step 31"]
+    assert figure.layout.xaxis2.range == (0, pytest.approx(20.2))
+    with pytest.raises(ConfigError, match="2 runs, 1 windows of steps and 2 names"):
+        plots.timelines([ring_run(), make_run()], [slice(1, 2)])
+
+
+def test_one_lane_alone_makes_a_figure() -> None:
+    recorder = MemoryRecorder(0)
+    recorder.span("forward", "compute", 0.0, 1.0, 0)
+    assert len(bars_of(plots.timeline(Run.from_memory({}, [recorder])))) == 1
+
+
+def calibrated_run(algorithm: Any = None, steps: int = 40) -> Run:
+    costs = {
+        "network": wb.costs.Network(latency_s=1e-4, bandwidth_bytes_per_s=1e7, name="link"),
+        "compute": wb.costs.Compute(forward_s=0.002, backward_s=0.004, update_s=0.0005),
+    }
+    method = algorithm or wb.SynchronousSGD()
+    return wb.simulate(method, wb.problems.get("digits-mlp"), workers=3, timing_only=True, steps=steps, **costs)
+
+
+def test_a_prediction_stands_below_what_was_measured_from_the_same_step_boundary() -> None:
+    """Calibrated from itself, a run without noise is foretold: every bar has its twin."""
+    run = calibrated_run()
+    figure = plots.beside_prediction(run, steps=slice(20, 23))
+    titles = [note.text for note in figure.layout.annotations if note.text.startswith("<b>")]
+    found = [re.fullmatch(r"<b>(\w+): SynchronousSGD, ([\d.]+) ms a step</b>", title) for title in titles]
+    assert [match[1] for match in found if match] == ["measured", "predicted"]
+    assert float(found[0][2]) == pytest.approx(float(found[1][2]), rel=0.02)  # type: ignore[index]
+    upper, lower = ([bar for bar in figure.data if bar.yaxis == axis] for axis in ("y", "y2"))
+    assert [bar.name for bar in upper] == [bar.name for bar in lower]
+    for above, below in zip(upper, lower, strict=True):
+        assert len(above.x) == len(below.x) == 9
+        np.testing.assert_allclose(np.array(above.base, float), np.array(below.base, float), atol=0.5)
+    assert figure.layout.xaxis.matches == "x2"
+
+
+def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method() -> None:
+    from workbench.calibration import calibrate
+
+    calibration = calibrate(calibrated_run())
+    pipe = calibrated_run(wb.PipeSGD(width=2))
+    titles = [note.text for note in plots.beside_prediction(pipe, calibration).layout.annotations]
+    assert any(title.startswith("<b>predicted: PipeSGD(width=2)") for title in titles)
+    unknown = Run(info={**pipe.info, "method": {"name": "Mine", "settings": {}}}, metrics=pipe.metrics, traces=pipe.traces)
+    with pytest.raises(ConfigError, match="give algorithm="):
+        plots.beside_prediction(unknown, calibration)
+    assert plots.beside_prediction(unknown, calibration, algorithm=wb.PipeSGD(width=2)).data
+    with pytest.raises(ConfigError, match="traced no step"):
+        plots.beside_prediction(empty_run(num_workers=2))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        wb.PipeSGD(width=3, collective=wb.collectives.Ring(codec=wb.codecs.Truncate16())),
+        wb.LayerwiseSGD(bucket_bytes=2e5, lanes=2, collective=wb.collectives.Ring()),
+        wb.BackupSGD(backups=1),
+        wb.LocalSGD(),
+    ],
+)
+def test_a_record_tells_its_method(algorithm: Any) -> None:
+    assert method_of(Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})) == algorithm
+
+
+def test_a_record_that_tells_only_a_part_of_its_method_asks_for_it() -> None:
+    algorithm = wb.SynchronousSGD(collective=wb.collectives.Ring(chunks=3))
+    run = Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})
+    with pytest.raises(ConfigError, match="give algorithm="):
+        method_of(run)
+
+
+# ---------------------------------------------------------------- overlap and critical path, step by step
+
+
+def test_each_step_has_its_parts_above_its_critical_path() -> None:
+    figure = plots.per_step(ring_run(num_steps=8))
+    parts = {bar.name: bar.y.tolist() for bar in figure.data}
+    assert parts["computation alone"] == pytest.approx([5.5] * 8) and parts["exposed communication"] == pytest.approx([4.5] * 8)
+    assert parts["forward"] == pytest.approx([5.0] * 8) and parts["apply"] == pytest.approx([1.0] * 8)
+    assert sum(parts[name][3] for name in ("forward", "recv", "apply")) == pytest.approx(10.0)
+    assert figure.layout.yaxis.title.text == "time (ms)" and figure.layout.xaxis2.title.text == "step"
+    assert {bar.legend for bar in figure.data if bar.name in ("forward", "apply")} == {"legend2"}
+    assert plots.per_step(ring_run(num_steps=8), slice(2, 5)).data[0].x.tolist() == [2, 3, 4]
+    with pytest.raises(ConfigError, match="no trace of such steps"):
+        plots.per_step(ring_run(num_steps=8), slice(20, 30))
+    with pytest.raises(ConfigError, match="no trace of such steps"):
+        plots.per_step(empty_run())
+
+
+def test_many_steps_share_bars_that_are_their_means() -> None:
+    figure = plots.per_step(ring_run(num_steps=1001))
+    assert all(len(bar.x) == 167 for bar in figure.data) and figure.layout.xaxis2.title.text == "step (means of 6)"
+    parts = {bar.name: bar.y for bar in figure.data}
+    np.testing.assert_allclose(parts["forward"], 5.0)
+    np.testing.assert_allclose(parts["computation alone"], 5.5)
+    assert figure.data[0].hovertext[1] == "<b>computation alone</b>, steps 6 to 11<br>5.50 ms"
+
+
 # ---------------------------------------------------------------- overlap
 
 
@@ -283,6 +479,13 @@ def test_overlap_bars_add_up_to_the_step() -> None:
     assert parts["idle"][0] == pytest.approx(2.5, rel=0.02)
     assert [values[2] for values in parts.values()] == [0, 0, 0, 0]
     assert [note.text for note in figure.layout.annotations] == ["overlap 85.7 %", "overlap 85.7 %", "no communication"]
+
+
+def test_long_names_of_overlap_bars_take_several_lines_and_stay_escaped() -> None:
+    figure = plots.overlap_bars([make_run("LayerwiseSGD(bucket_bytes=1000000, lanes=2), Ring(codec=Truncate16()) <i>")])
+    (label,) = figure.layout.yaxis.ticktext
+    lines = label.split("<br>")
+    assert len(lines) == 3 and max(map(len, lines)) <= 40 and lines[-1].strip().endswith("&lt;i&gt;")
 
 
 # ---------------------------------------------------------------- names, sizes, imports

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import workbench as wb
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import KINDS, FileRecorder, MemoryRecorder, Run, Spans, find_run, list_runs, new_run, runs_root, update_run
 from workbench.trace.follow import Follower
@@ -428,6 +429,45 @@ def test_chrome_trace_has_every_required_key_nests_and_lines_ranks_up(tmp_path: 
     assert times[0] == times[1], "ranks that did the same at the same time, on clocks 100 s apart"
     assert times[0][0] == (0.0, 250000.0, "forward", 0)
     assert spans[2]["args"] == {"step": 0, "bucket": 3, "peer": 1, "bytes": 4000} and spans[2]["name"] == "all_reduce 3"
+
+
+def test_messages_are_arrows_of_the_chrome_trace_that_begin_and_end_inside_their_spans(tmp_path: Path) -> None:
+    """Rules of the format: "s" and "f" of one id and category, times inside a span of that process and thread, never back in time."""
+    problem = wb.problems.get("digits-mlp")
+    costs = {"network": wb.costs.ethernet_10g, "compute": wb.costs.Compute(forward_s=0.001, backward_s=0.002)}
+    method = wb.LayerwiseSGD(bucket_bytes=1e4, lanes=2, collective=wb.collectives.Ring())
+    run = wb.simulate(method, problem, workers=3, timing_only=True, steps=3, **costs)
+    events = json.loads(run.export_chrome(tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            spans[event["pid"], event["tid"]].append(event)
+    flows = defaultdict(dict)
+    for event in events:
+        if event["ph"] in "sf":
+            assert event["ph"] not in flows[event["id"]] and event["cat"] == event["name"] == "message"
+            flows[event["id"]][event["ph"]] = event
+    sends = [event for event in events if event["ph"] == "X" and event["cat"] == "send"]
+    assert len(flows) == len(sends) > 100
+    for flow in flows.values():
+        ends = []
+        for phase, cat in (("s", "send"), ("f", "recv")):
+            at = flow[phase]["ts"]
+            around = [e for e in spans[flow[phase]["pid"], flow[phase]["tid"]] if e["ts"] - 1e-6 <= at < e["ts"] + e["dur"] - 1e-6]
+            assert [e["cat"] for e in around] == [cat]
+            ends += around
+        assert flow["f"]["bp"] == "e" and "bp" not in flow["s"] and flow["s"]["ts"] <= flow["f"]["ts"]
+        assert ends[0]["args"]["peer"] == ends[1]["pid"] - 1 and ends[1]["args"]["peer"] == ends[0]["pid"] - 1
+        assert ends[0]["args"]["bytes"] == ends[1]["args"]["bytes"]
+
+
+def test_an_arrow_that_would_go_back_in_time_is_left_out(tmp_path: Path) -> None:
+    recorders = [MemoryRecorder(rank) for rank in range(2)]
+    for begin, late in ((0.0, 0.0), (10.0, 5.0)):  # of the second message the receiver's clock is wrong
+        recorders[0].span("send", "comm", begin + late, begin + late + 1, 0, -1, 8, 1)
+        recorders[1].span("recv", "comm", begin, begin + 1, 0, -1, 8, 0)
+    events = json.loads(Run.from_memory(INFO, recorders).export_chrome(tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["ts"] for event in events if event["ph"] in "sf"] == [0, 999_999.999]
 
 
 def test_an_empty_run_exports_an_empty_trace(tmp_path: Path) -> None:

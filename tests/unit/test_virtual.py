@@ -58,6 +58,24 @@ def test_who_asks_anybody_hears_whoever_was_first() -> None:
     assert arrived == [(3, "a"), (1, "b"), (2, "c"), (1, "d"), (3, "e")]
 
 
+def test_an_offer_goes_to_who_asked_for_its_sender_before_who_asked_anybody() -> None:
+    """Whether it was asked for before anybody's was, or after."""
+    net, arrived = fabric()
+
+    def hear(name: str, source: int) -> None:
+        net.receive(0, 0, source, 0, lambda _, sender, value: arrived.append((name, sender, value)), None)
+
+    hear("by name", 2)
+    hear("anybody", ANY)
+    hear("by name later", 2)
+    hear("nobody's", 1)
+    for sender, value in ((2, "a"), (2, "b"), (3, "c"), (3, "d")):
+        net.send(0, 0, 0, sender, 1, value, lambda _: None, None)
+    hear("anybody", ANY)
+    net.clock.run()
+    assert arrived == [("by name", 2, "a"), ("by name later", 2, "b"), ("anybody", 3, "c"), ("anybody", 3, "d")]
+
+
 def test_a_collective_of_the_library_and_messages_wait_for_each_other() -> None:
     """4 s for a message; then 5 s for the collective, asked for at 1 s; then 3 s for a message that was asked for at 2 s."""
     net, ended = fabric()

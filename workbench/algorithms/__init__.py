@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workbench import collectives
+from workbench import codecs, collectives
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
@@ -23,7 +23,8 @@ from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
 from workbench.algorithms.synchronous import SynchronousSGD
-from workbench.naming import call_checked, check_kinds, unknown
+from workbench.errors import ConfigError
+from workbench.naming import build, call_checked, check_kinds, unknown
 from workbench.program import Algorithm
 
 __all__ = [
@@ -56,8 +57,10 @@ __all__ = [
     "Uniform",
     "find",
     "get",
+    "named",
     "names",
     "parse_staleness",
+    "recorded",
 ]
 
 _METHODS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, seldom, for comparison
@@ -106,6 +109,16 @@ def find(name: str) -> Callable[..., Algorithm]:
     return _METHODS[plain]
 
 
+def named(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings with the objects that are named in them.
+
+    >>> named({"collective": "ring", "codec": "top-k", "width": 3})
+    {'collective': Ring(), 'codec': TopK(fraction=None, k=None), 'width': 3}
+    """
+    makers: dict[str, Callable[[str], Any]] = {"collective": collectives.get, "codec": codecs.get, "staleness": parse_staleness}
+    return {key: makers[key](value) if key in makers and isinstance(value, str) else value for key, value in settings.items()}
+
+
 def get(name: str, **settings: Any) -> Algorithm:
     """A method by name; a collective or a distribution of staleness may be named too.
 
@@ -118,11 +131,27 @@ def get(name: str, **settings: Any) -> Algorithm:
         ConfigError: no such method, no such setting, or a value it cannot have.
     """
     make = find(name)
-    if isinstance(settings.get("collective"), str):
-        settings["collective"] = collectives.get(settings["collective"])
-    if isinstance(settings.get("staleness"), str):
-        settings["staleness"] = parse_staleness(settings["staleness"])
+    settings = named(settings)
     plain = name.lower().replace("_", "-")
     check_kinds(plain, make, settings)
     method: Algorithm = call_checked(plain, make, settings)
     return method
+
+
+def recorded(method: dict[str, Any]) -> Algorithm | None:
+    """The method that a `run.json` describes; None where it, or an object in its settings, is not the package's own.
+
+    >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
+    3
+    """
+    kind = globals().get(str(method.get("name"))) if method.get("name") in __all__ else None
+    classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
+    classes |= {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
+    try:
+        settings = {
+            key: build(value, classes) if isinstance(value, str) and value.endswith(")") else value
+            for key, value in (method.get("settings") or {}).items()
+        }
+        return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None
+    except (ConfigError, TypeError, ValueError):
+        return None

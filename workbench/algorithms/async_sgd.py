@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import DROPPED, FINAL, GONE, LAST, Desk, ServerMethod, check_positive, split, take_steps
+from workbench.algorithms.servers import ServerMethod, check_positive, take_steps
+from workbench.algorithms.visits import DROPPED, FINAL, GONE, LAST, Desk
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -51,7 +52,7 @@ class AsyncSGD(ServerMethod):
         dropped: list[tuple[int, int]] = []
         while len(last) < desk.num_workers:
             message = yield desk.hear()
-            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            gradient, flags = desk.read(message)
             if flags & GONE:
                 last[message.source] = False
                 continue

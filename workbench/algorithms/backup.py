@@ -7,7 +7,8 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
-from workbench.algorithms.servers import DROPPED, FINAL, Desk, ServerMethod, add, body_of, check_positive, ended, fresh, push_pull
+from workbench.algorithms.servers import ServerMethod, add, body_of, check_positive, ended, fresh
+from workbench.algorithms.visits import DROPPED, FINAL, LATE, Caller, Desk
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
@@ -90,7 +91,7 @@ class BackupSGD(ServerMethod):
             found = yield WaitAny((hearing,), timeout_s=(yield from self._patience(of, first_s)))
             if found is not None:
                 message: Message = found[1]
-                hearing, gradient, now = None, desk.gradient(message), (yield Now())
+                hearing, (gradient, _), now = None, desk.read(message), (yield Now())
                 if self.backups == "online":
                     times.add(message.source, now - answered[message.source])
                 if gradient.version < version:
@@ -136,14 +137,14 @@ class BackupSGD(ServerMethod):
         return max(0.0, first_s + self.timeout_s - (yield Now()))
 
     def work(self, ctx: Context) -> Program:
-        known = fresh(ctx)
+        caller, known = Caller(self, ctx), fresh(ctx)
         versions = {shard: version for shard, version in known.items() if version < (ctx.num_steps or 0)}
         while versions:
             step = min(versions.values())
-            replies = yield from push_pull(self, ctx, step, versions)
+            replies = yield from caller.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, state=tuple(known.values()), dropped=any(flags & DROPPED for flags in replies.values()))
+            yield EndStep(step, state=tuple(known.values()), dropped=not LATE.isdisjoint(replies.values()))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class

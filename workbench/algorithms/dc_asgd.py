@@ -8,7 +8,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, body_of, check_positive, split, take_steps
+from workbench.algorithms.servers import ServerMethod, body_of, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context
@@ -47,7 +48,7 @@ class DelayCompensatedSGD(ServerMethod):
         read: dict[int, Gradient] = dict.fromkeys(range(desk.num_workers), first)
         while len(last) < desk.num_workers:
             message = yield desk.hear()
-            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            gradient, flags = desk.read(message)
             if flags & GONE:
                 last.append(message.source)
                 continue

@@ -90,6 +90,11 @@ class PartialAllReduce(Algorithm):
         return self._is_synchronous
 
     @property
+    def begins_anew(self) -> bool:
+        """Its rounds and their coordinator go on beside the worker."""
+        return False
+
+    @property
     def max_staleness(self) -> int | None:
         return 0 if self._is_synchronous else None
 

@@ -9,51 +9,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from workbench.algorithms.visits import FINAL, GONE, LAST, LATE, REPLY, STAMP_BYTES, Caller, like_of, split, stamp_of
 from workbench.errors import ConfigError
-from workbench.gradients import WEIGHT, Gradient, Layout, whole
+from workbench.gradients import Gradient, Layout
 from workbench.ops import (
-    ANY,
     FREE,
-    Backward,
-    Discard,
     EndStep,
     Local,
-    Message,
-    PackParameters,
     Program,
     Recv,
     Send,
     Start,
-    Ticket,
     UnpackParameters,
     Wait,
 )
 from workbench.program import Algorithm, Context, Replicas
-
-REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
-STAMP_BYTES = 8
-LAST = FINAL = 1  # a worker's last push; a server's last reply
-GONE = 2  # of a worker's only push: it has no step to take, and this is no gradient
-DROPPED = 2  # of a reply: the push that this answers came too late
-
-
-def stamp_of(version: int, flags: int = 0) -> int:
-    """A version and flags as one number.
-
-    >>> stamp_of(7, DROPPED), split(stamp_of(7, DROPPED))
-    (30, (7, 2))
-    """
-    return version * 4 + flags
-
-
-def split(stamp: int) -> tuple[int, int]:
-    """The version and flags of a stamp."""
-    return divmod(stamp, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,57 +108,12 @@ class ServerMethod(Algorithm, ABC):
             yield Wait(ticket)
 
 
-def push_pull(
-    method: ServerMethod, ctx: Context, step: int, versions: dict[int, int], flags: int = 0, clip_norm: float | None = None
-) -> Program:
-    """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
-
-    Shards are pushed while backward goes on, unless the gradient must be clipped as a whole first.
-
-    Args:
-        versions: shard -> version of its parameters; afterwards those that were pulled.
-        flags: of the pushes.
-
-    Returns:
-        shard -> flags of its reply.
-    """
-    assert ctx.layout is not None
-    pushed: list[Gradient] = []
-
-    def push(bucket: Gradient) -> Send:
-        assert bucket.bucket is not None
-        pushed.append(bucket)
-        server = method.server_of(bucket.bucket, ctx.num_workers)
-        return Send(server, bucket, tag=bucket.bucket, stamp=stamp_of(versions[bucket.bucket], flags))
-
-    if clip_norm is None and len(versions) == len(ctx.layout.buckets):
-        sending = yield Backward(step, on_bucket=push)
-        gradient: Gradient = whole(pushed)
-    else:
-        gradient = yield Backward(step)
-        if clip_norm is not None:
-            yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
-        sending = []
-        for shard in versions:
-            sending.append((yield Start(push(gradient.part(shard)))))
-    replies: dict[int, int] = {}
-    for shard in versions:
-        server = method.server_of(shard, ctx.num_workers)
-        message = yield Recv(server, like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
-        versions[shard], replies[shard] = split(message.stamp)
-        yield UnpackParameters(Gradient(message.value, ctx.layout, step, versions[shard], shard))
-    for ticket in sending:
-        yield Wait(ticket)
-    yield Discard(gradient)
-    return replies
-
-
 def take_steps(method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> Program:
     """A worker that takes every step of the run: push, pull, end the step."""
-    versions = fresh(ctx)
+    caller, versions = Caller(method, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
-        replies = yield from push_pull(method, ctx, step, versions, LAST * ctx.is_last(step), clip_norm)
-        yield EndStep(step, state=tuple(versions.values()), dropped=any(flags & DROPPED for flags in replies.values()))
+        replies = yield from caller.push_pull(step, versions, LAST * ctx.is_last(step))
+        yield EndStep(step, state=tuple(versions.values()), dropped=not LATE.isdisjoint(replies.values()))
     if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
         yield from _leave(method, ctx, versions)
 
@@ -200,59 +130,6 @@ def _leave(method: ServerMethod, ctx: Context, versions: dict[int, int]) -> Prog
         yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))
     for ticket in sending:
         yield Wait(ticket)
-
-
-def like_of(layout: Layout, shard: int) -> Tensor:
-    """The size and dtype of a shard's messages."""
-    piece = layout.buckets[shard]
-    return torch.empty(piece.stop - piece.start, dtype=layout.dtype, device=layout.device)
-
-
-def clip(gradient: Gradient, norm: float) -> None:
-    """Scale a rank's share so that the mean gradient over its own samples has at most this norm (all parameters together)."""
-    bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
-    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
-    scale = torch.clamp(norm / (total + 1e-6), max=1.0)
-    for body in bodies:
-        body.mul_(scale)
-
-
-@final
-class Desk:
-    """A server's side of its shard: hears pushes, sends replies. Kept in a local variable of the server's program."""
-
-    def __init__(self, method: ServerMethod, ctx: Context, shard: int) -> None:
-        assert ctx.layout is not None
-        self.layout, self.shard = ctx.layout, shard
-        self.num_workers = method.num_computing(ctx.num_workers)
-        self.like = like_of(ctx.layout, shard)
-        self._sending: dict[int, Ticket] = {}
-
-    def open(self) -> Program:
-        """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
-        packed = yield PackParameters(self.shard, master=True)
-        return packed.version
-
-    def hear(self) -> Recv:
-        """The request for the next push, whoever's it is."""
-        return Recv(ANY, like=self.like, tag=self.shard, stamped=True)
-
-    def gradient(self, message: Message) -> Gradient:
-        """A push as a gradient; its version is that of the parameters it was taken at."""
-        return Gradient(message.value, self.layout, -1, split(message.stamp)[0], self.shard)
-
-    def reply(self, source: int, version: int, flags: int = 0) -> Program:
-        """Send the shard's present parameters, in the background: a slow worker does not hold up the others. Returns them."""
-        packed = yield PackParameters(self.shard, master=True)
-        if source in self._sending:
-            yield Wait(self._sending[source])  # it has pushed since, so it had received it
-        self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
-        return packed
-
-    def close(self) -> Program:
-        """Until every reply has been received."""
-        for ticket in self._sending.values():
-            yield Wait(ticket)
 
 
 def body_of(gradient: Gradient) -> Tensor:

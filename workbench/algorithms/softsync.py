@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, add, body_of, check_positive, split, take_steps
+from workbench.algorithms.servers import ServerMethod, add, body_of, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Local, Program
@@ -59,7 +60,7 @@ class SoftsyncSGD(ServerMethod):
         total: Gradient | None = None
         while len(last) < desk.num_workers:
             message = yield desk.hear()
-            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            gradient, flags = desk.read(message)
             if not flags & GONE:
                 of.append((message.source, gradient.version))
                 stale = version - gradient.version

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import FINAL, GONE, LAST, Desk, ServerMethod, check_positive, split, take_steps
+from workbench.algorithms.servers import ServerMethod, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -44,7 +45,7 @@ class StaleSynchronousSGD(ServerMethod):
         last: list[int] = []
         while len(last) < desk.num_workers:
             message = yield desk.hear()
-            gradient, flags = desk.gradient(message), split(message.stamp)[1]
+            gradient, flags = desk.read(message)
             if not flags & GONE:
                 yield Apply(gradient, master=True, of=((message.source, gradient.version),))
                 version += 1

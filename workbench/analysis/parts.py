@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workbench.analysis.overlap import Floats, Steps, union
 from workbench.analysis.table import Column, Table, seconds
+from workbench.trace.links import messages
 from workbench.trace.spans import Spans, step_bounds
 
 WORK = ("decode", "sum", "encode")
@@ -99,24 +99,12 @@ def parts(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None 
 
 
 def _sending_since(spans: Spans) -> Floats:
-    """(N,) for each receive when its sender began to send: between two ranks, in order. -inf where no send was recorded."""
+    """(N,) for each receive when its sender began to send; -inf where no send was recorded."""
     table = spans.table
-    sent, received = table[spans.is_kind(["send"])], table[spans.is_kind(["recv"])]
-    sent_pairs, received_pairs = _pairs(sent["rank"], sent["peer"]), _pairs(received["peer"], received["rank"])
-    sent_order = np.lexsort((sent["start_s"], sent_pairs))
-    order = np.lexsort((received["start_s"], received_pairs))
-    sent_pairs, received_pairs = sent_pairs[sent_order], received_pairs[order]
-    number = np.arange(len(order)) - np.searchsorted(received_pairs, received_pairs)  # receives of the pair before this one
-    place = np.searchsorted(sent_pairs, received_pairs) + number
-    found = place < np.searchsorted(sent_pairs, received_pairs, side="right")
-    begins = np.full(len(received), -np.inf)
-    begins[order[found]] = sent["start_s"][sent_order[place[found]]]
-    return begins
-
-
-def _pairs(source: NDArray[Any], to: NDArray[Any]) -> NDArray[np.int64]:
-    """(N,) one number for each pair of ranks."""
-    return np.asarray((source.astype(np.int64) << 32) + to, np.int64)
+    begins = np.full(len(table), -np.inf)
+    sent, received = messages(table)
+    begins[received] = table["start_s"][sent]
+    return begins[spans.is_kind(["recv"])]
 
 
 def _covered(start_s: Floats, end_s: Floats) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from workbench.analysis.critical import CriticalPath, critical_path
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
@@ -21,6 +22,11 @@ WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most t
 def run_overlap(run: Run, steps: slice | None = None) -> Overlap:
     """Hidden and exposed communication and idle time of a run, by rank and step."""
     return overlap(run.spans, steps)
+
+
+def run_critical_path(run: Run, steps: slice | None = None) -> CriticalPath:
+    """The chain of spans, over ranks and through messages, that ends each step of a run."""
+    return critical_path(run.spans, steps)
 
 
 def run_parts(run: Run, steps: slice | None = None) -> Parts:

@@ -107,4 +107,4 @@ class Table:
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
         head = "".join(f"<th>{html.escape(column.title)}</th>" for column in self.columns)
         body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in self.cells())
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<table style='white-space: nowrap'>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

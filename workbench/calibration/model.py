@@ -75,6 +75,7 @@ class Calibration:
             sum_s_per_byte=line.sum_s_per_byte.value if messages else 0.0,
             encode_s_per_byte=encode,
             decode_s_per_byte=decode,
+            fair=self.origin.runtime != "simulated",
             name="calibrated",
         )
 

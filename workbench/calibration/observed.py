@@ -12,7 +12,7 @@ from workbench.analysis.overlap import measure_before, step_windows, union
 from workbench.analysis.summary import num_warm_up
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
-from workbench.trace.spans import COMMUNICATION_KINDS, COMPUTE_KINDS, Spans
+from workbench.trace.spans import COMMUNICATION_KINDS, PHASES, Spans
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -118,7 +118,7 @@ def _compute(spans: Spans, steps: Ints) -> Compute:
     tables = {name: np.full((len(ranks), len(steps)), np.nan) for name in ("forward", "backward", "apply", "other")}
     for row, rank in enumerate(ranks):
         mine = spans.of_rank(rank)
-        for kind in COMPUTE_KINDS:
+        for kind in PHASES:
             chosen = mine.select(kinds=[kind]).table
             column = np.searchsorted(steps, chosen["step"])
             known = (column < len(steps)) & (steps[np.minimum(column, len(steps) - 1)] == chosen["step"])
@@ -126,7 +126,7 @@ def _compute(spans: Spans, steps: Ints) -> Compute:
             np.add.at(total, column[known], (chosen["end_s"] - chosen["start_s"])[known])
             tables[kind][row] = np.where(total > 0, total, np.nan)
         windows, bounds = step_windows(mine)
-        chosen = mine.select(kinds=[*COMPUTE_KINDS, *COMMUNICATION_KINDS, "wait", "barrier", "evaluate"]).table
+        chosen = mine.select(kinds=[*PHASES, *COMMUNICATION_KINDS, "wait", "barrier", "evaluate"]).table
         gaps = np.diff(bounds) - np.diff(measure_before(bounds, *union(chosen["start_s"], chosen["end_s"])))
         tables["other"][row] = [dict(zip(windows.tolist(), gaps.tolist(), strict=True)).get(step, np.nan) for step in steps.tolist()]
     return Compute(forward_s=tables["forward"], backward_s=tables["backward"], update_s=tables["apply"], other_s=tables["other"])

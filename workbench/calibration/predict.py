@@ -12,12 +12,13 @@ from workbench.algorithms import names as method_names
 from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
-from workbench.calibration.effective import Setting, communication_cpu_s, core_s, effective_costs, make_setting, sends_messages
+from workbench.calibration.cores import Slowness
+from workbench.calibration.effective import Setting, effective_costs, make_setting, sends_messages
 from workbench.calibration.model import Calibration
-from workbench.costs import Compute, Network
+from workbench.calibration.settled import midmean, simulated, simulated_run
+from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.runtimes.simulate import simulate
 from workbench.trace.run import Run
 
 STEPS = 30
@@ -109,8 +110,8 @@ def predict(
 ) -> Prediction:
     """What a step takes, with a band and with what bounds it.
 
-    The method itself is run on simulated workers, timing only; where ranks share cores, compute and what communication takes of
-    them is slowed until the cores suffice. The band is of the calibration's uncertainty: the same with other draws of it.
+    The method itself is run on simulated workers, timing only; where ranks share cores, all that wants them is slowed until they
+    suffice (`calibration.cores`). The band is of the calibration's uncertainty: the same with other draws of it.
 
     Args:
         network: a network, its name in `workbench.costs`, or None for the one that was measured.
@@ -135,33 +136,42 @@ def predict_at(
         raise ConfigError(f"algorithm={algorithm!r}: a method, such as PipeSGD(width=2); there are {', '.join(method_names())}")
     chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
     steps = affordable(calibration, algorithm, setting, steps)
-    run, times, shown = _simulated(calibration, algorithm, setting, steps, seed)
-    means = [step_s(calibration.drawn(draw), algorithm, setting, steps, seed) for draw in chosen]
-    mean_s = float(times.mean())
-    low, high = (float(np.quantile([mean_s, *means], level)) for level in BAND)
-    left = {what: _without(what, calibration, algorithm, setting, steps, seed) for what in ("compute", "wire", "latency", "stragglers")}
+    found = simulated(calibration, algorithm, setting, steps, seed)
+    mean_s = found.step_s
+    drawn = [simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow) for draw in chosen]
+    said = sorted([mean_s, *(one.step_s for one in drawn)])
+    low, high = (float(np.quantile(said, level)) for level in BAND)
+    scale = mean_s / float(found.times.mean())
+    left = {
+        what: scale * _without(what, calibration, algorithm, setting, steps, seed, found.slow)
+        for what in ("compute", "wire", "latency", "stragglers")
+    }
     saved = {"compute": left["stragglers"] - left["compute"], **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")}}
     return Prediction(
-        method=run.label,
+        method=found.run.label,
         setting=setting,
         step_s=mean_s,
-        usual_s=midmean(times),
-        low_s=low,
-        high_s=high,
+        usual_s=scale * midmean(found.times),
+        low_s=low * min(1.0, *found.orders),
+        high_s=high * max(1.0, *found.orders),
         saved_s={what: max(value, 0.0) for what, value in saved.items()},
-        overlap=shown,
+        overlap=_hidden(found.run),
     )
 
 
-def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """The mean of the middle half: as robust as a median nearly, and right where long and short steps alternate, as in a pipeline.
-
-    >>> midmean(np.array([1.0, 3.0, 1.0, 3.0, 100.0, 1.0, 3.0, 0.0]))
-    2.0
-    """
-    ordered = np.sort(times)
-    quarter = len(ordered) // 4
-    return float(ordered[quarter : len(ordered) - quarter].mean())
+def predicted_run(
+    calibration: Calibration,
+    algorithm: Algorithm,
+    *,
+    workers: int,
+    network: Network | str | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Run:
+    """The simulated run from which `predict` takes its numbers, with all its spans; arguments and errors as there."""
+    setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
+    return simulated(calibration, algorithm, setting, steps, seed).run
 
 
 def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
@@ -181,12 +191,14 @@ def _spread(num: int, wanted: int) -> list[int]:
 def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
     """The mean seconds of a step, and nothing else."""
     steps = affordable(calibration, algorithm, setting, steps)
-    return float(_simulated(calibration, algorithm, setting, steps, seed)[1].mean())
+    return simulated(calibration, algorithm, setting, steps, seed).step_s
 
 
-def _without(what: str, calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
+def _without(
+    what: str, calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, slow: Slowness | None
+) -> float:
     """Seconds of a step in which something costs nothing."""
-    compute, network = effective_costs(calibration, algorithm, setting)
+    compute, network = effective_costs(calibration, algorithm, setting, slow)
     match what:
         case "compute":
             compute = replace(compute, forward_s=0.0, backward_s=0.0, update_s=0.0)
@@ -197,46 +209,7 @@ def _without(what: str, calibration: Calibration, algorithm: Algorithm, setting:
         case "stragglers":
             mean = statistics.fmean(float(np.median(compute.factors(seed, step, setting.workers))) for step in range(steps))
             compute = replace(compute, forward_s=compute.forward_s * mean, backward_s=compute.backward_s * mean, stragglers=())
-    return float(step_seconds(_run(calibration, algorithm, setting, compute, network, steps, seed)).mean())
-
-
-def _simulated(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
-) -> tuple[Run, np.ndarray[Any, np.dtype[np.float64]], float | None]:
-    """A run, its steps' seconds, and how much of its communication was hidden; again where that takes cores from compute.
-
-    However it overlaps, a step takes at least what its compute and its communication take of the cores.
-    """
-    compute, network = effective_costs(calibration, algorithm, setting)
-    run = _run(calibration, algorithm, setting, compute, network, steps, seed)
-    hidden = _hidden(run)
-    if setting.cores is not None and hidden:
-        busy_s = hidden * communication_cpu_s(calibration, algorithm, setting, run)
-        compute, network = effective_costs(calibration, algorithm, setting, busy_s)
-        run = _run(calibration, algorithm, setting, compute, network, steps, seed)
-        hidden = _hidden(run)
-    times = step_seconds(run)
-    if setting.cores is not None and setting.workers > 1:
-        least_s = setting.workers * core_s(calibration, algorithm, setting, run) / setting.cores
-        times = times * max(1.0, least_s / float(times.mean()))
-    return run, times, hidden
-
-
-def _run(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, compute: Compute, network: Network, steps: int, seed: int
-) -> Run:
-    problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)
-    return simulate(
-        algorithm,
-        problem,
-        workers=setting.workers,
-        network=network,
-        compute=compute,
-        timing_only=True,
-        steps=steps,
-        seed=seed,
-        batch_size=calibration.shapes.batch_size,
-    )
+    return float(step_seconds(simulated_run(calibration, algorithm, setting, compute, network, steps, seed)).mean())
 
 
 def _hidden(run: Run) -> float | None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from workbench.clusters.attach import attach
     from workbench.clusters.cluster import Cluster
     from workbench.clusters.handle import RunHandle
 
-__all__ = ["Cluster", "RunHandle"]
+__all__ = ["Cluster", "RunHandle", "attach"]
 
-_HOMES = {"Cluster": "cluster", "RunHandle": "handle"}
+_HOMES = {"Cluster": "cluster", "RunHandle": "handle", "attach": "attach"}
 
 
 def __getattr__(name: str) -> Any:

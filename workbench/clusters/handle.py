@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import sys
 import threading
 import time
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.clusters.engines import Engines
-from workbench.clusters.failures import first_cause, local_error
-from workbench.errors import WorkbenchError
+from workbench.clusters.failures import consequence, first_cause, local_error
+from workbench.clusters.steer import OVER, say, say_set
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.runtimes.words import PAUSE, RESUME, STOP, write_word
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
 from workbench.trace.run import XAxis, YAxis
@@ -22,7 +24,6 @@ from workbench.trace.store import read_info
 
 POLL_S = 0.05
 CAUSE_S = 2.0  # how long the cause of a failure may come after the ranks that left because of it
-OVER = ("finished", "stopped", "failed")
 
 
 @final
@@ -44,6 +45,8 @@ class RunHandle:
         self._lock = threading.Lock()
         self._follower = Follower(folder)
         self._views: list[Any] = []
+        self._last_words = ""  # of the engines, if a rank failed
+        self.echo: Any = None  # shows what the ranks print
         for result in self._results:
             result.add_done_callback(self._one_came_back)
 
@@ -59,7 +62,7 @@ class RunHandle:
 
     @property
     def status(self) -> str:
-        """starting, running, finished, stopped or failed."""
+        """starting, running, paused, finished, stopped or failed."""
         return "failed" if self._failed() else str(read_info(self.folder)["status"])
 
     @property
@@ -77,6 +80,8 @@ class RunHandle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while True:
+                if self.echo is not None:
+                    self.echo.poll(to_the_end=self.done)
                 if self._failed():
                     raise self._error()
                 if self.done:
@@ -91,10 +96,62 @@ class RunHandle:
                 self._finish_views()
 
     def stop(self) -> RunHandle:
-        """Ask all ranks to stop at the end of the same step; returns at once, `.wait()` for it."""
+        """Ask all ranks to stop at the end of the same step, with a checkpoint; returns at once, `.wait()` for it."""
         if not self.done:
-            with (self.folder / "control.jsonl").open("a") as file:
-                file.write(json.dumps({"stop": True}) + "\n")
+            write_word(self.folder, STOP)
+        return self
+
+    def set(self, **changes: Any) -> RunHandle:
+        """Go on with other settings; returns at once. Ranks take them at the end of a step, all at the same one where they go
+
+        in step; methods with servers at one version, others at each rank's own step. `run.info["steering"]` says where.
+
+        Args:
+            changes: lr (of the first parameter group; others, and a schedule, keep their proportion to it), and the method's
+                own settings, such as width, backups or collective; codec is put into the collective, delay is K - 1.
+
+        Raises:
+            ConfigError: what cannot be set, with what can; nothing is written then. Or the run is over.
+        """
+        say_set(self.folder, changes)
+        return self
+
+    def pause(self) -> RunHandle:
+        """Hold all ranks at the end of a step until `resume()` or `stop()`; returns at once, `status` says "paused" when they do.
+
+        What can be `set` can be set meanwhile. The time does not count, neither as training nor towards timeout_s.
+
+        Raises:
+            ConfigError: the run is over.
+        """
+        say(self.folder, PAUSE)
+        return self
+
+    def resume(self) -> RunHandle:
+        """Go on after `pause()`; returns at once.
+
+        Raises:
+            ConfigError: the run is over.
+        """
+        say(self.folder, RESUME)
+        return self
+
+    def interrupt(self, rank: int | None = None) -> RunHandle:
+        """End the run now, in the midst of a step and without a checkpoint: one rank is interrupted, or all.
+
+        The others leave because of it, the run is "failed", and the ranks can train again. `stop()` loses nothing.
+
+        Raises:
+            ConfigError: there is no such rank, or this handle does not reach the ranks (their cluster was detached).
+        """
+        ranks = [number for number, result in enumerate(self._results) if not result.done()]
+        if rank is not None and not 0 <= rank < len(self._results):
+            raise ConfigError(f"rank {rank} of {len(self._results)}: 0 to {len(self._results) - 1}, or None for all")
+        targets = [number for number in ranks if rank in (None, number)]
+        if targets and not self.done:
+            if self._engines is None:
+                raise ConfigError("this handle does not reach the ranks any more: attach to their cluster, or stop() the run")
+            self._engines.client.send_signal(signal.SIGINT, targets=targets, block=True)
         return self
 
     def summary(self) -> dict[str, Any]:
@@ -109,17 +166,29 @@ class RunHandle:
 
         return run_overlap(self.run, steps)
 
+    def critical_path(self, steps: slice | None = None) -> Any:
+        """The chain of spans, over ranks and through messages, that ends each step: see `workbench.analysis.critical_path`."""
+        from workbench.analysis import run_critical_path
+
+        return run_critical_path(self.run, steps)
+
     def parts(self, steps: slice | None = None) -> Any:
         """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
         from workbench.analysis import run_parts
 
         return run_parts(self.run, steps)
 
-    def timeline(self, steps: slice | None = None) -> Any:
+    def timeline(self, steps: slice | None = None, **options: Any) -> Any:
         """A figure of what each rank did when: see `workbench.plots.timeline`."""
         from workbench.plots import timeline
 
-        return timeline(self.run, steps)
+        return timeline(self.run, steps, **options)
+
+    def per_step(self, steps: slice | None = None) -> Any:
+        """A figure of what each step's time went on, and of its critical path: see `workbench.plots.per_step`."""
+        from workbench.plots import per_step
+
+        return per_step(self.run, steps)
 
     def curves(self, x: XAxis = "seconds", y: YAxis = "loss", **options: Any) -> Any:
         """A figure of a convergence curve, as far as it goes: see `workbench.plots.curves`."""
@@ -133,6 +202,12 @@ class RunHandle:
             if not self._over.is_set():
                 self._lost = reason
                 self._settle()
+
+    def readdress(self, results: Sequence[Any]) -> None:
+        """Wait for these answers in place of those asked for: the cluster was detached, and only the run's folder tells any more."""
+        self._results, self._engines = list(results), None
+        for result in self._results:
+            result.add_done_callback(self._one_came_back)
 
     def _one_came_back(self, _: Any) -> None:
         """Called in the client's own thread."""
@@ -150,6 +225,8 @@ class RunHandle:
         except WorkbenchError:
             pass  # the folder was removed under us: nothing to put right
         finally:
+            if self._engines is not None and self._failed():
+                self._last_words = self._engines.last_words()
             self._engines = None
             self._over.set()
 
@@ -202,10 +279,10 @@ class RunHandle:
         engines = self._engines
         deadline = time.monotonic() + CAUSE_S
         rank, error = first_cause(self._failed())
-        while getattr(error, "ename", "") in ("PeerFailed", "EngineError") and not self.done and time.monotonic() < deadline:
+        while consequence(error) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
             rank, error = first_cause(self._failed())
-        return local_error(rank, error, engines.last_words() if engines else "")
+        return local_error(rank, error, engines.last_words() if engines else self._last_words)
 
     def __str__(self) -> str:
         run = self._follower.poll()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, final
 
+import psutil
 from traitlets.config import Config
 
 from workbench.clusters.emulated import EmulatedNetwork, Placement
@@ -26,6 +28,8 @@ class Launcher(ABC):
     engine_set: str | type = "mpi"  # ipyparallel's launcher of the engines
     controller: str | type = "local"  # and of the controller
     is_mpi = True  # whether the engines are ranks of one MPI world
+    starts_at_once = False  # whether engines may start before the controller listens: they find its address in the cluster's folder
+    is_here = True  # whether they are on this machine, whose cores then limit their number
 
     @property
     @abstractmethod
@@ -66,11 +70,15 @@ class Launcher(ABC):
 
     def alive(self, engine_set: Any) -> bool:
         """Whether the engines can still be there."""
-        return engine_set is not None and engine_set.state == "running" and bool(engine_set.process.is_running())
+        return engine_set is not None and engine_set.state == "running" and runs(engine_set.process)
 
     def last_words(self, engine_set: Any) -> str:
-        """What the engines' starter wrote."""
-        return str(engine_set.get_output() or "") if engine_set is not None else ""
+        """All that the engines' starter wrote so far."""
+        return written(engine_set)
+
+    def why_not_detach(self) -> str | None:
+        """Why the engines cannot outlive this process; None: they can."""
+        return None
 
     def pid_here(self, pid: int) -> int:
         """A rank's process, by the number it goes by on this machine."""
@@ -85,6 +93,8 @@ class Launcher(ABC):
 
 class MPILauncher(Launcher):
     """Ranks of this machine, started by mpiexec."""
+
+    starts_at_once = True
 
     def __init__(self, install: MPIInstall) -> None:
         self.install = install
@@ -119,6 +129,8 @@ class EmulatedLauncher(MPILauncher):
         owned: whether the network ends with the cluster.
     """
 
+    starts_at_once = False
+
     def __init__(self, install: MPIInstall, network: EmulatedNetwork, *, owned: bool) -> None:
         super().__init__(install)
         self.network, self._owned = network, owned
@@ -140,13 +152,21 @@ class EmulatedLauncher(MPILauncher):
     async def close(self) -> None:
         await self._relay.close()
 
+    def why_not_detach(self) -> str | None:
+        return "an emulated network ends with the process that made it"
+
     def clear(self) -> None:
         if self._owned:
             self.network.close()
 
 
-def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, install: MPIInstall) -> Launcher:
-    """What `launcher=` of a cluster means.
+def needs_mpi(words: str | EmulatedNetwork | Launcher) -> bool:
+    """Whether that launcher has to be given an MPI."""
+    return not isinstance(words, Launcher) and words not in ("torch", "processes")
+
+
+def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, install: MPIInstall | None) -> Launcher:
+    """What `launcher=` of a cluster means; `install` is there for what needs an MPI.
 
     Raises:
         ConfigError: no such launcher, or an option that it does not have.
@@ -154,8 +174,31 @@ def make_launcher(words: str | EmulatedNetwork | Launcher, num_ranks: int, insta
     """
     if isinstance(words, Launcher):
         return words
+    if install is None:
+        from workbench.clusters.processes import ProcessLauncher
+
+        return ProcessLauncher()
+    if str(words).partition(":")[0].strip() == "ssh":
+        from workbench.clusters.ssh import SSHLauncher, parse_hosts
+
+        return SSHLauncher(install, parse_hosts(str(words)))
     network = network_of(words, num_ranks)
     return MPILauncher(install) if network is None else EmulatedLauncher(install, network, owned=network is not words)
+
+
+def runs(process: Any) -> bool:
+    """Whether a process (of psutil) is there and has not ended: nobody may collect one whose parent is gone."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def written(launcher: Any) -> str:
+    """What a launcher of ipyparallel has logged so far, which it would read but once; removed when the process has ended."""
+    path = Path(getattr(launcher, "output_file", "") or "")
+    if path.is_file():
+        return path.read_text(errors="replace")
+    return str(launcher.get_output() or "") if launcher is not None else ""
 
 
 def _ports(info: dict[str, Any]) -> list[int]:

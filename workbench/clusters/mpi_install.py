@@ -208,8 +208,8 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True) -> None:
-    """Refuse a number of ranks that this machine cannot run.
+def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = True) -> None:
+    """Refuse a number of ranks that cannot be, or that this machine cannot run if they are to be `here`.
 
     Raises:
         ConfigError: not a whole number from 1 to the limit.
@@ -218,7 +218,7 @@ def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True) -> None:
     limit = RANKS_PER_CORE * cores + SPARE_RANKS if oversubscribe else cores
     if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or num_ranks < 1:
         raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
-    if num_ranks > limit:
+    if here and num_ranks > limit:
         allowed = f"{RANKS_PER_CORE} a core and {SPARE_RANKS} more" if oversubscribe else "one a core, because oversubscribe is off"
         raise ConfigError(f"{num_ranks} ranks on {cores} cores: at most {limit} here ({allowed}); the simulated runtime has no such limit")
 

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 
 def world() -> dict[str, Any]:
-    """Who this engine is: its MPI rank and world, where it runs, and the library it found.
+    """Who this engine is: its rank and world, where it runs, and the library it found.
 
-    The engine has imported mpi4py before (`--mpi`).
+    An engine of an MPI world has imported mpi4py before (`--mpi`); another one has its launcher's word.
     """
-    mpi = sys.modules["mpi4py.MPI"]
-    communicator = mpi.COMM_WORLD
-    return {
-        "rank": communicator.Get_rank(),
-        "size": communicator.Get_size(),
-        "library": mpi.Get_library_version().split(",")[0].strip().splitlines()[0],
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-    }
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:
+        communicator = mpi.COMM_WORLD
+        rank, size = communicator.Get_rank(), communicator.Get_size()
+        library = mpi.Get_library_version().split(",")[0].strip().splitlines()[0]
+    else:
+        for name in ("MASTER_ADDR", "MASTER_PORT"):  # another launcher's: these ranks meet in the run's folder
+            os.environ.pop(name, None)
+        rank, size, library = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "none"
+    return {"rank": rank, "size": size, "library": library, "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def sees(path: str, timeout_s: float) -> bool:
+    """Whether a file that was just written is there: a shared file system may take its time."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(os.path.dirname(path))  # makes a network file system look again
+        time.sleep(0.1)
+    return True
 
 
 def warm_up() -> None:
-    """Import what a training needs, while the user is still reading."""
+    """Import what a training needs, while the user is still reading, where the engine's own program has not."""
     import workbench.runtimes.launch  # noqa: F401 - for its effect: torch takes seconds to import
 
 
+def vitals() -> dict[str, Any]:
+    """What an idle engine says of itself now."""
+    from workbench.clusters.vitals import memory_bytes
+    from workbench.runtimes.transport import pick_device
+
+    rank = world()["rank"]
+    return {"memory_bytes": memory_bytes(), "device": str(pick_device(rank))}
+
+
 def run_job(payload: bytes, folder: str) -> dict[str, Any]:
-    """Train as this engine's rank.
+    """Train as this engine's rank. What the rank prints, its pulse and its end are kept in the run's folder.
 
     Args:
         payload: a cloudpickled `runtimes.launch.Job` without a folder.
@@ -40,7 +66,10 @@ def run_job(payload: bytes, folder: str) -> dict[str, Any]:
     """
     import cloudpickle
 
+    from workbench.clusters.vitals import Watch
     from workbench.runtimes.launch import run_rank
 
-    summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
-    return dict(json.loads(json.dumps(summary, default=str)))
+    with Watch(Path(folder), int(world()["rank"])) as watch:
+        summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
+        watch.summary = dict(json.loads(json.dumps(summary, default=str)))
+    return watch.summary

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from workbench.clusters.emulated.placement import Placement
 from workbench.clusters.mpi_install import check_num_ranks, find_mpi, mpiexec_command, num_cores
 from workbench.errors import LaunchError, WorkbenchError
+from workbench.runtimes.words import STOP, write_word
 from workbench.trace.store import read_info, update_run
 
 FOLDER_VARIABLE = "WORKBENCH_RUN_FOLDER"  # tells a rank which run it belongs to
@@ -95,8 +96,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, watch: Callabl
                 update_run(folder, status="failed", error="interrupted")
                 raise
             asked = True
-            with (folder / "control.jsonl").open("a") as control:
-                control.write(json.dumps({"stop": True}) + "\n")
+            write_word(folder, STOP)
             print("\nstopping at the end of a step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
     watch()
 

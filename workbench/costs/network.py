@@ -34,6 +34,8 @@ class Network:
         bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
         sum_s_per_byte: gamma, to add a received byte to an own one.
         encode_s_per_byte, decode_s_per_byte: of a codec, for a byte of uncompressed values.
+        fair: whether connections that are on an interface at once share its rate, as TCP's tend to (max-min fair); else messages go
+            first come, first served. The messages of one connection go one behind the other either way.
         name: how tables call it.
     """
 
@@ -42,6 +44,7 @@ class Network:
     sum_s_per_byte: float = 0.0
     encode_s_per_byte: float = 0.0
     decode_s_per_byte: float = 0.0
+    fair: bool = False
     name: str = "network"
 
     def __post_init__(self) -> None:

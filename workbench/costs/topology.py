@@ -99,6 +99,11 @@ class Topology:
         """gamma, as `between` has it."""
         return self.between.sum_s_per_byte
 
+    @property
+    def fair(self) -> bool:
+        """Whether connections share stages fairly, as `between` has it."""
+        return self.between.fair
+
     def local_s(self, kind: str, num_bytes: float) -> float:
         """To encode, decode or sum so many bytes, as `between` has it."""
         return self.between.local_s(kind, num_bytes)

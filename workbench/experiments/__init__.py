@@ -1,5 +1,8 @@
-"""Notebooks run as experiments."""
+"""Notebooks and grids of runs, as experiments."""
 
+from workbench.experiments.grid import Cell, Grid, read_grid
 from workbench.experiments.notebooks import run_notebook
+from workbench.experiments.outcome import CellState, SweepResult
+from workbench.experiments.sweeper import Progress, sweep
 
-__all__ = ["run_notebook"]
+__all__ = ["Cell", "CellState", "Grid", "Progress", "SweepResult", "read_grid", "run_notebook", "sweep"]

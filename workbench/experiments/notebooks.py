@@ -21,7 +21,9 @@ def run_notebook(
     timeout_s: float | None = None,
     kernel: str | None = None,
 ) -> Path:
-    """Execute a notebook into `output`, which is written whatever happens. No process is left behind.
+    """Execute a notebook into `output`, which is written whatever happens. No process is left behind, even if this one is killed.
+
+    Beside it, in a file that ends in `.record.json`, is how it went: see `record.read_record`.
 
     Args:
         parameters: values for its cell tagged `parameters`.

@@ -9,26 +9,29 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import signal
-import threading
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
 from typing import Any, final
 
 from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 
-from workbench.clusters.warden import end_marked
-
-TERMINATED = 128 + signal.SIGTERM
+from workbench.clusters.warden import end_marked, start_warden
+from workbench.experiments.ending import terminated_as_exit
+from workbench.experiments.record import begin_record, end_record
 
 
 @final
 class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships no types
-    """Runs a notebook, and ends whatever it started when it ends, fails, runs out of time or is terminated."""
+    """Runs a notebook, and ends whatever it started when it ends, fails, runs out of time, is terminated or is killed.
+
+    A record of how it ended is put beside the notebook (see `record`).
+    """
 
     @classmethod
     def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any) -> None:
@@ -44,7 +47,7 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
             deadline = time.monotonic() + total_timeout_s
             options["timeout_func"] = lambda cell: max(1, math.ceil(deadline - time.monotonic()))
         options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
-        with _environment({"IPP_NONINTERACTIVE": "1", mark: "1"}), _terminated_as_exit():
+        with terminated_as_exit(), _recorded(nb_man, kernel_name), _warded(mark), _environment({"IPP_NONINTERACTIVE": "1", mark: "1"}):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
             except BaseException as error:
@@ -53,8 +56,55 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
                 else:
                     _mark_failed(nb_man, error)
                 raise
-            finally:
-                end_marked(mark)
+
+
+@contextmanager
+def _recorded(nb_man: NotebookExecutionManager, kernel_name: str) -> Iterator[None]:
+    """The record beside the notebook, if that goes to a file of this machine."""
+    output = str(nb_man.output_path or "-")
+    if output == "-" or "://" in output:
+        yield
+        return
+    about = nb_man.nb.metadata.papermill
+    record = begin_record(Path(output), str(about.get("input_path") or ""), kernel_name, dict(about.get("parameters") or {}))
+    try:
+        yield
+    except BaseException as error:
+        end_record(Path(output), record, error)
+        raise
+    end_record(Path(output), record, _failure(nb_man))
+
+
+def _failure(nb_man: NotebookExecutionManager) -> BaseException | None:
+    """The exception of a cell, which papermill raises after its engine has returned."""
+    for cell in nb_man.nb.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "error" and (output.ename, output.evalue) not in (("SystemExit", ""), ("SystemExit", "0")):
+                return _CellFailed(output.ename, output.evalue)
+    return None
+
+
+@final
+class _CellFailed(Exception):
+    """What a cell raised."""
+
+    def __init__(self, ename: str, evalue: str) -> None:
+        super().__init__(evalue)
+        self.ename, self.evalue = ename, evalue
+
+
+@contextmanager
+def _warded(mark: str) -> Iterator[None]:
+    """Ends what is marked when it leaves, and when this process is killed."""
+    scratch = tempfile.mkdtemp(prefix="workbench-notebook-")
+    warden = start_warden(mark, scratch)
+    try:
+        yield
+    finally:
+        end_marked(mark)
+        warden.kill()
+        warden.wait()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None:
@@ -84,20 +134,3 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _terminated_as_exit() -> Iterator[None]:
-    """SIGTERM leaves through the `finally` clauses, with the usual exit status."""
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
-        yield
-        return
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

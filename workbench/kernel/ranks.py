@@ -125,7 +125,7 @@ class Ranks:
         return self._last.busy if self._last is not None else []
 
     def _check_free(self) -> None:
-        state = str(getattr(self.cluster, "state", None) or self.cluster.status)
+        state = self.cluster.state
         if state == "training":
             raise ConfigError("the ranks are training: wait for the run or stop it, or look at it from a %%local cell")
         if state in ("lost", "stopped"):
@@ -215,7 +215,7 @@ class Ranks:
         if self.cluster is None:
             print(f"no ranks yet: the next cell starts {self.num_ranks} ({self.launcher})")
             return
-        display(self.cluster.status() if callable(self.cluster.status) else self.cluster)  # type: ignore[no-untyped-call]
+        display(self.cluster.status())  # type: ignore[no-untyped-call]
 
     def _command_restart_ranks(self, _: str) -> None:
         """%restart_ranks: new ones; their variables are lost."""

@@ -11,18 +11,24 @@ if TYPE_CHECKING:
     from workbench.plots.lines import convergence, curves
     from workbench.plots.live import LiveCurves, watch
     from workbench.plots.overlap import overlap_bars
+    from workbench.plots.parallel_axes import parallel
+    from workbench.plots.prediction import beside_prediction
     from workbench.plots.recent import LiveTimeline
+    from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, step_bars
 
 _HOMES = {  # no module is called like a function: importing it would hide the function
     "LiveCurves": "live",
     "LiveTimeline": "recent",
+    "beside_prediction": "prediction",
     "convergence": "lines",
     "curves": "lines",
     "curves_of": "studies",
     "export_html": "html",
     "heat_map": "studies",
     "overlap_bars": "overlap",
+    "parallel": "parallel_axes",
+    "per_step": "steps",
     "scaling": "studies",
     "step_bars": "studies",
     "timeline": "gantt",
@@ -34,12 +40,15 @@ _HOMES = {  # no module is called like a function: importing it would hide the f
 __all__ = [
     "LiveCurves",
     "LiveTimeline",
+    "beside_prediction",
     "convergence",
     "curves",
     "curves_of",
     "export_html",
     "heat_map",
     "overlap_bars",
+    "parallel",
+    "per_step",
     "scaling",
     "step_bars",
     "timeline",

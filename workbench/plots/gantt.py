@@ -9,69 +9,108 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.analysis.critical import critical_path
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
-from workbench.plots.layout import Panel, panel
+from workbench.plots.layout import MAX_BARS, Panel, panel
+from workbench.plots.marks import arrows, path_line
 from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, safe
 from workbench.trace.run import Run, as_runs
 from workbench.trace.spans import KINDS
 
 ROW_PIXELS = 27
-TOP, GAP, BOTTOM = 96, 46, 52  # pixels above, between and below panels
+TOP, GAP, BOTTOM = 96, 46, 64  # pixels above, between and below panels
 LABEL_SHARE = 0.06  # of the axis: a step that begins closer to the one numbered before has no number
 MARKED_STEPS = 50  # with more, only the numbered ones have a line
 LABELLED_BARS = 1500  # with more there is no room for numbers in them
 
 
-def timeline(run: Run, steps: slice | None = None, ranks: Iterable[int] | None = None) -> go.Figure:
+Steps = slice | None
+
+
+def timeline(run: Run, steps: Steps = None, ranks: Iterable[int] | None = None, *, links: bool = True, critical: bool = False) -> go.Figure:
     """Bars of what each rank did, one row a rank and lane, coloured by kind; spans of a lane that overlap lie in rows of their own.
 
-    Numbers in the bars are the step of a forward or backward, and the bucket of what belongs to one.
+    Numbers in the bars are the step of a forward or backward, and the bucket of what belongs to one. A click on the legend hides a
+    kind, or shows the arrows of messages where they are too many to be shown at first.
 
     Args:
         run: with a trace.
         steps: slice(first, one after the last); None for five from the middle of the run.
         ranks: which; None for all, of many the first eight.
+        links: draw an arrow from each send to its receive.
+        critical: draw each step's critical path over the bars (see `workbench.analysis.critical_path`).
 
     Raises:
         ConfigError: nothing was traced there; says where something was.
     """
-    return timelines([run], steps, ranks)
+    return timelines([run], steps, ranks, links=links, critical=critical)
 
 
-def timelines(runs: Sequence[Run], steps: slice | None = None, ranks: Iterable[int] | None = None) -> go.Figure:
-    """The timelines of several runs below each other, on one time axis that begins for each with its first step shown."""
+def timelines(
+    runs: Sequence[Run],
+    steps: Steps | Sequence[Steps] = None,
+    ranks: Iterable[int] | None = None,
+    *,
+    links: bool = True,
+    critical: bool = False,
+    names: Sequence[str] | None = None,
+) -> go.Figure:
+    """The timelines of several runs below each other, on one time axis that begins for each with its first step shown.
+
+    Args:
+        runs: with traces.
+        steps: as for `timeline`; or of each run its own, as many as there are runs.
+        ranks, links, critical: as for `timeline`.
+        names: what stands above each; None: methods, and what tells them apart.
+
+    Raises:
+        ConfigError: no runs, or nothing was traced there; says where something was.
+    """
     runs = as_runs(runs)
     if not runs:
         raise ConfigError("no run to show: give at least one")
+    windows = [steps] * len(runs) if steps is None or isinstance(steps, slice) else list(steps)
+    labels = distinct_labels(runs) if names is None else list(names)
+    if len(windows) != len(runs) or len(labels) != len(runs):
+        raise ConfigError(f"{len(runs)} runs, {len(windows)} windows of steps and {len(labels)} names: give one of each for every run")
     chosen = None if ranks is None else list(ranks)
-    panels = [panel(run, steps, chosen) for run in runs]
-    heights = [item.rows.ends[-1] * ROW_PIXELS for item in panels]
-    inner = sum(heights) + GAP * (len(panels) - 1)
-    figure = make_subplots(rows=len(runs), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=GAP / inner)
+    panels = [panel(run, window, chosen, MAX_BARS // len(runs)) for run, window in zip(runs, windows, strict=True)]
     longest_s = max(item.length_s for item in panels)
     unit, factor = _unit(longest_s)
+    figure = _frame(panels)
     seen: set[str] = set()
-    shapes: list[Any] = []
-    notes: list[Any] = []
-    for number, (item, label) in enumerate(zip(panels, distinct_labels(runs), strict=True), 1):
-        bars = _bars(item, factor)
-        for bar in bars:  # in the legend once
-            bar.showlegend = bar.legendgroup not in seen
-            seen.add(bar.legendgroup)
-        figure.add_traces(bars, rows=number, cols=1)
+    shapes, notes = list[Any](), list[Any]()
+    for number, (run, item, label) in enumerate(zip(runs, panels, labels, strict=True), 1):
+        traces: list[Any] = _bars(item, factor)
+        traces += [trace for trace in (arrows(run, item, factor),) if links and trace is not None]
+        if critical:
+            inside = slice(min(item.bounds), max(item.bounds) + 1) if item.bounds else slice(0, 0)
+            traces.append(path_line(critical_path(run.spans, inside), item, factor))
+        for trace in traces:  # in the legend once
+            trace.showlegend = trace.legendgroup not in seen
+            seen.add(trace.legendgroup)
+        figure.add_traces(traces, rows=number, cols=1)
         figure.update_yaxes(**_row_names(item), row=number, col=1)
         more = _dress(number, item, label, factor, longest_s)
         shapes, notes = shapes + more[0], notes + more[1]
     figure.update_xaxes(range=[0, longest_s * factor], showgrid=False)
     figure.update_xaxes(title=f"time ({unit})", row=len(runs), col=1)
+    figure.update_layout(shapes=shapes, annotations=notes)
+    return figure
+
+
+def _frame(panels: Sequence[Panel]) -> go.Figure:
+    """An empty figure with an axis a panel, as high as its rows."""
+    heights = [item.rows.ends[-1] * ROW_PIXELS for item in panels]
+    inner = sum(heights) + GAP * (len(panels) - 1)
+    spacing = GAP / inner if len(panels) > 1 else 0
+    figure = make_subplots(rows=len(panels), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=spacing)
     figure.update_layout(
         template=TEMPLATE,
         height=inner + TOP + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
-        shapes=shapes,
-        annotations=notes,
         barmode="overlay",
         bargap=0,
         hovermode="closest",

@@ -83,11 +83,12 @@ def draw_figures(content: Any) -> int:
         for output in cell.outputs:
             if PLOTLY in output.get("data", {}):
                 num_figures += 1
-                output.data = {"text/html": _division(output.data[PLOTLY], f"figure-{num_figures}")}
+                output.data = {"text/html": figure_division(output.data[PLOTLY], f"figure-{num_figures}")}
     return num_figures
 
 
-def _division(specification: dict[str, Any], name: str) -> str:
+def figure_division(specification: dict[str, Any], name: str) -> str:
+    """The HTML of one figure, which calls Plotly."""
     height = f"{specification.get('layout', {}).get('height', 450)}px"
     config = {**specification.get("config", {}), "responsive": True, "displaylogo": False}
     figure = {key: specification[key] for key in ("data", "layout") if key in specification}

@@ -1,7 +1,8 @@
-"""What a timeline shows, and where: spans of a run in a window of time, laid in rows."""
+"""What a timeline shows, and where: spans of a run in a window of time, joined where there are too many, laid in rows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,9 +14,9 @@ from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError
 from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
-from workbench.trace.spans import Spans
+from workbench.trace.spans import COMPUTE_KINDS, Spans
 
-MAX_BARS = 10_000
+MAX_BARS = 4_000  # a browser draws them, and moves them, without a pause one would notice
 NUM_STEPS = 5  # shown when nobody says which
 MAX_RANKS = 8  # likewise
 SLIVER = 1e-3  # share of the window: a span that only reaches into it by less is not shown
@@ -48,15 +49,18 @@ class Panel:
     Attributes:
         table: (N,) span table, times from the window's begin on.
         counts: (N,) how many spans each bar stands for (more than 1 where bars had to be joined).
+        bars: for each span of the run its bar; -1 for one that is not shown.
         rows: where they lie.
         bounds: step -> when it began on the first rank shown, from the window's begin on.
-        length_s: the window's.
+        begin_s, length_s: the window's.
     """
 
     table: NDArray[Any]
     counts: NDArray[np.int64]
+    bars: NDArray[np.int64]
     rows: Rows
     bounds: dict[int, float]
+    begin_s: float
     length_s: float
 
 
@@ -80,16 +84,19 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     begin_s = min(bounds_[found[0]] for bounds_, found in inside if len(found))
     end_s = max(bounds_[found[-1] + 1] for bounds_, found in inside if len(found))
 
-    table = spans.select(ranks=shown).table
+    table = spans.table
     visible_s = np.minimum(table["end_s"], end_s) - np.maximum(table["start_s"], begin_s)
     within = (table["start_s"] >= begin_s) & (table["end_s"] <= end_s)
-    table = table[within | (visible_s > SLIVER * (end_s - begin_s))].copy()
-    rows = lay_rows(Spans(table, spans.lanes))
+    chosen = np.flatnonzero(np.isin(table["rank"], shown) & (within | (visible_s > SLIVER * (end_s - begin_s))))
+    table = table[chosen]
     table["start_s"] = np.maximum(table["start_s"], begin_s) - begin_s
     table["end_s"] = np.minimum(table["end_s"], end_s) - begin_s
-    table, rows, counts = join_bars(table, rows, max_bars)
+    table, counts, place = join_bars(table, max_bars)
+    bars = np.full(len(spans), -1, np.int64)
+    bars[chosen] = place
     starts = {int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last}
-    return Panel(table=table, counts=counts, rows=rows, bounds=starts, length_s=float(end_s - begin_s))
+    rows = lay_rows(Spans(table, spans.lanes))
+    return Panel(table=table, counts=counts, bars=bars, rows=rows, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s))
 
 
 def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tuple[int, int]:
@@ -114,7 +121,7 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
 
 
 def lay_rows(spans: Spans) -> Rows:
-    """Ranks from the top down, in each the lane "compute" before the others; spans of a lane that overlap in rows of their own.
+    """Ranks from the top down, in each the lanes that compute before the others; spans of a lane that overlap in rows of their own.
 
     Where a lane needs several rows they are lower than 1.
     """
@@ -124,7 +131,13 @@ def lay_rows(spans: Spans) -> Rows:
     depth: dict[tuple[int, int], int] = {}
     for rank, lane, number in keys:
         depth[rank, lane] = max(depth.get((rank, lane), 0), number + 1)
-    order = sorted(depth, key=lambda key: (key[0], spans.lanes[key[1]] != "compute", spans.lanes[key[1]]))
+    computing = set(np.unique(table["lane"][spans.is_kind(COMPUTE_KINDS)]).tolist())
+
+    def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
+        words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
+        return key[0], words[0] != "compute", key[1] not in computing, [(len(word) if word.isdigit() else 0, word) for word in words]
+
+    order = sorted(depth, key=by_place)
     places: dict[tuple[int, int, int], tuple[float, float]] = {}
     lanes, ends, top = [], [], 0.0
     for position, (rank, lane) in enumerate(order):
@@ -140,23 +153,24 @@ def lay_rows(spans: Spans) -> Rows:
     return Rows(center=spots[:, 0], height=spots[:, 1], lanes=tuple(lanes), ends=tuple(ends))
 
 
-def join_bars(table: NDArray[Any], rows: Rows, most: int) -> tuple[NDArray[Any], Rows, NDArray[np.int64]]:
-    """Join neighbours of one row and kind until at most `most` bars are left, those with the smallest gaps between them first.
+def join_bars(table: NDArray[Any], most: int) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    """Join neighbours of one rank, lane and kind until at most `most` bars are left, those with the smallest gaps between them first.
 
-    Returns the bars, their rows, and how many spans each stands for. One bar a row and kind stays in any case.
+    Returns the bars, how many spans each stands for, and the bar of each span. One bar of each rank, lane and kind stays in any case.
     """
     if len(table) <= most:
-        return table, rows, np.ones(len(table), np.int64)
-    order = np.lexsort((table["start_s"], table["kind"], rows.center))
-    table, center = table[order], rows.center[order]
-    neighbours = (np.diff(center) == 0) & (np.diff(table["kind"]) == 0)
+        return table, np.ones(len(table), np.int64), np.arange(len(table))
+    order = np.lexsort((table["start_s"], table["kind"], table["lane"], table["rank"]))
+    table = table[order]
+    neighbours = (np.diff(table["rank"]) == 0) & (np.diff(table["lane"]) == 0) & (np.diff(table["kind"]) == 0)
     gaps = np.where(neighbours, table["start_s"][1:] - table["end_s"][:-1], np.inf)
     surplus = min(len(table) - most, int(neighbours.sum()))
     joined = np.zeros(len(gaps), bool)
     joined[np.argsort(gaps, kind="stable")[:surplus]] = True
     begins = np.flatnonzero(np.append(True, ~joined))
+    place = np.empty(len(table), np.int64)
+    place[order] = np.cumsum(np.append(True, ~joined)) - 1
     bars = table[begins]
     bars["end_s"] = np.maximum.reduceat(table["end_s"], begins)
     bars["bytes"] = np.add.reduceat(table["bytes"], begins)
-    kept = Rows(center=center[begins], height=rows.height[order][begins], lanes=rows.lanes, ends=rows.ends)
-    return bars, kept, np.add.reduceat(np.ones(len(table), np.int64), begins)
+    return bars, np.diff(np.append(begins, len(table))), place

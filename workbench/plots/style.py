@@ -43,6 +43,8 @@ KIND_COLORS = dict(
             "#999933",
             "#CC6677",
             "#661100",
+            "#88CCEE",
+            "#117733",
         ),
         strict=True,
     )

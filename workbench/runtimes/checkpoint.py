@@ -10,7 +10,7 @@ from torch import Tensor
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, Ticket
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, complete
 from workbench.replica import Replica
 
 
@@ -45,6 +45,14 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
     replica.load(saved["replica"])
     ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], replica)
     ctx.memory.update({name: value.clone() for name, value in saved["memory"].items()})
+
+
+def begin_again(ctx: Context, end: EndStep) -> None:
+    """The same in the rank that goes on without a checkpoint: the context of a program that begins behind this step.
+
+    The tickets of the state must be complete.
+    """
+    ctx.first_step, ctx.resumed = end.step + 1, complete(end.state) or None
 
 
 def _layout_of(replica: Replica) -> list[str]:

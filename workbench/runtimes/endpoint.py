@@ -29,6 +29,8 @@ class Ledger:
         self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
         self._transport = transport
         self._timeout_s = timeout_s
+        self._held_s = 0.0
+        self._held_since: float | None = None
         self._lock = Lock()
 
     def now(self) -> float:
@@ -42,7 +44,20 @@ class Ledger:
 
     def patience(self, what: str, spins: int = SPINS) -> Patience:
         """How this rank waits for `what`."""
-        return Patience(what, self._failed, self._timeout_s, spins)
+        return Patience(what, self._failed, self._timeout_s, spins, self.held)
+
+    def hold(self, on: bool) -> None:
+        """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
+        if on and self._held_since is None:
+            self._held_since = time.perf_counter()
+        elif not on and self._held_since is not None:
+            self._held_s += time.perf_counter() - self._held_since  # first: who looks in between then waits longer, and not shorter
+            self._held_since = None
+
+    def held(self) -> float:
+        """Seconds that the run has been held until now."""
+        since, before = self._held_since, self._held_s
+        return before + (time.perf_counter() - since if since is not None else 0.0)
 
     def _failed(self) -> str | None:
         if self.failure is not None:

@@ -244,12 +244,13 @@ class Interpreter:
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
     """The record of one update of a server: the number it is, how stale each gradient in it was, whose they were, who was dropped."""
-    of = request.of or ((-1, request.gradient.version),)
+    of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
+    alone = len(of) == 1  # nearly always: a server of an asynchronous method writes one of these for every message
     return {
         "update": update,
         "bucket": bucket,
         "seconds": seconds,
-        "sources": [source for source, _ in of],
-        "staleness": [update - 1 - version for _, version in of],
-        "dropped": [list(item) for item in request.dropped],
+        "sources": [of[0][0]] if alone else [source for source, _ in of],
+        "staleness": [update - 1 - of[0][1]] if alone else [update - 1 - version for _, version in of],
+        "dropped": [list(item) for item in dropped] if dropped else [],
     }

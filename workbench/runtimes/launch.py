@@ -7,6 +7,7 @@ import os
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -20,8 +21,10 @@ from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, share_tensors
 from workbench.runtimes.background import check_lanes
 from workbench.runtimes.checkpoint import resume
+from workbench.runtimes.helm import Helm
 from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.interrupts import heard_once
 from workbench.runtimes.link import measure_link
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
@@ -64,15 +67,22 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
     Raises:
         WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
     """
-    transport = transport or make_transport(job.runtime, job.settings.timeout_s, Path(job.folder))
-    folder = Path(job.folder)
+    here = transport or make_transport(job.runtime, job.settings.timeout_s, Path(job.folder))
+    with heard_once(lambda: here.bound) as leave:
+        return _run_rank(job, here, Path(job.folder), leave)
+
+
+def _run_rank(job: Job, transport: Transport, folder: Path, leave: Callable[[], None]) -> dict[str, Any]:
     step = [-1]
     try:
         share_cores(job.settings.threads, _ranks_on_this_machine(transport, job.settings.timeout_s))
         return _train(job, transport, folder, step)
     except BaseException as error:
+        leave()
         where = f"at step {step[0]}" if step[0] >= 0 else "before the first step"
         words = f"rank {transport.rank} failed {where}: {type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            words = f"rank {transport.rank} was interrupted {where} (KeyboardInterrupt)"
         if not isinstance(error, PeerFailed):
             transport.announce_failure(words)
             record = {
@@ -200,7 +210,8 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
                 num_workers=num_workers,
                 notes=notes,
             )
-        session = Session(job.algorithm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
+        helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        session = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
         return session.run(ctx, at)
     finally:
         interpreter.close()

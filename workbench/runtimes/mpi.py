@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -59,16 +61,21 @@ class MpiTransport(Transport):
         self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
         self._announced: list[Any] = []
         self._collectives = self._comm
+        self._bound = False  # its peers count on this rank for a call that they could not leave
+
+    @property
+    def bound(self) -> bool:
+        return self._bound
 
     def open_lanes(self, num_lanes: int) -> None:
         while len(self._lanes) < num_lanes:
             self._lanes.append(self._comm.Dup())
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
-        self._gather_round(patience)
-        host = self._to_host(flat)
-        self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
-        self._from_host(flat, host)
+        with self._together(patience):
+            host = self._to_host(flat)
+            self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
+            self._from_host(flat, host)
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         if self._threads and not always:
@@ -77,36 +84,49 @@ class MpiTransport(Transport):
         return MpiHandle(self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
 
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
-        self._gather_round(patience)
-        host = self._to_host(flat)
-        counts, start = self._blocks(flat)
-        mine = torch.empty(counts[self.rank], dtype=flat.dtype)
-        self._collectives.Reduce_scatter(buffer_of(host), buffer_of(mine), counts, MPI.SUM)
-        flat[start[self.rank] : start[self.rank] + counts[self.rank]].copy_(mine)
+        with self._together(patience):
+            host = self._to_host(flat)
+            counts, start = self._blocks(flat)
+            mine = torch.empty(counts[self.rank], dtype=flat.dtype)
+            self._collectives.Reduce_scatter(buffer_of(host), buffer_of(mine), counts, MPI.SUM)
+            flat[start[self.rank] : start[self.rank] + counts[self.rank]].copy_(mine)
 
     def all_gather(self, flat: Tensor, patience: Patience) -> None:
-        self._gather_round(patience)
-        host = self._to_host(flat)
-        counts, start = self._blocks(flat)
-        memory, _, kind = buffer_of(host)
-        self._collectives.Allgatherv(MPI.IN_PLACE, [memory, counts, start, kind])
-        self._from_host(flat, host)
+        with self._together(patience):
+            host = self._to_host(flat)
+            counts, start = self._blocks(flat)
+            memory, _, kind = buffer_of(host)
+            self._collectives.Allgatherv(MPI.IN_PLACE, [memory, counts, start, kind])
+            self._from_host(flat, host)
 
     def _blocks(self, flat: Tensor) -> tuple[list[int], list[int]]:
         bounds = block_bounds(flat.numel(), self.num_workers)
         return [bounds[block + 1] - bounds[block] for block in range(self.num_workers)], bounds[:-1]
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
-        self._gather_round(patience)
-        host = self._to_host(flat)
-        self._collectives.Bcast(buffer_of(host), root)
-        self._from_host(flat, host)
+        with self._together(patience):
+            host = self._to_host(flat)
+            self._collectives.Bcast(buffer_of(host), root)
+            self._from_host(flat, host)
 
     def barrier(self, patience: Patience) -> None:
-        self._gather_round(patience)
-
-    def _gather_round(self, patience: Patience) -> None:
         MpiHandle(self._collectives.Ibarrier()).wait(patience)
+
+    @contextmanager
+    def _together(self, patience: Patience) -> Iterator[None]:
+        """All ranks are here for a call that none can leave before all have made it: who has come to the barrier must make it too,
+
+        and who comes to it after another has left all the same must not.
+        """
+        self._bound = True
+        try:
+            MpiHandle(self._collectives.Ibarrier()).wait(patience)
+            words = self.peer_failure()
+            if words is not None:
+                raise PeerFailed(words)
+            yield
+        finally:
+            self._bound = False
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = self._to_host(flat)
@@ -118,8 +138,8 @@ class MpiTransport(Transport):
         return MpiHandle(request, lambda: self._from_host(flat, host))
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
-        self._gather_round(patience)
-        return [str(item) for item in self._comm.allgather(text)]
+        with self._together(patience):
+            return [str(item) for item in self._comm.allgather(text)]
 
     def announce_failure(self, words: str) -> None:
         payload = words.encode()[:4000]

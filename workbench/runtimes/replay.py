@@ -1,9 +1,9 @@
 """A recorded run once more, in one process, with its messages in the order in which they came then.
 
 What chance decided in a real run of an asynchronous method is in its events: whom each receive from any rank heard, which
-ticket each `WaitAny` found or that it ran out of time, what `Now` said, where the run was asked to stop. A replay gives the
-same programs the same answers, so they compute the same numbers, to the last bit, also where gradients were summed in
-order of arrival. Its clock is virtual and says nothing.
+ticket each `WaitAny` found or that it ran out of time, what `Now` said, where the run was asked to stop; what was set while it
+ran is in its `run.json`. A replay gives the same programs the same answers, so they compute the same numbers, to the last bit,
+also where gradients were summed in order of arrival. Its clock is virtual and says nothing.
 
 Not to the last bit: sums that the library took (gloo's and MPI's own all-reduce add in an order of their own), and runs
 on a GPU or on another processor.
@@ -22,6 +22,7 @@ from workbench.costs import Compute
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
+from workbench.runtimes.course import Course, turns_of
 from workbench.runtimes.simulated import Simulation
 from workbench.runtimes.worker import run_info
 from workbench.settings import Settings
@@ -71,5 +72,9 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
     )
     simulation.scripts = run.events
-    replayed = simulation.run(stop_after=run.info.get("stop_after"))
+    simulation.course = Course(algorithm, simulation.num_workers, turns_of(run.info))
+    stop_after = run.info.get("stop_after")
+    if run.info.get("status") == "stopped" and not algorithm.asynchronous:
+        stop_after = run.info["result"]["last_step"]  # by hand, or there
+    replayed = simulation.run(stop_after=stop_after)
     return Replay(replayed, [worker.trained.read_parameters() for worker in simulation.workers])

@@ -12,14 +12,16 @@ from torch import Tensor
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.agreement import share_tensors
-from workbench.runtimes.checkpoint import take_checkpoint
+from workbench.runtimes.checkpoint import begin_again, take_checkpoint
+from workbench.runtimes.helm import Helm
 from workbench.runtimes.interpreter import Interpreter
-from workbench.runtimes.transport import offset_to_rank0
+from workbench.runtimes.link import measure_link
+from workbench.runtimes.transport import Patience, offset_to_rank0
 from workbench.runtimes.worker import Worker
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
 
-STOP = 1  # the control word that asks all ranks to stop
+NEWS = 1  # the control word of ranks at steps of their own: there is something to be read
 
 
 @final
@@ -28,7 +30,7 @@ class Session:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        helm: Helm,
         worker: Worker,
         interpreter: Interpreter,
         recorder: Recorder,
@@ -36,15 +38,16 @@ class Session:
         *,
         stop_after: int | None = None,
     ) -> None:
-        self._algorithm, self._worker, self._interpreter = algorithm, worker, interpreter
+        self._helm, self._worker, self._interpreter = helm, worker, interpreter
         self._stop_after = stop_after
         self._recorder, self._folder = recorder, folder
         self._transport, self._replica = interpreter.transport, worker.replica
+        self._peers = Patience("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
         self._pending: tuple[Any, ...] | None = None
         self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
         self._last_end = EndStep(-1)
-        self._ending = False  # this rank's next step is its last, because the run was asked to stop
+        self._ending = False  # this rank's next step is the last before all meet, because something was said
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
 
     def run(self, ctx: Context, at: list[int]) -> dict[str, Any]:
@@ -56,23 +59,11 @@ class Session:
         shift = self._origin_of_rank0() - origin  # rank 0's origin on rank 0's clock, minus ours on ours
         self._recorder.clock(0.0, offset_s - shift)
         interpreter.context = ctx
-        if self._algorithm.asynchronous and self._stop_after is not None and ctx.num_steps is not None:
-            ctx.num_steps = min(ctx.num_steps, self._stop_after + 1)
-        self._last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
-        program = self._algorithm.worker(ctx)
-        stopped, last = False, ctx.first_step - 1
-        at[0] = ctx.first_step  # the step under way, for the words of a failure
-        while not stopped and (end := interpreter.advance(program)) is not None:
-            last, self._last_end = end.step, end
-            stopped = self._end_step(end, ctx)
-            at[0] = last + 1
-        program.close()
-        if self._algorithm.asynchronous:
-            stopped = self._ended_early(ctx)
-        elif not stopped:
+        last, stopped = self._take_steps(ctx, at)
+        if not self._algorithm.asynchronous and not stopped:
             self._finish(last)
         self._flush_pending()
-        seconds = interpreter.ledger.now() - self._paused_s
+        seconds = self._seconds()
         interpreter.flush()
         offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
         self._recorder.clock(interpreter.ledger.now(), offset_s - shift)
@@ -80,6 +71,60 @@ class Session:
             self._finish_alone(last, seconds, stopped)
         self._keep(last, seconds, stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        """The method as it is now."""
+        return self._helm.algorithm
+
+    def _seconds(self, at_s: float | None = None) -> float:
+        """Of training, until now or a time: without evaluations, and without what the run was held for."""
+        ledger = self._interpreter.ledger
+        return (ledger.now() if at_s is None else at_s) - self._paused_s - ledger.held()
+
+    def _take_steps(self, ctx: Context, at: list[int]) -> tuple[int, bool]:
+        """All steps, by one program after the other where something is set; the last step, and whether the run was stopped there."""
+        interpreter = self._interpreter
+        end_of_run = ctx.num_steps
+        if self._algorithm.asynchronous and self._stop_after is not None and end_of_run is not None:
+            end_of_run = min(end_of_run, self._stop_after + 1)
+        stopped, last = False, ctx.first_step - 1
+        self._last_end = EndStep(last, state=ctx.resumed or ())
+        at[0] = ctx.first_step  # the step under way, for the words of a failure
+        goes_on = True
+        while goes_on:
+            ctx.num_steps = end_of_run
+            program, method = self._algorithm.worker(ctx), self._algorithm
+            while not stopped and self._algorithm is method and (end := interpreter.advance(program)) is not None:
+                last, self._last_end = end.step, end
+                stopped = self._end_step(end, ctx)
+                at[0] = last + 1
+            program.close()
+            goes_on = not stopped and self._algorithm is not method
+            if self._algorithm.asynchronous:
+                goes_on, asked = self._meet(ctx, end_of_run)
+                stopped = asked or (self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps)
+            if goes_on:
+                self._begin_again(ctx)
+        return last, stopped
+
+    def _begin_again(self, ctx: Context) -> None:
+        """Make ready for the next program, which goes on from the last step's end; every rank comes here."""
+        algorithm, transport = self._algorithm, self._transport
+        self._interpreter.complete_all(self._last_end.state)
+        begin_again(ctx, self._last_end)
+        transport.open_lanes(algorithm.num_lanes)
+        if algorithm.needs_link and ctx.link is None:
+            ctx.link = measure_link(transport, self._interpreter.ledger.patience)
+
+    def _meet(self, ctx: Context, end_of_run: int | None) -> tuple[bool, bool]:
+        """Where ranks are at steps of their own all programs have ended: agree whether to go on, or to stop."""
+        step = self._last_end.step + 1
+        computes = ctx.rank < self._algorithm.num_computing(ctx.num_workers)
+        goes_on, stop = self._helm.take(step, left=computes and end_of_run is not None and step < end_of_run)
+        self._replica.forget_words()
+        self._ending = ctx.stopping = False
+        return goes_on, stop
 
     def _origin_of_rank0(self) -> float:
         words = self._transport.gather_texts(
@@ -90,7 +135,8 @@ class Session:
     def _end_step(self, end: EndStep, ctx: Context) -> bool:
         """Book the step; True if all ranks stop here."""
         interpreter, worker = self._interpreter, self._worker
-        row = (end.step, interpreter.ledger.now() - self._paused_s, interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
+        self._peers.check()
+        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
         interpreter.staleness = None
         if end.dropped:
             self._flush_pending()
@@ -106,33 +152,31 @@ class Session:
         if worker.evaluates_after(end.step):
             self._evaluate(end.step)
         self._recorder.end_step()
-        if self._transport.rank == 0 and not self._replica.control_out and _asked_to_stop(self._folder):
-            self._replica.control_out = STOP
-        stop = self._replica.control_seen >= STOP or end.step == self._stop_after
+        if self._transport.rank == 0:
+            self._replica.control_out = self._helm.heard()
+        stop = end.step == self._stop_after
+        if self._replica.control_seen > self._helm.num_taken:
+            self._interpreter.complete_all(end.state)  # nothing is under way while the run is held
+            stop = self._helm.take(end.step + 1)[1] or stop
         if stop:
             self._checkpoint(end)
         return stop
 
     def _end_step_alone(self, end: EndStep, ctx: Context) -> None:
-        """Where ranks are at steps of their own: nobody waits for an evaluation, and a stop is the run's early end.
+        """Where ranks are at steps of their own: nobody waits for an evaluation, and whatever is said ends all programs early.
 
         Rank 0 keeps what is to be evaluated until the end, so that the others do not run ahead of it meanwhile.
         """
         if self._transport.rank == 0 and self._worker.evaluates_after(end.step):
             self._snapshots.append((self._row_of_evaluation(end.step), self._worker.snapshot()))
         self._recorder.end_step()
-        if not self._replica.control_out and _asked_to_stop(self._folder):
-            self._replica.control_out = STOP
+        if not self._replica.control_out and self._helm.heard() > self._helm.num_taken:
+            self._replica.control_out = NEWS
             self._recorder.event({"strand": 0, "control": end.step})
-        alone = self._algorithm.replicas == Replicas.NEVER and self._replica.control_out >= STOP  # nobody else need know
-        if (alone or self._replica.control_seen >= STOP) and not self._ending and ctx.num_steps is not None:
+        alone = self._algorithm.replicas == Replicas.NEVER and self._replica.control_out >= NEWS  # nobody else need know
+        if (alone or self._replica.control_seen >= NEWS) and not self._ending and ctx.num_steps is not None:
             self._ending = True
             ctx.num_steps = min(ctx.num_steps, end.step + 2)
-
-    def _ended_early(self, ctx: Context) -> bool:
-        """Whether a run whose ranks end it themselves was asked to end before its last step."""
-        cut = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
-        return self._ending or ctx.stopping or cut
 
     def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
         """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
@@ -147,7 +191,7 @@ class Session:
 
     def _row_of_evaluation(self, step: int) -> dict[str, Any]:
         interpreter, samples = self._interpreter, self._worker.sampler.samples_before(step + 1)
-        seconds = round(interpreter.ledger.now() - self._paused_s, 6)
+        seconds = round(self._seconds(), 6)
         return {"step": step, "seconds": seconds, "samples": samples, "bytes_sent": int(interpreter.bytes_sent)}
 
     def _flush_pending(self) -> None:
@@ -169,7 +213,7 @@ class Session:
         end = interpreter.ledger.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", "compute", begin, end, step)
-        row = {"step": step, "seconds": round(end - self._paused_s, 6), "samples": worker.sampler.samples_before(step + 1)}
+        row = {"step": step, "seconds": round(self._seconds(end), 6), "samples": worker.sampler.samples_before(step + 1)}
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
     def _evaluated(self) -> Tensor:
@@ -197,10 +241,3 @@ class Session:
             torch.save(self._worker.evaluated_parameters(), self._folder / "average.pt")
         status = "stopped" if stopped else "finished"
         update_run(self._folder, status=status, result={"steps": last + 1, "seconds": seconds, "last_step": last})
-
-
-def _asked_to_stop(folder: Path) -> bool:
-    path = folder / "control.jsonl"
-    if not path.exists():
-        return False
-    return any('"stop"' in line for line in path.read_text().splitlines())

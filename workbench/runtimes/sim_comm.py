@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from workbench.runtimes.sim_thread import SimThread
 
 Then = Callable[[Any], None]
+Load = tuple[torch.Tensor, int, bool]  # content, stamp, whether it has one
+PENDING = object()  # the answer to a request that takes time
 Combine = Callable[[list[Any]], None]
 
 
@@ -72,21 +74,50 @@ def _send(thread: SimThread, request: ops.Send, then: Then) -> None:
 def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
     worker, simulation, like = thread.worker, thread.simulation, request.like
 
-    def received(begin: float, sender: int, load: tuple[torch.Tensor, int, bool]) -> None:
-        flat, stamp, stamped = load
-        if flat.numel() != like.numel() or flat.dtype != like.dtype:
-            raise ConfigError(
-                f"rank {worker.rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, "
-                f"which sent {flat.numel()} of {flat.dtype}"
-            )
-        assert stamped == request.stamped, f"rank {sender} and rank {worker.rank} do not agree on whether a message has a stamp"
+    def received(begin: float, sender: int, load: Load) -> None:
+        check_arrived(worker.rank, like, request.stamped, sender, load)
         if worker.traced:
             num_bytes = 0 if sender == worker.rank else size_of(like)
             worker.recorder.span("recv", "comm", begin, simulation.clock.now_s, worker.step, -1, num_bytes, sender)
-        then(Message(sender, flat, stamp))
+        then(Message(sender, load[0], load[1]))
 
     source = request.source if request.source != ops.ANY else thread.source_of_any()
     simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, simulation.clock.now_s)
+
+
+def receive_here(thread: SimThread, request: ops.Recv) -> Any:
+    """Begin a receive for which the thread waits."""
+    thread.pending, fabric, source = request, thread.simulation.fabric, request.source
+    thread.begun_s = fabric.clock.now_s
+    if source < 0 and thread.script:
+        source = thread.source_of_any()
+    fabric.receive(thread.key, request.tag, source, thread.worker.rank, _received_here, thread)
+    return PENDING
+
+
+def _received_here(thread: SimThread, sender: int, load: Load) -> None:
+    request, worker = thread.pending, thread.worker
+    assert isinstance(request, ops.Recv)
+    if load[0] is not thread.agreed[0] or request is not thread.agreed[1]:
+        check_arrived(worker.rank, request.like, request.stamped, sender, load)
+        if not worker.has_values:
+            thread.agreed = (load[0], request)
+    if worker.traced:
+        num_bytes, now_s = 0 if sender == worker.rank else size_of(request.like), thread.simulation.clock.now_s
+        worker.recorder.span("recv", "comm", thread.begun_s, now_s, worker.step, -1, num_bytes, sender)
+        if thread.strand == 0:
+            worker.recorder.span("wait", "compute", thread.begun_s, now_s, worker.step)
+    thread.resume(Message(sender, load[0], load[1]))
+
+
+def check_arrived(rank: int, like: torch.Tensor, stamped: bool, sender: int, load: Load) -> None:
+    """Raise unless what arrived is what was asked for."""
+    flat = load[0]
+    if flat.numel() != like.numel() or flat.dtype != like.dtype:
+        raise ConfigError(
+            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent {flat.numel()} of {flat.dtype}"
+        )
+    assert load[2] == stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
 
 
 def _join(

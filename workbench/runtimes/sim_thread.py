@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, final
 from workbench import ops
 from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
+from workbench.runtimes.course import take_turn, when_complete
 from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_backward import begin_backward
-from workbench.runtimes.sim_comm import communicate
+from workbench.runtimes.sim_comm import PENDING, communicate, receive_here
+from workbench.runtimes.sim_visits import Reply, Visit, play_reply, play_visit
 from workbench.runtimes.sim_worker import SimWorker
 from workbench.runtimes.tapes import Player, Tape
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from workbench.runtimes.simulated import Simulation
 
 Then = Callable[[Any], None]
-PENDING, CLOSED = object(), object()
+CLOSED = object()
 
 
 @final
@@ -42,10 +44,17 @@ class SimThread:
         self.channel = "foreground"  # of its collectives
         self.free = False  # runs beside everything, and may still wait when a run is stopped
         self.script: Script | None = simulation.script_of(worker.rank, strand)
-        self._program, self._then = program, then
+        self._then = then
+        self._program, self._ask = program, program.send
+        self.agreed: Any = (None, None)  # without values: what arrived last, and what it was asked for as
         self._lanes: dict[int, deque[SimThread]] = {}
-        self._num_started = self._num_strands = 0
-        self._waiting_since = 0.0
+        self.num_started = self._num_strands = 0  # works in the background
+        self._waiting_since = self.begun_s = 0.0  # `begun_s`: the receive that it waits for
+
+    def take_up(self, program: Program) -> None:
+        """Another program, to begin with next."""
+        self._program.close()
+        self._program, self._ask = program, program.send
 
     def begin(self, _: None = None) -> None:
         """Set off."""
@@ -56,7 +65,7 @@ class SimThread:
         self.pending = None
         while True:
             try:
-                request = self._program.send(answer)
+                request = self._ask(answer)
             except StopIteration as stop:
                 self.simulation.threads.pop(self, None)
                 self._then(stop.value)
@@ -110,17 +119,18 @@ class SimThread:
     def _pack(self, request: ops.PackParameters) -> Any:
         return self.worker.replica.pack_parameters(request.bucket, master=request.master)
 
-    def _unpack(self, request: ops.UnpackParameters) -> Any:
-        return self.worker.replica.unpack_parameters(request.value)
-
     def _now(self, request: ops.Now) -> Any:
         return self.script.now() if self.script else self.simulation.clock.now_s
 
     def _end_step(self, request: ops.EndStep) -> Any:
-        if not self.simulation.end_step(self.worker, request):
+        simulation, worker = self.simulation, self.worker
+        if simulation.alone and not worker.has_values:
+            worker.end_step(request, simulation.clock.now_s)
             return None
-        self._checkpoint(request)
-        return CLOSED
+        if simulation.end_step(worker, request):
+            when_complete(request.state, lambda: simulation.keep(worker, request))  # in virtual time that no longer counts
+            return CLOSED
+        return PENDING if take_turn(self, request) else None
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
         if self.strand == 0 and self.worker.traced:
@@ -145,21 +155,22 @@ class SimThread:
         thread.begin()
 
     def _apply(self, request: ops.Apply) -> Any:
-        worker, clock, gradient = self.worker, self.simulation.clock, request.gradient
-        seconds = self.simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
-        end = clock.now_s + seconds
+        worker, simulation, gradient = self.worker, self.simulation, request.gradient
+        now_s = simulation.clock.now_s
+        end = now_s + simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
         if request.master:
-            update = worker.apply_master(gradient, request.lr_scale)
+            update, bucket = worker.apply_master(gradient, request.lr_scale), -1 if gradient.bucket is None else gradient.bucket
             if self.strand == 0:  # a server on a rank of its own: its updates are its steps
                 worker.step = update - 1
-            worker.recorder.event(update_event(request, bucket_of(gradient), update, end))
-            self.simulation.look_for_stop(worker)
+            worker.recorder.events.append(update_event(request, bucket, update, end))
+            if worker.has_values:
+                simulation.look_for_stop(worker)
         else:
             worker.apply(gradient, request.lr_scale, request.local)
-        lane = "server" if request.master else "compute"
         if worker.traced:
-            worker.recorder.span("apply", lane, clock.now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
-        clock.at(end, self.resume)
+            lane = "server" if request.master else "compute"
+            worker.recorder.span("apply", lane, now_s, end, gradient.step if gradient.step >= 0 else worker.step, bucket_of(gradient))
+        simulation.clock.at(end, self.resume)
         return PENDING
 
     def _local(self, request: ops.Local) -> Any:
@@ -178,8 +189,8 @@ class SimThread:
 
     def start(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane
-        self._num_started += not request.shares_tags
-        ticket = Ticket(self._num_started, work)
+        self.num_started += not request.shares_tags
+        ticket = Ticket(self.num_started, work)
         ticket.runtime = []  # what to do when it is done
 
         def finish(value: Any) -> None:
@@ -195,7 +206,7 @@ class SimThread:
         if not isinstance(work, Request):
             self._num_strands += 1
             strand = self._num_strands
-        key = 0 if request.shares_tags else self._num_started
+        key = 0 if request.shares_tags else self.num_started
         thread = SimThread(self.simulation, self.worker, program, finish, key=key, strand=strand)
         thread.priority, thread.free, thread.channel = request.priority, lane == FREE, f"lane {lane}"
         self.simulation.threads[thread] = None
@@ -257,18 +268,6 @@ class SimThread:
         if timeout_s is not None:
             self.simulation.clock.at(self.simulation.clock.now_s + timeout_s, answer)
 
-    def _checkpoint(self, end: ops.EndStep) -> None:
-        """Keep this rank's state; gradients in flight are completed first, in virtual time that no longer counts."""
-        tickets = [item for item in end.state if isinstance(item, Ticket) and not item.done]
-
-        def keep() -> None:
-            if all(ticket.done for ticket in tickets):
-                self.simulation.keep(self.worker, end)
-
-        for ticket in tickets:
-            ticket.runtime.append(keep)
-        keep()
-
 
 def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
     return next(((position, ticket.value) for position, ticket in enumerate(tickets) if ticket.done), None)
@@ -283,11 +282,14 @@ _ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
     ops.Now: SimThread._now,
     ops.PackParameters: SimThread._pack,
     ops.ReadParameters: SimThread._read,
+    ops.Recv: receive_here,
     ops.Start: SimThread.start,
-    ops.UnpackParameters: SimThread._unpack,
+    ops.UnpackParameters: lambda thread, request: thread.worker.replica.unpack_parameters(request.value),
     ops.Wait: SimThread._wait,
     ops.WaitAny: SimThread._wait_any,
     ops.WriteParameters: SimThread._write,
+    Reply: play_reply,
     Tape: SimThread._play,
+    Visit: play_visit,
 }
 _COMMUNICATE: Callable[[SimThread, Any], Any] = SimThread._communicate  # what is not there

@@ -23,7 +23,9 @@ from workbench.trace.recorder import MemoryRecorder
 class SimWorker:
     """One simulated worker's replica, ledger and recorder."""
 
-    def __init__(self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, sampler: Sampler) -> None:
+    def __init__(
+        self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, sampler: Sampler, taken: Taken
+    ) -> None:
         self.rank = rank
         self.num_steps = num_steps_of(settings, sampler)
         self.replica = replica
@@ -36,7 +38,7 @@ class SimWorker:
         self.bytes_sent = 0.0
         self._staleness: int | None = None
         self._loss: Tensor | None = None
-        self._worker, self.sampler = worker, sampler
+        self._worker, self.sampler, self._taken = worker, sampler, taken
 
     @property
     def trained(self) -> Replica:
@@ -63,23 +65,37 @@ class SimWorker:
 
     def apply_master(self, gradient: Gradient, lr_scale: float) -> int:
         """An update of the server's copy; returns its number."""
-        self.replica.master.apply(gradient, lr_scale)
-        updates = self.replica.master.updates
-        return max(updates) if gradient.bucket is None else updates[gradient.bucket]
+        master, bucket = self.replica.master, gradient.bucket
+        if self.has_values or bucket is None:
+            master.apply(gradient, lr_scale)
+        else:
+            master.updates[bucket] += 1  # and that is all that is kept
+        return max(master.updates) if bucket is None else master.updates[bucket]
 
     def end_step(self, end: EndStep, now_s: float) -> bool:
         """Book the step; whether an evaluation is due."""
         step = self.last_step = end.step
         self.last_end = end
-        if self._worker is None:
-            row: dict[str, Any] = {"step": step, "seconds": now_s, "bytes_sent": int(self.bytes_sent), "staleness": self._staleness}
-            taken = {"samples": self.sampler.samples_before(step + 1), "num_samples": self.sampler.share_size(step, self.rank)}
-            row = {**row, **taken, "loss": None, "lr": None, **({"dropped": True} if end.dropped else {})}
-        else:
-            row = self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss, dropped=end.dropped)
-        self.recorder.metrics(row)
+        if self._worker is not None:
+            self.recorder.metrics(self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss, dropped=end.dropped))
+            self._staleness = None
+            return self._worker.evaluates_after(step)
+        samples, base, extra = self._taken[step]
+        row: dict[str, Any] = {
+            "step": step,
+            "seconds": now_s,
+            "bytes_sent": int(self.bytes_sent),
+            "staleness": self._staleness,
+            "samples": samples,
+            "num_samples": base + (self.rank < extra),
+            "loss": None,
+            "lr": None,
+        }
+        if end.dropped:
+            row["dropped"] = True
+        self.recorder.rows.append(row)
         self._staleness = None
-        return self._worker is not None and self._worker.evaluates_after(step)
+        return False
 
     def evaluated_parameters(self) -> Tensor | None:
         """What an evaluation looks at; None without parameters."""
@@ -93,6 +109,20 @@ class SimWorker:
             self.recorder.metrics({**row, "evaluation": self._worker.evaluate_at(parameters, 0, 1)})
 
 
+@final
+class Taken(dict[int, tuple[int, int, int]]):
+    """step -> samples that all have taken after it; of the step, how many each takes, and how many of the first take one more."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__()
+        self._sampler = sampler
+
+    def __missing__(self, step: int) -> tuple[int, int, int]:
+        after = self._sampler.samples_before(step + 1)
+        found = self[step] = (after, *divmod(after - self._sampler.samples_before(step), self._sampler.num_workers))
+        return found
+
+
 class _Counted:
     """Counts updates of buckets, as what has parameters would."""
 
@@ -102,27 +132,37 @@ class _Counted:
         self.control_seen = 0
 
     def apply(self, gradient: Gradient, lr_scale: float, *, local: bool = False) -> int:
-        buckets = range(len(self.updates)) if gradient.bucket is None else (gradient.bucket,)
-        staleness = max(self.updates[bucket] for bucket in buckets) - gradient.version
-        for bucket in buckets:
-            self.updates[bucket] += 1
+        updates, bucket = self.updates, gradient.bucket
+        if bucket is not None:
+            updates[bucket] += 1
+            return updates[bucket] - 1 - gradient.version
+        staleness = max(updates) - gradient.version
+        self.updates = [number + 1 for number in updates]
         return staleness
+
+
+Buckets = dict[int | None, Tensor]
+
+
+def without_content(layout: Layout) -> Buckets:
+    """Tensors on the meta device, of which the same serve all: buckets, and under None the whole gradient."""
+    flat = torch.empty(layout.numel, dtype=layout.dtype, device="meta")
+    return {None: flat, **{piece.index: flat[piece.start : piece.stop] for piece in layout.buckets}}
 
 
 @final
 class Shapes(_Counted):
     """In place of a replica where only time matters: gradients on the meta device, which have a size and no content."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
         super().__init__(layout)
-        self._flat = torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")  # without content, so one serves all
-        self._packed: dict[int | None, Tensor] = {}
+        self._buckets = without_content(layout) if buckets is None else buckets
         self.master = _Counted(self.layout)
         self.control_out = 0
         self.has_master = True
 
     def backward(self, step: int) -> Gradient:
-        return Gradient(self._flat, self.layout, step, min(self.updates))
+        return Gradient(self._buckets[None], self.layout, step, min(self.updates))
 
     def discard(self, gradient: Gradient) -> None:
         """Nothing is kept."""
@@ -134,11 +174,8 @@ class Shapes(_Counted):
         """Nothing is kept."""
 
     def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
-        updates = (self.master if master else self).updates
-        if bucket not in self._packed:
-            piece = None if bucket is None else self.layout.buckets[bucket]
-            self._packed[bucket] = self._flat if piece is None else self._flat[piece.start : piece.stop]
-        return Gradient(self._packed[bucket], self.layout, -1, max(updates) if bucket is None else updates[bucket], bucket)
+        updates = self.master.updates if master else self.updates
+        return Gradient(self._buckets[bucket], self.layout, -1, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Nothing is kept."""
@@ -157,10 +194,11 @@ def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, nu
         sampler = Sampler(
             problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.num_computing(num_workers), settings.seed
         )
-        layout = shape_of(problem, algorithm)
-        return [SimWorker(rank, settings, None, Shapes(layout), sampler) for rank in range(num_workers)]
+        layout, taken = shape_of(problem, algorithm), Taken(sampler)
+        buckets = without_content(layout)
+        return [SimWorker(rank, settings, None, Shapes(layout, buckets), sampler, taken) for rank in range(num_workers)]
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         workers = [Worker(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)]
-    return [SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler) for worker in workers]
+    return [SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, Taken(worker.sampler)) for worker in workers]

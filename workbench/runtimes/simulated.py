@@ -24,8 +24,10 @@ from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.checkpoint import take_checkpoint
+from workbench.runtimes.course import Course, goes_on
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_thread import SimThread
+from workbench.runtimes.sim_visits import Learner
 from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers
 from workbench.runtimes.tapes import Repertoire
 from workbench.runtimes.virtual import Clock, Fabric
@@ -35,6 +37,7 @@ from workbench.trace.run import Run
 from workbench.units import MIB
 
 KEPT_STEPS = 256  # of which the workers' slowness is kept; who lags further behind draws it anew
+YOUNG_OBJECTS = 50_000  # more than so many since the last time are looked through for garbage
 MOST_NAMED = 64  # of those who wait for ever
 
 
@@ -65,6 +68,7 @@ class Simulation:
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
+        self.course = Course(algorithm, workers)
         algorithm.check(workers)
         self.num_workers = workers
         self.clock = Clock()
@@ -73,19 +77,22 @@ class Simulation:
         self.check_in_flight = check_in_flight
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         layout = self.workers[0].replica.layout
-        self.ready_shares, self.forward_parts = compute.ready_shares(layout), compute.forward_parts(layout)
+        shares = [(piece.index, share) for piece, share in zip(layout.buckets, compute.ready_shares(layout), strict=True)]
+        self.early = tuple(item for item in shares if item[1] < 1)  # buckets, and after what part of backward they are final
+        self.late = tuple(bucket for bucket, share in shares if share >= 1)  # those that are final at its end
+        self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
         self.stop_after: int | None = None
         self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
-        self.stopped = False
+        self.stopped = self.alone = False
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
         self._ended_s = 0.0
-        self._timed = compute.timed
+        self.timed = compute.timed  # what work takes depends on when it begins
         self._tapes: dict[Any, Any] = {}
-        self._factors: dict[int, list[float]] = {}  # step -> of each worker
-        self._ending: set[int] = set()  # ranks whose next step is their last
+        self.factors: dict[int, list[float]] = {}  # step -> of each worker
+        self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
@@ -96,20 +103,17 @@ class Simulation:
             Diverged: a loss is not a finite number.
         """
         self.stop_after = stop_after
+        self.alone = self.algorithm.asynchronous and self.scripts is None  # without values, nobody can be asked to stop
         self.checkpoints = [{} for _ in self.workers]
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1), _without_what_is_there():
+            threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                thread = SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended)
-                self.threads[thread] = None
-                self.clock.at(0.0, thread.begin)
-            self.clock.run()
-            waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
-            if waiting:
-                named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:MOST_NAMED])
-                named += f"; and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
-                raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
-            if self.algorithm.asynchronous and (stop_after is not None or self._ending):
+                threads.append(SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
+            self._run_programs(threads)
+            while self.algorithm.asynchronous and goes_on(self, threads):
+                self._run_programs(threads)
+            if self.algorithm.asynchronous and (stop_after is not None or self.ending):
                 for worker in self.workers:
                     self.keep(worker, worker.last_end)
             if stop_after is None or self.algorithm.asynchronous:
@@ -117,11 +121,24 @@ class Simulation:
                 self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
 
+    def _run_programs(self, threads: list[SimThread]) -> None:
+        """Until all have ended, or nobody can move."""
+        for thread in threads:
+            self.threads[thread] = None
+            self.clock.at(self.clock.now_s, thread.begin)
+        self.clock.run()
+        waiting = [thread for thread in self.threads if thread.pending is not None and not (self.stopped and thread.free)]
+        if waiting:
+            named = "; ".join(f"rank {thread.worker.rank}: {thread.pending}" for thread in waiting[:MOST_NAMED])
+            named += f"; and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
+            raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
+
     def _context_of(self, worker: SimWorker, resume: list[dict[str, Any]] | None) -> Context:
         settings, layout = self.settings, worker.replica.layout
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
             ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
+            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
@@ -140,19 +157,19 @@ class Simulation:
 
     def slowness(self, step: int, rank: int) -> float:
         """By what this worker's minibatch of the step takes longer than a full one usually does."""
-        if step not in self._factors:
-            if len(self._factors) > KEPT_STEPS:
-                del self._factors[next(iter(self._factors))]
+        known = self.factors.get(step)
+        if known is None:
+            if len(self.factors) > KEPT_STEPS:
+                del self.factors[next(iter(self.factors))]
             factors = self.compute.factors(self.settings.seed, step, self.num_workers)
             computing = self.algorithm.num_computing(self.num_workers)
             factors[:computing] *= self.compute.part(self.workers[0].sampler.shares(step))
-            self._factors[step] = factors.tolist()
-        return self._factors[step][rank]
+            known = self.factors[step] = factors.tolist()
+        return known[rank]
 
-    def finish_s(self, rank: int, seconds: float) -> float:
-        """When this worker ends work of so many seconds that it begins now."""
-        now = self.clock.now_s
-        return self.compute.finish_s(self.settings.seed, rank, now, seconds) if self._timed else now + seconds
+    def finish_s(self, rank: int, seconds: float, begin_s: float) -> float:
+        """When this worker ends work of so many seconds that it begins at `begin_s`."""
+        return self.compute.finish_s(self.settings.seed, rank, begin_s, seconds) if self.timed else begin_s + seconds
 
     def script_of(self, rank: int, strand: int) -> Script | None:
         """The recorded answers of a program; None where nothing is replayed."""
@@ -184,8 +201,8 @@ class Simulation:
         if script is not None and step in script.controls:
             replica.control_out = 1
         alone = self.algorithm.replicas == Replicas.NEVER and replica.control_out
-        if (alone or replica.control_seen) and worker.rank not in self._ending and ctx.num_steps is not None:
-            self._ending.add(worker.rank)
+        if (alone or replica.control_seen) and worker.rank not in self.ending and ctx.num_steps is not None:
+            self.ending.add(worker.rank)
             ctx.num_steps = min(ctx.num_steps, step + 2)
 
     def keep(self, worker: SimWorker, end: EndStep) -> None:
@@ -196,7 +213,7 @@ class Simulation:
 
     def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
         """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step."""
-        if self.algorithm.asynchronous or self.algorithm.replicas != Replicas.AT_END:
+        if self.algorithm.asynchronous or self.course.method_of(step).replicas != Replicas.AT_END:
             if worker.rank == 0:
                 self._evaluate(step, [worker])
             return
@@ -225,7 +242,7 @@ class Simulation:
         )
         done = first.last_step + 1
         cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < first.num_steps)
-        status = "stopped" if cut or self._ending else "finished"
+        status = "stopped" if cut or self.ending else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
             info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")
@@ -234,11 +251,16 @@ class Simulation:
 
 @contextmanager
 def _without_what_is_there() -> Iterator[None]:
-    """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time."""
+    """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time. And seldom:
+    nearly all that lives for a while is the record, which stays."""
+    usual = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(max(usual[0], YOUNG_OBJECTS) if usual[0] else 0, *usual[1:])
     try:
         yield
     finally:
+        gc.freeze()  # and so is what the run leaves, by the next collection
+        gc.set_threshold(*usual)
         gc.unfreeze()
 
 

@@ -42,14 +42,23 @@ class Patience:
         failure: returns a peer's last words, or None.
         timeout_s: None waits for ever.
         spins: how often to give the core away before sleeping; a thread beside one that computes should not spin.
+        held: seconds that the run has been held until now, which do not count.
     """
 
-    def __init__(self, what: str, failure: Callable[[], str | None], timeout_s: float | None, spins: int = SPINS) -> None:
+    def __init__(
+        self,
+        what: str,
+        failure: Callable[[], str | None],
+        timeout_s: float | None,
+        spins: int = SPINS,
+        held: Callable[[], float] = float,
+    ) -> None:
         self._what = what
         self._failure = failure
         self._timeout_s = timeout_s
-        self._begin = time.perf_counter()
-        self._looked = self._begin
+        self._held = held
+        self._begin = time.perf_counter() - held()
+        self._looked = time.perf_counter()
         self._spins = spins
         self._pauses = 0
 
@@ -61,9 +70,10 @@ class Patience:
             words = self._failure()
             if words is not None:
                 raise PeerFailed(words)
-        if self._timeout_s is not None and now - self._begin > self._timeout_s:
+        waited = now - self._held() - self._begin
+        if self._timeout_s is not None and waited > self._timeout_s:
             raise Stalled(
-                f"waited {now - self._begin:.0f} s for {self._what}: a rank is gone, much slower, or asks for something else. "
+                f"waited {waited:.0f} s for {self._what}: a rank is gone, much slower, or asks for something else. "
                 "Raise timeout_s if it is only slow"
             )
 
@@ -134,6 +144,11 @@ class Transport(ABC):
     @abstractmethod
     def peer_failure(self) -> str | None:
         """What a failing peer announced, if any did."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
+        return False
 
     def enter_thread(self) -> None:
         """Make this rank's GPU the calling thread's: CUDA's choice of device is each thread's own."""

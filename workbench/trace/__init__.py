@@ -1,5 +1,6 @@
 """What happened in a run: spans and metrics recorded, stored, read again on one clock."""
 
+from workbench.trace.from_profiler import from_profiler
 from workbench.trace.recorder import FileRecorder, MemoryRecorder, Recorder
 from workbench.trace.run import Run
 from workbench.trace.spans import KINDS, Spans
@@ -15,6 +16,7 @@ __all__ = [
     "Spans",
     "StoredRun",
     "find_run",
+    "from_profiler",
     "list_runs",
     "new_run",
     "open_run",

@@ -1,4 +1,4 @@
-"""Chrome trace JSON: one process a rank, one thread a lane; ui.perfetto.dev and chrome://tracing open it."""
+"""Chrome trace JSON: one process a rank, one thread a lane, an arrow a message; ui.perfetto.dev and chrome://tracing open it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from workbench.trace.links import messages
 from workbench.trace.rows import sublanes
 
 if TYPE_CHECKING:
     from workbench.trace.run import Run
 
 TICKS_PER_S = 1e6  # the format's unit is the microsecond
+TICK = 0.001  # of which it has so much
 FIRST = 1  # number of rank 0's process and of its first thread: Perfetto takes 0 for the kernel's idle task
 
 
@@ -30,7 +33,7 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
     origin_s = float(table["start_s"].min()) if len(table) else 0.0
     threads: dict[tuple[int, int, int], int] = {}
     sub = sublanes(table)
-    for rank, lane, number in sorted(set(zip(table["rank"].tolist(), table["lane"].tolist(), sub.tolist(), strict=True))):
+    for rank, lane, number in sorted(set(_columns(table, sub))):
         threads[rank, lane, number] = FIRST + sum(key[0] == rank for key in threads)
     for rank in spans.ranks:
         host = run.headers.get(rank, {}).get("host")
@@ -39,10 +42,10 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
     for (rank, lane, number), thread in threads.items():
         yield _about("thread_name", rank, thread, name=spans.lanes[lane] + (f" ({number + 1})" if number else ""))
         yield _about("thread_sort_index", rank, thread, sort_index=thread)
-    starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3)
-    ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3)
-    for row, start, end, number, kind in zip(table, starts.tolist(), ends.tolist(), sub.tolist(), spans.kind_names.tolist(), strict=True):
-        rank = int(row["rank"])
+    starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3).tolist()
+    ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3).tolist()
+    places = [(FIRST + rank, threads[rank, lane, number]) for rank, lane, number in _columns(table, sub)]
+    for row, start, end, (process, thread), kind in zip(table, starts, ends, places, spans.kind_names.tolist(), strict=True):
         bucket = int(row["bucket"])
         args = {"step": int(row["step"])}
         args.update({key: int(row[key]) for key in ("bucket", "peer") if row[key] >= 0})
@@ -52,12 +55,32 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
             "ph": "X",
             "name": f"{kind} {bucket}" if bucket >= 0 else kind,
             "cat": kind,
-            "pid": FIRST + rank,
-            "tid": threads[rank, int(row["lane"]), number],
+            "pid": process,
+            "tid": thread,
             "ts": start,
             "dur": round(end - start, 3),
             "args": args,
         }
+    yield from _flows(table, starts, ends, places)
+
+
+def _columns(table: NDArray[Any], sub: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    return zip(table["rank"].tolist(), table["lane"].tolist(), sub.tolist(), strict=True)
+
+
+def _flows(table: NDArray[Any], starts: list[float], ends: list[float], places: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """An arrow for each message: from where its send begins into its receive, before that ends.
+
+    A flow is tied to the span that is open on its thread at its time, so it begins and ends within one; one that would go back in
+    time (clocks that disagree) or has no length to be in is left out.
+    """
+    for number, (send, receive) in enumerate(zip(*(side.tolist() for side in messages(table)), strict=True)):
+        begin, end = starts[send], round(ends[receive] - TICK, 3)
+        if ends[send] - begin < 2 * TICK or end < max(begin, starts[receive]):
+            continue
+        for phase, at, (process, thread) in (("s", begin, places[send]), ("f", end, places[receive])):
+            flow = {"ph": phase, "name": "message", "cat": "message", "id": number, "pid": process, "tid": thread, "ts": at}
+            yield {**flow, "bp": "e"} if phase == "f" else flow
 
 
 def _about(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
+from workbench.trace.links import messages
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
@@ -110,6 +111,11 @@ class Run:
         return Spans.concatenate(align(rank, trace) for rank, trace in self._traces.items())
 
     @cached_property
+    def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places in `spans` of the sends and receives that belong together, (M,) each."""
+        return messages(self.spans.table)
+
+    @cached_property
     def events(self) -> dict[int, list[dict[str, Any]]]:
         """rank -> its events: the updates of servers, and the answers that another run might not get (see `runtimes.replay`)."""
         if self.folder is None:
@@ -158,7 +164,7 @@ class Run:
             for row in self.events.get(rank, ()):
                 recorder.event(row)
             recorder.close()
-        kept: dict[str, Any] = {name: opened[name] for name in ("id", "created") if name in opened}
+        kept: dict[str, Any] = {name: opened[name] for name in ("id", "created", "sweep") if name in opened}
         write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})
         return folder
 

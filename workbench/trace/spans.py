@@ -25,9 +25,12 @@ KINDS = (
     "sum",
     "reduce_scatter",
     "all_gather",
+    "compute",  # of no known phase
+    "communicate",  # of no other kind: all-to-all, reduce, gather
 )
-COMPUTE_KINDS = ("forward", "backward", "apply")
-COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum")
+PHASES = ("forward", "backward", "apply")
+COMPUTE_KINDS = (*PHASES, "compute")
+COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
 CODES = {name: code for code, name in enumerate(KINDS)}
 
 SPAN = np.dtype(

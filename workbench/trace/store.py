@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +16,14 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.errors import ConfigError, RunNotFound
+from workbench.trace.index import Index
+from workbench.trace.index import state_of as file_state
 from workbench.trace.recorder import metrics_name
 
 FORMAT = 1
+INDEX_NAME = ".index.jsonl"
+OVER = ("finished", "failed", "stopped")  # what a run says that no process is at any more
+SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # tells a process which cell of which sweep its runs are, as one JSON object
 
 
 @final
@@ -70,6 +76,9 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     except OSError as error:
         raise ConfigError(f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS") from error
+    cell = json.loads(os.environ.get(SWEEP_VARIABLE) or "{}")
+    note = cell.pop("runs_file", None)  # where whoever runs the cell looks for the names of its runs
+    info = {**info, "sweep": cell} if cell else info
     now = datetime.now(UTC)
     words = (info.get("method", {}).get("name", "run"), info.get("problem", {}).get("name", ""))
     stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
@@ -87,6 +96,9 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
                 draft.rmdir()
                 raise
             continue
+        if note:
+            with open(note, "a") as names:
+                names.write(f"{folder.name}\n")
         return folder
 
 
@@ -132,17 +144,48 @@ def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def list_runs(root: Path | None = None) -> RunListing:
-    """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`."""
+    """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`.
+
+    What was read is kept in `.index.jsonl`, a cache that may be removed at any time (see `index`).
+    """
     root = Path(root) if root is not None else runs_root()
+    names = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith(".")) if root.is_dir() else []
+    index = Index(root / INDEX_NAME)
     runs, damaged = [], []
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if folder.name.startswith(".") or not any((folder / name).exists() for name in ("run.json", metrics_name(0))):
+    for name in names:
+        folder = root / name
+        state = file_state(folder / "run.json")
+        if state is None and not (folder / metrics_name(0)).exists():
             continue  # something else than a run
+        info = index.get(name, [state]) if state else None
         try:
-            runs.append(StoredRun(folder, read_info(folder)))
+            if not isinstance(info, dict):
+                info = read_info(folder)
+                if state and info.get("status") in OVER:
+                    index.put(name, [state], info)
+            runs.append(StoredRun(folder, info))
         except RunNotFound as error:
             damaged.append(str(error))
+    if index.damaged:
+        damaged.append(f"{index.damaged} lines of {root / INDEX_NAME}, a cache, which is made anew")
+    index.save(run.folder.name for run in runs)
     return RunListing(tuple(runs), tuple(damaged))
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run for good. It leaves the store at once, also where its files take a while.
+
+    Raises:
+        RunNotFound: the folder holds no run, or cannot be removed.
+    """
+    if not (folder / "run.json").exists() and not (folder / metrics_name(0)).exists():
+        raise RunNotFound(f"{folder} is no run's folder: it is left as it is")
+    gone = folder.with_name(f".removed-{folder.name}-{secrets.token_hex(2)}")
+    try:
+        folder.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise RunNotFound(f"{folder} cannot be removed ({error.strerror or error}): its owner can, by hand") from error
 
 
 def find_run(name: str | Path, root: Path | None = None) -> Path:
@@ -155,9 +198,10 @@ def find_run(name: str | Path, root: Path | None = None) -> Path:
     if isinstance(name, Path) or os.sep in name:
         read_info(Path(name))
         return Path(name)
-    runs = {run.folder.name: run.folder for run in list_runs(root)}
-    if name in ("last", "latest") and runs:
-        return max(runs.values(), key=lambda folder: read_info(folder).get("created", ""))
+    listing = list_runs(root)
+    if name in ("last", "latest") and len(listing):
+        return max(listing, key=lambda run: str(run.info.get("created", ""))).folder
+    runs = {run.folder.name: run.folder for run in listing}
     if name in runs:
         return runs[name]
     matches = [run for run in runs if name and run.startswith(name)] or [run for run in runs if name and name in run]

@@ -25,7 +25,7 @@ def network_of(launcher: str | EmulatedNetwork, num_ranks: int) -> EmulatedNetwo
         return launcher
     kind, colon, words = str(launcher).partition(":")
     if kind != EMULATED or not colon:
-        raise ConfigError(f"launcher={launcher!r}: 'local', {FORM}, or an EmulatedNetwork")
+        raise ConfigError(f"launcher={launcher!r}: 'local', 'torch', 'ssh:hostA:2,hostB:2', {FORM}, or an EmulatedNetwork")
     rate, *pairs = words.split(",")
     options: dict[str, Any] = {}
     slow: dict[int, str] = {}

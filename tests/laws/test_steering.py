@@ -1,0 +1,336 @@
+"""Other settings while a run goes on: it is the run that was stopped there and resumed with them, to the last bit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws import tiny
+from tests.laws.spoken import Speaks, train_and_look
+from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, run_on_ranks
+from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
+from workbench.algorithms import (
+    AdaptiveDelaySGD,
+    AsyncSGD,
+    BackupSGD,
+    DeAR,
+    DelayCompensatedSGD,
+    DelayedSGD,
+    DiLoCo,
+    LayerwiseSGD,
+    LocalSGD,
+    NoCommunication,
+    PartialAllReduce,
+    PipeSGD,
+    SerialSGD,
+    SoftsyncSGD,
+    StaleSGD,
+    StaleSynchronousSGD,
+    SynchronousSGD,
+)
+from workbench.codecs import ErrorFeedback, TopK, Truncate16
+from workbench.collectives import Once, PowerSGD, Ring
+from workbench.program import Algorithm
+from workbench.runtimes.course import Course, Turn
+from workbench.runtimes.replay import replay
+from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.steering import changed, encoded
+from workbench.runtimes.words import PAUSE, RESUME, STOP, Word, write_word
+from workbench.settings import Settings
+from workbench.trace.run import Run
+from workbench.trace.store import read_info
+
+STEPS = 9
+settings = partial(Settings, steps=STEPS, batch_size=3, timeout_s=30, seed=3, optimizer=tiny.momentum)
+
+CHANGES: dict[type[Algorithm], list[dict[str, Any]]] = {
+    PipeSGD: [{"width": 4}, {"width": 1}, {"delay": 2, "lr": 0.01}, {"collective": Ring()}],
+    SynchronousSGD: [{"collective": Once(codec=ErrorFeedback(codec=TopK(k=5)))}, {"collective": PowerSGD(rank=2)}],
+    StaleSGD: [{"delay": 1}, {"delay": 3}],
+    SerialSGD: [{"delay": 3}, {"delay": 0}],
+    LocalSGD: [{"every": 2}],
+    DiLoCo: [{"outer_lr": 0.3}],
+    LayerwiseSGD: [{"collective": Ring(codec=Truncate16())}],
+}
+
+
+def simulation(algorithm: Algorithm, num_ranks: int, how: Settings, turns: tuple[Turn, ...] = ()) -> Simulation:
+    made = Simulation(algorithm, tiny.problem(), how, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True)
+    made.course = Course(algorithm, num_ranks, turns)
+    return made
+
+
+def parameters(made: Simulation) -> list[Tensor]:
+    return [worker.trained.read_parameters() for worker in made.workers]
+
+
+def rows(made: Simulation, rank: int) -> list[tuple[Any, ...]]:
+    found = [row for row in made.workers[rank].recorder.rows if "evaluation" not in row]
+    return [(row["step"], row["loss"], row["lr"], row["staleness"]) for row in found]
+
+
+def rates_of(made: Simulation) -> list[float]:
+    """At each step's end."""
+    return [lr for _, _, lr, _ in rows(made, 0)]
+
+
+def with_lr(checkpoints: list[dict[str, Any]], lr: float | None) -> list[dict[str, Any]]:
+    """The same checkpoints, of an optimizer that goes on with another learning rate."""
+    other = deepcopy(checkpoints)
+    for saved in other:
+        for group in saved["replica"]["optimizer"]["param_groups"]:
+            group["lr"] = lr if lr is not None else group["lr"]
+    return other
+
+
+def check_resumed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, step: int) -> None:
+    """Steered to begin `step` with those changes; and stopped behind the step before it, and resumed with them."""
+    how = settings()
+    plain = encoded(algorithm, changes)
+    steered = simulation(algorithm, num_ranks, how, (Turn(step, (plain,)),))
+    steered.run()
+    first = simulation(algorithm, num_ranks, how)
+    first.run(stop_after=step - 1)
+    other, lr = changed(algorithm, plain, num_ranks)
+    second = simulation(other, num_ranks, how)
+    second.run(resume=with_lr(first.checkpoints, lr))
+    for rank in range(num_ranks if ignores_time(algorithm, num_ranks) else 0):  # a clock goes on otherwise in a resumed run
+        assert torch.equal(parameters(steered)[rank], parameters(second)[rank])
+        assert rows(steered, rank) == rows(first, rank) + rows(second, rank)
+
+
+@pytest.mark.parametrize("algorithm", in_step(variants()), ids=name_of)
+def test_another_learning_rate_is_as_when_stopped_and_resumed_with_it(algorithm: Algorithm) -> None:
+    for step in (1, 4, STEPS - 1):
+        check_resumed(algorithm, {"lr": 0.0125}, 3, step)
+
+
+CASES = [
+    (item, changes)
+    for item in [*in_step(representatives()), PipeSGD(width=3, warmup_steps=6), SerialSGD(delay=2)]
+    for changes in CHANGES.get(type(item), [])
+]
+CASES += [(SynchronousSGD(collective=PowerSGD(rank=1)), {"collective": PowerSGD(rank=2)})]  # its factors are of another shape then
+
+
+@pytest.mark.parametrize(("algorithm", "changes"), CASES, ids=str)
+def test_another_setting_is_as_when_stopped_and_resumed_with_it(algorithm: Algorithm, changes: dict[str, Any]) -> None:
+    for step in (1, 4, STEPS - 1):
+        check_resumed(algorithm, changes, 1 if isinstance(algorithm, SerialSGD) else 3, step)
+
+
+def rates(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """0.05, from the third update on 0.01, from the sixth on 0.2."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0 if update < 3 else 0.2 if update < 6 else 4.0)
+
+
+def test_a_learning_rate_that_is_set_is_the_same_as_one_that_was_planned() -> None:
+    turns = (Turn(3, ({"lr": 0.01},)), Turn(6, ({"lr": 0.2},)))
+    steered, planned = simulation(SynchronousSGD(), 2, settings(), turns), simulation(SynchronousSGD(), 2, settings(schedule=rates))
+    steered.run()
+    planned.run()
+    assert rates_of(steered) == [0.05] * 3 + [0.01] * 3 + [0.2] * 3
+    assert torch.allclose(parameters(steered)[0], parameters(planned)[0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("schedule", [tiny.step_lr, tiny.one_cycle, rates], ids=["StepLR", "OneCycleLR", "LambdaLR"])
+def test_a_schedule_goes_on_in_proportion(schedule: Any) -> None:
+    """What it says after the change is what it would have said, times new over old; its momentum cycle is left alone."""
+    how = settings(schedule=schedule)
+    plain, steered = simulation(PipeSGD(width=1), 1, how), simulation(PipeSGD(width=1), 1, how, (Turn(4, ({"lr": 0.02},)),))
+    plain.run()
+    steered.run()
+    before, after = rates_of(plain), rates_of(steered)
+    assert after[:4] == before[:4]
+    assert after[4:] == pytest.approx([0.02 / before[3] * lr for lr in before[4:]])
+    assert after[4:] != pytest.approx(before[4:])
+
+
+# ---------------------------------------------------------------- real ranks
+
+
+def steer(
+    runtime: str,
+    algorithm: Algorithm,
+    words: dict[int, tuple[Word, ...]],
+    *,
+    beside: Callable[[Path], None] | None = None,
+    **how: Any,
+) -> tuple[Run, list[Tensor]]:
+    """Train on three real ranks with words that are said while it runs: the record, and each rank's parameters at the end.
+
+    Args:
+        beside: called with the run's folder on a thread of its own meanwhile.
+    """
+    job = make_job(runtime, 3, algorithm, tiny.problem(), settings(**how))
+    problem = tiny.problem(tiny.Remembered(partial(Speaks, job.folder, words)))
+    thread = threading.Thread(target=beside, args=(Path(job.folder),)) if beside else None
+    if thread is not None:
+        thread.start()
+    found = run_on_ranks(train_and_look, replace(job, problem=problem), 3)
+    if thread is not None:
+        thread.join(10)
+    return Run.load(job.folder), found
+
+
+def wait_for(folder: Path, status: str) -> str:
+    """Until the run says so, or half a minute: its status then."""
+    deadline = time.monotonic() + 30
+    while read_info(folder)["status"] != status and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return str(read_info(folder)["status"])
+
+
+def steps_of(run: Run, rank: int) -> list[int]:
+    return [row["step"] for row in run.metrics[rank] if "evaluation" not in row]
+
+
+IN_STEP = [
+    (PipeSGD(width=2, collective=Ring()), {"width": 4, "lr": 0.02}),
+    (PipeSGD(width=4, collective=Ring()), {"width": 1}),
+    (PipeSGD(width=3, collective=Ring()), {"codec": Truncate16()}),
+    (DelayedSGD(delay=1, collective=Ring()), {"delay": 3}),
+    (StaleSGD(collective=Ring()), {"delay": 1}),
+    (LayerwiseSGD(bucket_bytes=200.0, collective=Ring()), {"collective": Ring(codec=Truncate16()), "lr": 0.02}),
+    (LocalSGD(every=3, collective=Ring()), {"every": 2}),
+    (DeAR(bucket_bytes=200.0), {"lr": 0.02}),
+]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize(("algorithm", "changes"), IN_STEP, ids=str)
+def test_ranks_in_step_take_it_at_one_step_and_a_replay_is_the_run(algorithm: Algorithm, changes: dict[str, Any], runtime: str) -> None:
+    run, found = steer(runtime, algorithm, {2: ({"set": encoded(algorithm, changes)},)}, steps=14)
+    (entry,) = run.info["steering"]
+    assert (entry["number"], entry["set"]) == (1, encoded(algorithm, changes))
+    assert 2 < entry["step"] < 12
+    told = [[row for row in run.events[rank] if "steer" in row] for rank in range(3)]
+    assert [[(row["steer"], row["step"]) for row in rows] for rows in told] == [[(1, entry["step"])]] * 3
+    assert [steps_of(run, rank) for rank in range(3)] == [list(range(14))] * 3
+    replayed = replay(run, algorithm, tiny.problem(), settings(steps=14))
+    for ours, theirs in zip(found, replayed.parameters, strict=True):
+        assert torch.equal(ours, theirs)
+    plain = simulation(algorithm, 3, settings(steps=14))
+    plain.run()
+    assert not torch.equal(found[0], parameters(plain)[0])
+
+
+SERVED = [
+    (BackupSGD(backups=1), {"backups": 0, "lr": 0.02}),
+    (BackupSGD(backups=0, shards=2), {"backups": 1}),
+    (AsyncSGD(), {"lr": 0.02}),
+    (AsyncSGD(shards=2), {"cutoff": 0}),
+    (AsyncSGD(dedicated=True), {"clip_norm": 0.1, "lr": 0.02}),
+    (StaleSynchronousSGD(bound=0), {"bound": 2}),
+    (SoftsyncSGD(), {"splits": 2}),
+    (DelayCompensatedSGD(), {"strength": 0.5}),
+]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize(("algorithm", "changes"), SERVED, ids=str)
+def test_servers_take_it_at_one_version_and_a_replay_is_the_run(algorithm: Algorithm, changes: dict[str, Any], runtime: str) -> None:
+    run, found = steer(runtime, algorithm, {3: ({"set": encoded(algorithm, changes)},)}, steps=20)
+    (entry,) = run.info["steering"]
+    assert run.info["status"] == "finished"
+    assert entry["versions"]
+    for rank in range(algorithm.num_computing(3)):
+        (told,) = [row for row in run.events[rank] if "steer" in row]
+        assert told["step"] == entry["steps"][rank] < 20
+        assert steps_of(run, rank) == sorted(set(steps_of(run, rank)))
+        assert isinstance(algorithm, BackupSGD) or steps_of(run, rank) == list(range(20))
+    replayed = replay(run, algorithm, tiny.problem(), settings(steps=20))
+    for rank in range(algorithm.num_computing(3)):
+        assert torch.equal(found[rank], replayed.parameters[rank])
+        rows = [row for row in replayed.run.metrics[rank] if "evaluation" not in row]
+        assert [row["loss"] for row in rows] == [row["loss"] for row in run.metrics[rank] if "evaluation" not in row]
+
+
+@on_real_runtimes
+def test_ranks_for_themselves_take_it_at_steps_of_their_own(runtime: str) -> None:
+    run, found = steer(runtime, NoCommunication(), {2: ({"set": {"lr": 0.01}},)}, steps=12)
+    (entry,) = run.info["steering"]
+    replayed = replay(run, NoCommunication(), tiny.problem(), settings(steps=12))
+    for rank in range(3):
+        rates = [row["lr"] for row in run.metrics[rank] if "evaluation" not in row]
+        assert rates == [0.05] * entry["steps"][rank] + [0.01] * (12 - entry["steps"][rank])
+        assert torch.equal(found[rank], replayed.parameters[rank])
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", [PipeSGD(width=3), AsyncSGD(), PartialAllReduce(), NoCommunication()], ids=name_of)
+def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runtime: str) -> None:
+    """What is said behind the pause comes to it in its hold; the last word is said by hand once it is seen to hold."""
+    seen: list[str] = []
+
+    def let_go(folder: Path) -> None:
+        seen.append(wait_for(folder, "paused"))
+        write_word(folder, {"set": {"lr": 0.01}})
+        write_word(folder, RESUME)
+
+    run, _ = steer(runtime, algorithm, {2: (PAUSE,)}, steps=12, beside=let_go)
+    assert seen == ["paused"]
+    assert run.info["status"] == "finished"
+    pause, change, resume = run.info["steering"]
+    assert (pause["pause"], change["set"], resume["resume"]) == (True, {"lr": 0.01}, True)
+    places = [row.get("steps", row.get("step")) for row in (pause, change, resume)]
+    assert places == [places[0]] * 3, "nobody moved meanwhile"
+    assert [len(steps_of(run, rank)) for rank in range(3)] == [12] * 3
+    assert next(row["lr"] for row in reversed(run.metrics[0]) if "evaluation" not in row) == 0.01
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", [PipeSGD(width=3), AsyncSGD()], ids=name_of)
+def test_stopped_while_paused_it_keeps_a_checkpoint(algorithm: Algorithm, runtime: str) -> None:
+    def stop(folder: Path) -> None:
+        wait_for(folder, "paused")
+        write_word(folder, STOP)
+
+    run, _ = steer(runtime, algorithm, {2: (PAUSE,)}, steps=12, beside=stop)
+    assert run.info["status"] == "stopped"
+    assert run.folder is not None
+    assert len(list(run.folder.glob("checkpoint-*.pt"))) == 3
+
+
+def test_a_pause_that_is_longer_than_the_time_out_ends_nothing() -> None:
+    """Also where sub-programs wait in the background of each rank for what comes after it."""
+
+    def later(folder: Path) -> None:
+        wait_for(folder, "paused")
+        time.sleep(4.5)  # the property is of time
+        write_word(folder, RESUME)
+
+    run, _ = steer("torch", PartialAllReduce(), {2: (PAUSE,)}, steps=8, timeout_s=3.0, beside=later)
+    assert run.info["status"] == "finished"
+    assert run.info["result"]["seconds"] < 4.5, "what it was held for does not count"
+
+
+@on_real_runtimes
+def test_a_word_that_cannot_be_done_is_refused_by_all_ranks_and_training_goes_on(runtime: str) -> None:
+    """Whoever writes to the file by hand may write anything."""
+    words: dict[int, tuple[Word, ...]] = {2: ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}})}
+    run, _ = steer(runtime, PipeSGD(width=2), words, steps=10)
+    assert run.info["status"] == "finished"
+    first, second, third = run.info["steering"]
+    assert "width=0" in first["refused"]
+    assert second == {"number": 2, "sett": 1, "step": second["step"]}
+    assert "lr='fast'" in third["refused"]
+
+
+@on_real_runtimes
+def test_a_delay_that_follows_the_clock_takes_another_bound(runtime: str) -> None:
+    """More lanes than it began with, too; every gradient is used once."""
+    run, _ = steer(runtime, AdaptiveDelaySGD(max_delay=1, adapt_every=2), {2: ({"set": {"max_delay": 3}},)}, steps=14)
+    assert run.info["status"] == "finished"
+    assert "refused" not in run.info["steering"][0]
+    assert steps_of(run, 1) == list(range(14))

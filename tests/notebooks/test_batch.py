@@ -1,0 +1,121 @@
+"""Notebooks from a shell: the record beside them says how they ended, and nothing they started outlives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from workbench import resources
+from workbench.cli import main
+from workbench.errors import ConfigError
+from workbench.experiments.catalogue import notebooks_about, parameters_of
+from workbench.experiments.record import read_record
+from workbench.plots import for_nbconvert
+
+COMMAND = [sys.executable, "-m", "workbench"]
+LINES = """\
+import subprocess, sys, pathlib, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+pathlib.Path(here).write_text("running")
+if how == "raise":
+    raise ZeroDivisionError("no such thing")
+while how == "stay":
+    time.sleep(0.1)
+child.pid > 0"""
+pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("runs")]
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Path:
+    """A notebook that starts a process in a session of its own, and then returns, raises, or stays."""
+    parameters = nbformat.v4.new_code_cell('how: str = "return"  # what then\nhere: str = ""  # file', metadata={"tags": ["parameters"]})
+    content = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell(LINES)])
+    content.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
+    nbformat.write(content, tmp_path / "in.ipynb")
+    return tmp_path / "in.ipynb"
+
+
+def command(notebook: Path, how: str, *more: str) -> list[str]:
+    (notebook.parent / "parameters.yaml").write_text(f"how: {how}\nhere: {notebook.parent / 'here'}\n")
+    output = str(notebook.parent / "out.ipynb")
+    return [*COMMAND, "notebook", "run", str(notebook), "-f", str(notebook.parent / "parameters.yaml"), "-o", output, *more]
+
+
+@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.parametrize(
+    ("how", "more", "status", "words"),
+    [("return", (), 0, "finished"), ("raise", (), 2, "failed"), ("stay", ("--timeout", "4"), 2, "timed out")],
+)
+def test_the_record_says_how_it_ended(notebook: Path, how: str, more: tuple[str, ...], status: int, words: str) -> None:
+    done = subprocess.run(command(notebook, how, *more), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == status, done.stderr
+    record = read_record(notebook.parent / "out.ipynb")
+    assert record["status"] == words
+    assert record["parameters"]["how"] == how
+    assert record["started"] < record["ended"]
+    assert {"python", "papermill", "torch"} <= set(record["versions"])
+    assert ("ZeroDivisionError: no such thing" in str(record["error"])) == (how == "raise")
+    assert (notebook.parent / "out.html").exists() == (how == "return")
+
+
+@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.parametrize(("sign", "words"), [(signal.SIGTERM, "terminated"), (signal.SIGKILL, "killed")])
+def test_ended_by_a_signal_it_leaves_no_process(notebook: Path, sign: signal.Signals, words: str) -> None:
+    process = subprocess.Popen(command(notebook, "stay"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (notebook.parent / "here").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(sign)
+    process.communicate(timeout=30)
+    assert process.returncode == {"terminated": 143, "killed": -9}[words]
+    assert read_record(notebook.parent / "out.ipynb")["status"] == words
+
+
+def test_list_tells_names_types_defaults_and_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["notebook", "list", "--json"]) == 0
+    found: dict[str, Any] = {about["name"]: about for about in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert tuple(found) == resources.notebooks()
+    assert found["00-tour"]["question"].endswith("?")
+    workers = {"name": "workers", "type": "int", "default": "4"}
+    assert workers.items() <= found["00-tour"]["parameters"][0].items()
+    for name in resources.notebooks():
+        assert all(parameter.type and parameter.comment for parameter in parameters_of(resources.notebook(name)))
+
+
+def test_reproduce_knows_which_notebooks_are_about_a_paper_and_says_where_none_is() -> None:
+    assert resources.notebook("12-stragglers") in notebooks_about("chen2016revisiting")
+    assert notebooks_about("00-tour") == (resources.notebook("00-tour"),)
+    with pytest.raises(ConfigError, match=r"no notebook is about li2018pipesgd yet .*card\.md.*chen2016revisiting"):
+        notebooks_about("li2018pipesgd")
+    with pytest.raises(ConfigError, match="did you mean li2018pipesgd"):
+        notebooks_about("li2018pipesg")
+
+
+@pytest.mark.browser
+def test_plain_nbconvert_draws_figures_without_a_network(tmp_path: Path) -> None:
+    data = {"application/vnd.plotly.v1+json": {"data": [{"type": "scatter", "y": [1, 3]}], "layout": {}}}
+    cells = [nbformat.v4.new_code_cell("figure", outputs=[nbformat.v4.new_output("display_data", data)]) for _ in range(2)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "in.ipynb")
+    config = Path(for_nbconvert.__file__).parent  # the wheel puts the file into the environment's own folder
+    jupyter = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "in.ipynb"]
+    subprocess.run(
+        jupyter, cwd=tmp_path, env={**os.environ, "JUPYTER_CONFIG_PATH": str(config)}, check=True, timeout=100, capture_output=True
+    )
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))))
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=15000")
+    page = (tmp_path / "in.html").as_uri()
+    drawn = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=100, check=True).stdout
+    assert drawn.count("scatterlayer") >= 2, "both figures, of one program"
+    assert (tmp_path / "in.html").stat().st_size < 8_000_000

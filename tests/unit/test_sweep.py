@@ -1,0 +1,194 @@
+"""Grids: what a file says becomes cells with keys, and what cannot run is refused before anything does."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.errors import ConfigError
+from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
+from workbench.experiments.grid import Cell, read_grid
+from workbench.experiments.outcome import CellState, SweepResult, state_of
+from workbench.experiments.warm import WarmServer
+
+BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}
+
+
+def grid_of(text: str, folder: Path) -> Any:
+    path = folder / "my-grid.yaml"
+    path.write_text(text)
+    return read_grid(path)
+
+
+def values(source: dict[str, Any]) -> list[dict[str, Any]]:
+    grid = read_grid({"name": "test", "base": BASE, **source})
+    return [{name: value for name, value in cell.values.items() if name not in BASE} for cell in grid.cells]
+
+
+def test_axes_multiply_and_the_last_varies_fastest() -> None:
+    found = values({"axes": {"method": ["synchronous-sgd", "pipe-sgd"], "seed": [0, 1]}})
+    assert found == [{"method": method, "seed": seed} for method in ("synchronous-sgd", "pipe-sgd") for seed in (0, 1)]
+
+
+def test_a_method_brings_its_settings_and_an_axis_that_is_no_option_sets_several() -> None:
+    found = values(
+        {"axes": {"method": ["dear", {"pipe-sgd": {"width": 3}}], "size": [{"workers": 2, "lr": 0.1}, {"workers": 4, "lr": "2e-1"}]}}
+    )
+    assert found == [
+        {**method, **size}
+        for method in ({"method": "dear"}, {"method": "pipe-sgd", "set.width": 3})
+        for size in ({"workers": 2, "lr": 0.1}, {"workers": 4, "lr": 0.2})
+    ]
+
+
+def test_exclude_takes_away_and_include_adds_on_top_of_base() -> None:
+    axes = {"method": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}], "workers": [2, 4], "seed": [0, 1, 2]}
+    rules = [{"method": "pipe-sgd", "seed": [1, 2]}, {"set.width": 2, "workers": 4}]
+    found = values(
+        {
+            "axes": axes,
+            "exclude": rules,
+            "include": [{"method": "dear"}, {"method": "pipe-sgd", "set": {"width": 2}, "workers": 2, "seed": 0}],
+        }
+    )
+    assert len(found) == 6 + 1 + 1
+    assert [cell for cell in found if cell["method"] == "pipe-sgd"] == [{"method": "pipe-sgd", "set.width": 2, "workers": 2, "seed": 0}]
+    assert found[-1] == {"method": "dear"}, "what is there already is not there twice"
+
+
+def test_include_alone_is_a_list_of_cells() -> None:
+    assert values({"include": [{"method": "dear"}]}) == [{"method": "dear"}]
+
+
+def test_a_file_is_read_as_its_writer_means_it(tmp_path: Path) -> None:
+    text = "base: {method: pipe-sgd, lr: 1e-3, set: {collective: ring:truncate16}, option: {hidden: [64, 32]}}\naxes: {seed: [0, 1]}\n"
+    grid = grid_of(text, tmp_path)
+    assert grid.name == "my-grid"
+    words = grid.cells[0].train_arguments()
+    assert words == ["train", "pipe-sgd", "--lr=0.001", "--set=collective=ring:truncate16", "--option=hidden=[64, 32]", "--seed=0"]
+
+
+@given(st.permutations(["method", "workers", "seed", "set.width"]), st.integers(0, 5))
+def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: list[str], seed: int) -> None:
+    asked = {"method": "pipe-sgd", "workers": 2, "seed": seed, "set.width": 2}
+    cell = Cell(values={name: asked[name] for name in order}, axes={"seed": seed})
+    assert cell.key == Cell(values=asked).key
+    assert cell.key != Cell(values={**asked, "seed": seed + 1}).key
+    assert cell.key != Cell(values=asked, notebook="00-tour").key
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"axis": {}}, "did you mean axes"),
+        ({"name": "a/b", "include": [{"method": "dear"}]}, "letters, digits"),
+        ({"base": {"methd": "dear"}}, "did you mean method"),
+        ({"base": {"method": "pipe-sdg"}}, "did you mean pipe-sgd"),
+        ({"base": {"method": "pipe-sgd", "set": {"widht": 2}}}, "did you mean width"),
+        ({"base": {"method": "pipe-sgd", "set": 2}}, "name: value"),
+        ({"base": {"method": "pipe-sgd", "workers.x": 2}}, "has no parts"),
+        ({"base": {"method": {"pipe-sgd": 2}}}, "one name and its settings"),
+        ({"base": {"method": "pipe-sgd", "resume": "last"}}, "resume"),
+        ({"base": {"method": "pipe-sgd", "workers": "two"}}, "invalid int value"),
+        ({"base": {"method": "pipe-sgd", "workers": 0}}, "at least 1"),
+        ({"base": {"method": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
+        ({"base": {"method": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
+        ({"axes": {"seed": [0]}}, "it has no method"),
+        ({"axes": {"seed": 0}}, "list of values"),
+        ({"axes": {"method": ["dear"]}, "exclude": [{"method": "pipe-sgd"}]}, "matches no cell"),
+        ({"axes": {"method": ["dear"]}, "exclude": [{"method": "dear"}]}, "no cell is left"),
+        ({"base": {"method": "dear"}, "jobs": 0}, "1 or more"),
+        ({"base": {"method": "dear"}, "timeout_s": -1}, "above 0"),
+        ({"notebook": "10-scalling"}, "did you mean 10-scaling"),
+        ({"notebook": "10-scaling", "axes": {"seedz": [1]}}, "did you mean seeds"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_fix(source: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_grid({"name": "test", **source})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base: {method: dear}\nbase: {method: pipe-sgd}\n", "line 2, column 1: 'base' is given twice"),
+        ("base: [", "line 1"),
+        ("- 1\n", "name: value"),
+    ],
+)
+def test_a_damaged_file_is_told_with_its_place(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        grid_of(text, tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_grid(tmp_path / "none.yaml")
+
+
+def test_anchors_and_merges_work(tmp_path: Path) -> None:
+    grid = grid_of("base: &b {method: dear, seed: 1}\ninclude:\n- {<<: *b, seed: 2}\n", tmp_path)
+    assert grid.cells[0].values == {"method": "dear", "seed": 2}
+
+
+def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: Path) -> None:
+    (cell,) = read_grid({"name": "test", "base": {"method": "dear"}}).cells
+    mine = claim(tmp_path, "test", cell, 0)
+    assert mine is not None
+    assert claim(tmp_path, "test", cell, 0) is None, "somebody else had it"
+    assert is_alive(mine)
+    dead = {**mine.record, "process_started": mine.record["process_started"] - 100.0}  # its number is another process's now
+    for record, seconds_ago, alive in (
+        (dead, 0, False),
+        ({**mine.record, "host": "elsewhere"}, 0, True),
+        ({**mine.record, "host": "elsewhere"}, 1000, False),
+        (None, 0, True),  # half written
+        (None, 1000, False),
+    ):
+        mine.path.write_text("{" if record is None else json.dumps(record))
+        os.utime(mine.path, (time.time() - seconds_ago,) * 2)
+        (found,) = read_attempts(tmp_path).values()
+        assert found.state == "running"
+        assert is_alive(found) == alive
+        assert state_of(cell, found, tmp_path).state == ("running" if alive else "open")
+    assert conclude(mine, "failed", error="why").path == mine.path
+    assert read_attempts(tmp_path, cell.key)[cell.key].record["error"] == "why"
+    later = claim(tmp_path, "test", cell, 1)
+    assert later is not None and read_attempts(tmp_path)[cell.key].number == 1, "the newest counts"
+
+
+def test_a_date_is_refused_as_no_value(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in quotes"):
+        grid_of("base: {method: dear, option: {day: 2026-11-21}}\n", tmp_path)
+
+
+def test_children_that_end_together_are_both_heard_of() -> None:
+    first, rest = r'{"number": 1, "status": 0}\n{"number": 2, "status": 3}\n{"num', r'ber": 3, "status": 4}\n'
+    told = f"printf '{first}'; read line; read line; printf '{rest}'; cat > /dev/null"
+    server = WarmServer(dict(os.environ), ["sh", "-c", told])
+    try:
+        processes = [server.start([], {}, "") for _ in range(3)]
+        deadline = time.monotonic() + 30
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [process.poll() for process in processes] == [0, 3, 4]
+    finally:
+        server.close()
+
+
+def test_a_grid_of_a_notebook_has_its_parameters_as_axes() -> None:
+    grid = read_grid({"name": "test", "notebook": "10-scaling", "base": {"steps": 5}, "axes": {"seeds": [1, 2]}})
+    assert [cell.values for cell in grid.cells] == [{"steps": 5, "seeds": 1}, {"steps": 5, "seeds": 2}]
+    assert [cell.label for cell in grid.cells] == ["seeds=1", "seeds=2"]
+
+
+def test_exit_status_is_zero_only_when_every_cell_is_finished(tmp_path: Path) -> None:
+    cells = read_grid({"name": "test", "axes": {"method": ["dear", "pipe-sgd"]}}).cells
+    for state, status in (("finished", 0), ("failed", 1), ("open", 1), ("running", 1)):
+        found = SweepResult("test", (CellState(cells[0], "finished"), CellState(cells[1], state)), tmp_path)  # type: ignore[arg-type]
+        assert found.exit_status == status
+        assert "pipe-sgd" in str(found.table())

@@ -1,0 +1,182 @@
+"""A visit to a server, from both sides: how a worker pushes and pulls, how a server hears and answers.
+
+What travels is a shard's gradient one way and its parameters the other, each with a stamp: a version, and flags.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor
+
+from workbench.gradients import WEIGHT, Gradient, Layout, whole
+from workbench.ops import (
+    ANY,
+    Backward,
+    Discard,
+    Local,
+    Message,
+    PackParameters,
+    Program,
+    Recv,
+    Request,
+    Send,
+    Start,
+    Ticket,
+    UnpackParameters,
+    Wait,
+)
+from workbench.program import Context, answered, exchanged
+
+if TYPE_CHECKING:
+    from workbench.algorithms.servers import ServerMethod
+
+REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
+STAMP_BYTES = 8
+LAST = FINAL = 1  # a worker's last push; a server's last reply
+GONE = 2  # of a worker's only push: it has no step to take, and this is no gradient
+DROPPED = 2  # of a reply: the push that this answers came too late
+LATE = frozenset((DROPPED, FINAL | DROPPED))
+
+
+def stamp_of(version: int, flags: int = 0) -> int:
+    """A version and flags as one number.
+
+    >>> stamp_of(7, DROPPED), split(stamp_of(7, DROPPED))
+    (30, (7, 2))
+    """
+    return version * 4 + flags
+
+
+def split(stamp: int) -> tuple[int, int]:
+    """The version and flags of a stamp."""
+    return divmod(stamp, 4)
+
+
+@final
+class Caller:
+    """A worker's side: pushes minibatches' gradients to servers, pulls parameters. Kept in a local variable of the worker's program.
+
+    Args:
+        clip_norm: of the whole gradient, at most; None for no limit.
+    """
+
+    def __init__(self, method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> None:
+        self._method, self._ctx, self._clip_norm = method, ctx, clip_norm
+        self._exchange = exchanged(ctx, (Caller, method, clip_norm), self._push_and_pull)
+
+    def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
+        """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
+
+        Shards are pushed while backward goes on, unless the gradient must be clipped as a whole first.
+
+        Args:
+            versions: shard -> version of its parameters; afterwards those that were pulled.
+            flags: of the pushes.
+
+        Returns:
+            shard -> flags of its reply.
+        """
+        shards, replies = tuple(versions), dict.fromkeys(versions, 0)
+        # `stamp_of` and `split` written out: a simulation comes here for every message
+        work = self._exchange(shards, step, [version * 4 + flags for version in versions.values()])
+        found = (yield work) if isinstance(work, Request) else (yield from work)
+        for shard, stamp in zip(shards, found):  # noqa: B905 - a stamp for each
+            versions[shard], replies[shard] = divmod(stamp, 4)
+        return replies
+
+    def _push_and_pull(self, shards: tuple[int, ...], step: int, stamps: list[int]) -> Program:
+        """The same with stamps as they travel: those of the pushes in, those of the replies out."""
+        ctx, layout, method, clip_norm = self._ctx, self._ctx.layout, self._method, self._clip_norm
+        assert layout is not None
+        stamp_to = dict(zip(shards, stamps, strict=True))
+        pushed: list[Gradient] = []
+
+        def push(bucket: Gradient) -> Send:
+            assert bucket.bucket is not None
+            pushed.append(bucket)
+            server = method.server_of(bucket.bucket, ctx.num_workers)
+            return Send(server, bucket, tag=bucket.bucket, stamp=stamp_to[bucket.bucket])
+
+        if clip_norm is None and len(shards) == len(layout.buckets):
+            sending = yield Backward(step, on_bucket=push)
+            gradient: Gradient = whole(pushed)
+        else:
+            gradient = yield Backward(step)
+            if clip_norm is not None:
+                yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
+            sending = []
+            for shard in shards:
+                sending.append((yield Start(push(gradient.part(shard)))))
+        found: list[int] = []
+        for shard in shards:
+            server = method.server_of(shard, ctx.num_workers)
+            message = yield Recv(server, like=like_of(layout, shard), tag=REPLY + shard, stamped=True)
+            found.append(message.stamp)
+            yield UnpackParameters(Gradient(message.value, layout, step, split(message.stamp)[0], shard))
+        for ticket in sending:
+            yield Wait(ticket)
+        yield Discard(gradient)
+        return found
+
+
+@final
+class Desk:
+    """A server's side of its shard: hears pushes, sends replies. Kept in a local variable of the server's program."""
+
+    def __init__(self, method: ServerMethod, ctx: Context, shard: int) -> None:
+        assert ctx.layout is not None
+        self.layout, self.shard = ctx.layout, shard
+        self.num_workers = method.num_computing(ctx.num_workers)
+        self._hear = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True)
+        self._sending: dict[int, Ticket] = {}
+        self._answer = answered(ctx, (Desk, shard), self._send)
+
+    def open(self) -> Program:
+        """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
+        packed = yield PackParameters(self.shard, master=True)
+        return packed.version
+
+    def hear(self) -> Recv:
+        """The request for the next push, whoever's it is."""
+        return self._hear
+
+    def read(self, message: Message) -> tuple[Gradient, int]:
+        """A push as a gradient, its version that of the parameters it was taken at; and its flags."""
+        version, flags = divmod(message.stamp, 4)
+        return Gradient(message.value, self.layout, -1, version, self.shard), flags
+
+    def reply(self, source: int, version: int, flags: int = 0) -> Program:
+        """Send the shard's present parameters, in the background: a slow worker does not hold up the others. Returns them."""
+        before = self._sending.get(source)
+        if before is not None and not before.done:
+            yield Wait(before)  # it has pushed since, so it had received it
+        work = self._answer(source, stamp_of(version, flags))
+        packed, self._sending[source] = (yield work) if isinstance(work, Request) else (yield from work)
+        return packed
+
+    def _send(self, to: int, stamp: int) -> Program:
+        """The parameters, and the ticket of their sending."""
+        packed = yield PackParameters(self.shard, master=True)
+        return packed, (yield Start(Send(to, packed.flat, tag=REPLY + self.shard, stamp=stamp)))
+
+    def close(self) -> Program:
+        """Until every reply has been received."""
+        for ticket in self._sending.values():
+            yield Wait(ticket)
+
+
+def like_of(layout: Layout, shard: int) -> Tensor:
+    """The size and dtype of a shard's messages."""
+    piece = layout.buckets[shard]
+    return torch.empty(piece.stop - piece.start, dtype=layout.dtype, device=layout.device)
+
+
+def clip(gradient: Gradient, norm: float) -> None:
+    """Scale a rank's share so that the mean gradient over its own samples has at most this norm (all parameters together)."""
+    bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
+    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
+    scale = torch.clamp(norm / (total + 1e-6), max=1.0)
+    for body in bodies:
+        body.mul_(scale)

@@ -1,0 +1,277 @@
+"""The critical path of a step: the chain of spans, over ranks and through messages, that ends it when it ends."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.analysis.overlap import Floats, Steps, step_windows
+from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.trace.links import COLLECTIVES, meetings, messages
+from workbench.trace.spans import CODES, COMPUTE_KINDS, KINDS, Spans, step_bounds
+
+NOTHING = "nothing"  # what the path is called where no span was recorded
+TOUCHING = 0.01  # of a step: spans that are no farther apart follow each other
+CROSSING = 1e-4  # of a step: spans that overlap by no more do too, and there is nothing between those no farther apart
+_PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end at once: what arrived rather than what was handed over
+_COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CriticalPath:
+    """Pieces of each step's critical path, in order of time; all arrays have one length.
+
+    A step is that of the rank on which it ends last, from its first forward there to that of the next step; its pieces fill
+    that time, but for evaluations in it. The path is followed from the end backwards: a span follows what ended last before it on its
+    lane, or else what its rank received or summed last; what begins in the middle of a backward follows from that. A message, and a
+    collective, begins when the last one has come to it, and there the path goes on; collectives of a lane are worked off one after the
+    other, however early they were asked for.
+
+    Attributes:
+        step: which.
+        rank: where the path is.
+        kind: what runs there, an index into `KINDS`; -1 where nothing was recorded.
+        start_s, end_s: from when to when it is critical, on rank 0's clock.
+        span: place in the table of spans; -1 where nothing was recorded.
+    """
+
+    step: Steps
+    rank: Steps
+    kind: Steps
+    start_s: Floats
+    end_s: Floats
+    span: Steps
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps, ascending."""
+        return [int(step) for step in np.unique(self.step)]
+
+    @property
+    def kind_names(self) -> list[str]:
+        """What each piece is."""
+        return [KINDS[kind] if kind >= 0 else NOTHING for kind in self.kind.tolist()]
+
+    @property
+    def compute_share(self) -> float | None:
+        """Share of computation in the paths of all steps; None without any."""
+        total_s = float((self.end_s - self.start_s).sum())
+        chosen = np.isin(self.kind, list(_COMPUTE))
+        return float((self.end_s - self.start_s)[chosen].sum()) / total_s if total_s > 0 else None
+
+    def of_steps(self, steps: slice) -> CriticalPath:
+        """The pieces of some steps."""
+        first, last = step_bounds(steps)
+        keep = (self.step >= first) & (self.step < last)
+        return CriticalPath(**{name: getattr(self, name)[keep] for name in self.__slots__})
+
+    def per_step(self) -> dict[int, dict[str, float]]:
+        """step -> kind -> seconds of its path."""
+        found: dict[int, dict[str, float]] = {step: {} for step in self.steps}
+        for step, kind, length_s in zip(self.step.tolist(), self.kind_names, (self.end_s - self.start_s).tolist(), strict=True):
+            found[step][kind] = found[step].get(kind, 0.0) + length_s
+        return found
+
+    def per_rank(self) -> dict[int, float]:
+        """rank -> its share of all paths, 0 to 1."""
+        lengths_s = self.end_s - self.start_s
+        total_s = float(lengths_s.sum()) or 1.0
+        return {int(rank): float(lengths_s[self.rank == rank].sum()) / total_s for rank in np.unique(self.rank)}
+
+    def table(self) -> Table:
+        """Means over steps, one row a kind, what takes most first."""
+        total: dict[tuple[str, int], float] = {}
+        for kind, rank, length_s in zip(self.kind_names, self.rank.tolist(), (self.end_s - self.start_s).tolist(), strict=True):
+            total[kind, rank] = total.get((kind, rank), 0.0) + length_s
+        num_steps, whole_s = max(len(self.steps), 1), sum(total.values()) or 1.0
+        rows = list[dict[str, Any]]()
+        for kind in dict.fromkeys(kind for kind, _ in total):
+            of_rank = {rank: length_s for (name, rank), length_s in total.items() if name == kind}
+            most = max(of_rank, key=lambda rank: of_rank[rank])
+            length_s = sum(of_rank.values())
+            share = of_rank[most] / length_s if length_s else 0.0
+            rows.append({"kind": kind, "step_s": length_s / num_steps, "share": length_s / whole_s, "rank": most, "of_rank": share})
+        rows.sort(key=lambda row: -row["step_s"])
+        return Table(rows, COLUMNS, caption=f"Critical path of {num_steps if self.steps else 0} steps (mean)")
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    __repr__ = __str__
+
+
+COLUMNS = (
+    Column("kind", "what", lambda kind: str(kind).replace("_", "-")),
+    Column("step_s", "a step", seconds),
+    Column("share", "share", percent),
+    Column("rank", "mostly on rank"),
+    Column("of_rank", "of which there", percent),
+)
+
+
+def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None = None) -> CriticalPath:
+    """The critical path of each step.
+
+    Args:
+        spans: of a run.
+        steps: which steps, as slice(first, one after the last); None for all.
+        ranks: look at these alone; None for all.
+
+    Example:
+        >>> rows = [("forward", "compute", 0.0, 4.0, 0, -1, 0, -1), ("all_reduce", "comm", 4.0, 6.0, 0, -1, 800, -1)]
+        >>> late = [("forward", "compute", 0.0, 5.0, 0, -1, 0, -1), ("all_reduce", "comm", 5.0, 6.0, 0, -1, 800, -1)]
+        >>> critical_path(Spans.concatenate([Spans.from_rows(0, rows), Spans.from_rows(1, late)])).per_step()
+        {0: {'forward': 5.0, 'all_reduce': 1.0}}
+    """
+    spans = spans if ranks is None else spans.select(ranks=ranks)
+    first, last = step_bounds(steps or slice(None))
+    ends = _ends(spans)
+    walk = _Walk(spans)
+    pieces = [(step, *piece) for step in sorted(ends) if first <= step < last for piece in walk.back(*ends[step])]
+    columns = np.array([(step, *piece) for step, *piece in pieces], float).reshape(-1, 6).T
+    step, rank, kind, start_s, end_s, span = columns
+    whole = (column.astype(np.int64) for column in (step, rank, kind, span))
+    names = ("step", "rank", "kind", "span")
+    return CriticalPath(start_s=start_s, end_s=end_s, **dict(zip(names, whole, strict=True)))
+
+
+def _ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
+    """step -> (rank, begin, end) where it ends last; ranks that run no forward (servers) have no say where others do."""
+    parts = [spans.of_rank(rank) for rank in spans.ranks]
+    forward = [part for part in parts if part.is_kind(["forward"]).any()]
+    found: dict[int, tuple[int, float, float]] = {}
+    for part in forward or parts:
+        steps, bounds = step_windows(part)
+        for step, begin_s, end_s in zip(steps.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            if step not in found or end_s > found[step][2]:
+                found[step] = (int(part.table["rank"][0]), begin_s, end_s)
+    return found
+
+
+_Ordered = tuple[list[float], list[int]]  # times ascending, and of which spans
+
+
+class _Piece(NamedTuple):
+    rank: int
+    kind: int
+    start_s: float
+    end_s: float
+    span: int
+
+
+@final
+class _Walk:
+    """All that is asked for on the way back, in plain lists: which span of a rank or lane ended last before a time."""
+
+    def __init__(self, spans: Spans) -> None:
+        table = spans.table
+        self.kind, self.rank, self.lane = table["kind"].tolist(), table["rank"].tolist(), table["lane"].tolist()
+        self.start, self.end = table["start_s"].tolist(), table["end_s"].tolist()
+        self.slack_s = 0.0  # of the step that is followed
+        self.other_side = dict[int, int]()  # of a message
+        sent, received = messages(table)
+        self.other_side.update(zip(sent.tolist(), received.tolist(), strict=True))
+        self.other_side.update(zip(received.tolist(), sent.tolist(), strict=True))
+        self.last_to_come = _last_to_come(table)
+        self.free = _free_since(table).tolist()
+        followed = ~spans.is_kind(["wait"])
+        rank, lane = table["rank"].astype(np.int64), table["lane"].astype(np.int64)
+        by_lane = rank * (len(spans.lanes) + 1) + lane
+        self.num_lanes = len(spans.lanes) + 1
+        self.of_lane = _grouped(table, by_lane, followed, "end_s")
+        self.of_rank = _grouped(table, rank, followed, "end_s")
+        self.begun = _grouped(table, rank, spans.is_kind(COMPUTE_KINDS), "start_s")
+
+    def back(self, rank: int, begin_s: float, end_s: float) -> list[_Piece]:
+        """The pieces from a time back to another, in order of time; evaluations are left out."""
+        near_s, self.slack_s = TOUCHING * (end_s - begin_s), CROSSING * (end_s - begin_s)
+        now_s, pieces, seen, span = end_s, list[_Piece](), set[int](), -1
+        while now_s > begin_s:
+            before = self._before(rank, now_s, span, near_s, seen)
+            if before < 0 or min(self.end[before], now_s) <= begin_s:
+                pieces.append(_Piece(rank, -1, begin_s, now_s, -1))
+                break
+            seen.add(before)
+            if self.end[before] < now_s - self.slack_s:
+                pieces.append(_Piece(rank, -1, self.end[before], now_s, -1))
+                now_s = self.end[before]
+            span, since_s = self._origin(before, now_s)
+            pieces.append(_Piece(rank, self.kind[before], max(since_s, begin_s), now_s, before))
+            seen.add(span)
+            rank, now_s = self.rank[span], since_s
+        evaluate = CODES["evaluate"]
+        return [piece for piece in reversed(pieces) if piece.end_s > piece.start_s and piece.kind != evaluate]
+
+    def _before(self, rank: int, now_s: float, span: int, near_s: float, seen: set[int]) -> int:
+        """The span that the one which begins now (-1: the step's end) followed on a rank; -1: none."""
+        latest = self._ended(self.of_rank.get(rank), now_s, seen)
+        if span < 0:
+            return latest
+        computes = self.kind[span] in _COMPUTE
+        own = self._ended(self.of_lane.get(rank * self.num_lanes + self.lane[span]), now_s, seen) if computes else -1
+        if own >= 0 and now_s - self.end[own] <= near_s:
+            return own
+        if computes or (latest >= 0 and now_s - self.end[latest] <= near_s):
+            return latest
+        times, begun = self.begun.get(rank, ([], []))
+        place = bisect_right(times, now_s) - 1
+        running = begun[place] if place >= 0 else -1  # a backward that had a bucket ready
+        return running if running >= 0 and running not in seen and self.end[running] > now_s else latest
+
+    def _ended(self, ordered: _Ordered | None, now_s: float, seen: set[int]) -> int:
+        """The span that ended last, and was not seen yet; -1: none."""
+        if ordered is None:
+            return -1
+        times, spans = ordered
+        place = bisect_right(times, now_s + self.slack_s) - 1
+        while place >= 0 and (spans[place] in seen or self.start[spans[place]] > now_s):
+            place -= 1
+        return spans[place] if place >= 0 else -1
+
+    def _origin(self, span: int, now_s: float) -> tuple[int, float]:
+        """Of a span that the path has come to: who came to it last, and when; for work of one rank alone its own begin."""
+        other = self.other_side.get(span, self.last_to_come.get(span, span))
+        if self.free[span] < self.start[other] <= min(self.end[span], now_s):
+            return other, self.start[other]
+        return span, min(self.free[span], now_s)
+
+
+def _grouped(table: NDArray[Any], group: NDArray[Any], keep: NDArray[np.bool_], by: str) -> dict[int, _Ordered]:
+    """group -> its spans in order of a time."""
+    chosen = np.flatnonzero(keep)
+    preferred = np.array([_PREFERRED.get(kind, 1) for kind in range(len(KINDS))])[table["kind"][chosen]]
+    chosen = chosen[np.lexsort((table["start_s"][chosen], preferred, table[by][chosen], group[chosen]))]
+    groups, first = np.unique(group[chosen], return_index=True)
+    parts = np.split(chosen, first[1:])
+    return {int(name): (table[by][part].tolist(), part.tolist()) for name, part in zip(groups, parts, strict=False)}
+
+
+def _last_to_come(table: NDArray[Any]) -> dict[int, int]:
+    """Of each collective's call, the call of the rank that came to it last."""
+    groups = meetings(table)
+    calls = np.flatnonzero(groups >= 0)
+    order = calls[np.lexsort((table["start_s"][calls], groups[calls]))]
+    last = np.append(np.flatnonzero(np.diff(groups[order])), len(order) - 1) if len(order) else np.zeros(0, np.int64)
+    of_group = dict(zip(groups[order[last]].tolist(), order[last].tolist(), strict=True)) if len(order) else {}
+    return {span: of_group[group] for span, group in zip(calls.tolist(), groups[calls].tolist(), strict=True)}
+
+
+def _free_since(table: NDArray[Any]) -> Floats:
+    """(N,) when each span was at work: its start, and of a collective not before the one asked for before it has ended on its lane."""
+    free_s = table["start_s"].astype(np.float64)
+    calls = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))
+    calls = calls[np.lexsort((table["end_s"][calls], table["start_s"][calls], table["lane"][calls], table["rank"][calls]))]
+    before, after = calls[:-1], calls[1:]
+    behind = (table["rank"][before] == table["rank"][after]) & (table["lane"][before] == table["lane"][after])
+    behind &= (table["start_s"][after] < table["end_s"][before]) & (table["end_s"][before] <= table["end_s"][after])
+    free_s[after[behind]] = table["end_s"][before[behind]]
+    return free_s

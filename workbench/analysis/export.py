@@ -1,0 +1,150 @@
+"""Runs in formats of other tools: CSV, Parquet, TensorBoard's event files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.errors import ConfigError
+from workbench.trace.run import Run
+
+METRICS: dict[str, type] = {  # columns of the metrics, a row for each step or evaluation of each rank
+    "run": str,
+    "rank": int,
+    "kind": str,  # "step" or "evaluation"
+    "step": int,
+    "seconds": float,
+    "samples": int,
+    "bytes_sent": int,
+    "loss": float,  # of the rank's minibatch, or of its share of the test data
+    "num_samples": int,
+    "staleness": float,
+    "lr": float,
+    "correct": int,
+    "judged": int,
+}
+
+
+def export_runs(rows: Sequence[dict[str, Any]], folder: Path, format: Literal["csv", "parquet", "tensorboard"]) -> list[Path]:
+    """Write runs and their metrics; returns what was written.
+
+    Args:
+        rows: as of `runs_table`.
+        folder: made if it is not there. "csv" and "parquet" put two files there, runs and metrics; "tensorboard" a folder for each run.
+        format: "csv", "parquet" (needs pyarrow), or "tensorboard" (needs tensorboard).
+
+    Raises:
+        ConfigError: a package is missing, or the folder cannot be written; says what to do.
+    """
+    writers = {"csv": _csv, "parquet": _parquet, "tensorboard": _tensorboard}
+    if format not in writers:
+        raise ConfigError(f"format={format!r}: choose one of {', '.join(writers)}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return writers[format](rows, folder)
+    except ModuleNotFoundError as error:
+        package = {"parquet": "pyarrow", "tensorboard": "tensorboard"}.get(format, "")
+        raise ConfigError(f"{format} needs {package} ({error}): pip install 'sgd-workbench[export]'") from error
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror or error}): name another folder with --output") from error
+
+
+def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
+    """The metrics of all ranks, flat, with the columns of `METRICS`; None for what a row does not tell."""
+    for rank, rows in sorted(run.metrics.items()):
+        for row in rows:
+            shares = row.get("evaluation")
+            told = dict(row)
+            if shares is not None:
+                count = shares["count"]
+                told |= {"loss": shares["loss_sum"] / count if count else None, "num_samples": count}
+                told |= {name: shares[name] for name in ("correct", "judged")}
+            kind = "step" if shares is None else "evaluation"
+            yield {name: told.get(name) for name in METRICS} | {"run": run.id, "rank": rank, "kind": kind}
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _csv(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    runs, metrics = folder / "runs.csv", folder / "metrics.csv"
+    with runs.open("w", newline="") as file:
+        table = csv.DictWriter(file, _names(rows))
+        table.writeheader()
+        table.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+    with metrics.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(METRICS))
+        table.writeheader()
+        for row in rows:
+            table.writerows(metrics_rows(Run.load(row["folder"])))
+    return [runs, metrics]
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _parquet(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    import pyarrow
+    from pyarrow import parquet
+
+    runs, metrics = folder / "runs.parquet", folder / "metrics.parquet"
+    columns = {name: [_plain(row.get(name)) for row in rows] for name in _names(rows)}
+    parquet.write_table(pyarrow.table({name: _uniform(values) for name, values in columns.items()}), runs)
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in METRICS.items()])
+    with parquet.ParquetWriter(metrics, schema) as file:
+        for row in rows:
+            found = list(metrics_rows(Run.load(row["folder"])))
+            columns = {name: [kind(item[name]) if item[name] is not None else None for item in found] for name, kind in METRICS.items()}
+            file.write_table(pyarrow.table(columns, schema=schema))
+    return [runs, metrics]
+
+
+def _uniform(values: list[Any]) -> list[Any]:
+    """One type a column: numbers as they are, a mixture as words."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) <= 1:
+        return values
+    if kinds <= {int, float}:
+        return [None if value is None else float(value) for value in values]
+    return [None if value is None else str(value) for value in values]
+
+
+def _tensorboard(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    written = []
+    for row in rows:
+        run = Run.load(row["folder"])
+        place = folder / run.id
+        for path in place.glob("events.out.tfevents.*"):  # of an earlier export: both would be shown as one
+            path.unlink()
+        writer = EventFileWriter(str(place))
+        try:
+            for tag, step, value, at_s in _scalars(run):
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                writer.add_event(Event(wall_time=at_s, step=step, summary=summary))
+        finally:
+            writer.close()
+        written.append(place)
+    return written
+
+
+def _scalars(run: Run) -> Iterator[tuple[str, int, float, float]]:
+    """(tag, step, value, time) of the run's curves, over all ranks."""
+    created = run.info.get("created")
+    begin_s = datetime.fromisoformat(created).timestamp() if created else 0.0
+    for row in run.steps():
+        named = {"train/loss": row["loss"], "train/samples": row["samples"], "train/bytes_sent": row["bytes_sent"]}
+        yield from ((tag, row["step"], float(value), begin_s + row["seconds"]) for tag, value in named.items() if value is not None)
+    for row in run.evaluations():
+        named = {"test/loss": row["test_loss"], "test/accuracy": row["accuracy"]}
+        yield from ((tag, row["step"], float(value), begin_s + row["seconds"]) for tag, value in named.items() if value is not None)

@@ -1,0 +1,239 @@
+"""The runs of a store as a table: one flat row a run, chosen by conditions, sorted, with the columns one asks for."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, final
+
+from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
+from workbench.errors import ConfigError
+from workbench.naming import kebab, parse_value, unknown
+from workbench.trace.index import Index, state_of
+from workbench.trace.read import metrics_paths
+from workbench.trace.run import Run
+from workbench.trace.store import OVER, StoredRun, list_runs, runs_root
+
+RESULTS = ("steps", "accuracy", "loss", "train_loss", "seconds", "samples", "bytes_sent")  # what metrics tell
+BASE = ("run", "status", "created", "method", "label", "problem", "runtime", "workers", "optimizer", "sweep", "cell", "error", "folder")
+SHOWN = ("run", "status", "label", "problem", "runtime", "workers", "seed", "steps", "accuracy", "loss", "seconds")
+TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
+    {
+        "accuracy": percent,
+        "loss": three_digits,
+        "train_loss": three_digits,
+        "seconds": seconds,
+        "bytes_sent": num_bytes,
+        "created": lambda value: str(value)[:19].replace("T", " "),
+    }
+)
+TITLES = MappingProxyType({"label": "method", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
+CONDITION = re.compile(r"\s*([\w.-]+?)\s*(!=|>=|<=|==|=|>|<|~)\s*(.*?)\s*")
+ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
+    {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+)
+AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+RESULTS_NAME = ".results.jsonl"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`key sign value`: =, !=, <, <=, >, >= or ~ (holds the words)."""
+
+    key: str
+    sign: str
+    value: Any
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """A condition as written on the command line.
+
+        >>> Condition.parse("workers>=4"), Condition.parse("method=pipe-sgd").value
+        (Condition(key='workers', sign='>=', value=4), 'pipe-sgd')
+
+        Raises:
+            ConfigError: it has no sign.
+        """
+        found = CONDITION.fullmatch(text)
+        if not found:
+            raise ConfigError(
+                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of a word, such as workers>=4"
+            )
+        return cls(found[1].replace("-", "_"), "=" if found[2] == "==" else found[2], parse_value(found[3]))
+
+    def holds(self, row: dict[str, Any]) -> bool:
+        """Whether a row meets it; a row that has no such value meets only `!=` and `=none`."""
+        value = row.get(self.key)
+        if self.sign in ("=", "!="):
+            return self._same(value) == (self.sign == "=")
+        if value is None:
+            return False
+        if self.sign == "~":
+            return str(self.value).lower() in str(value).lower()
+        numbers = all(isinstance(item, int | float) for item in (value, self.value))
+        left, right = (value, self.value) if numbers else (str(value), str(self.value))
+        return ORDER[self.sign](left, right)
+
+    def _same(self, value: Any) -> bool:
+        if isinstance(value, float) and isinstance(self.value, int | float):
+            return math.isclose(value, self.value, rel_tol=1e-12)
+        return bool(value == self.value) or (value is not None and str(self.value) in (str(value), kebab(str(value))))
+
+
+def runs_table(
+    *,
+    where: Iterable[str] = (),
+    since: str | None = None,
+    sweep: str | None = None,
+    sort: str = "created",
+    columns: Sequence[str] = (),
+    limit: int | None = None,
+    root: Path | None = None,
+) -> Table:
+    """Runs of a store, one a row; `rows` hold everything that is known of each.
+
+    Args:
+        where: conditions that all must hold, such as "method=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
+        since: made within so long, "2d", "3h", or since a date, "2026-11-21".
+        sweep: of the sweep of this name.
+        sort: a key, the least first; "-accuracy" for the greatest first.
+        columns: which to show; those of `workbench runs` by default, seeds only where they are needed.
+        limit: the last so many of them.
+        root: the store; None for `runs_root()`.
+
+    Raises:
+        ConfigError: a condition that cannot be read, or a key that no run has.
+    """
+    root = Path(root) if root is not None else runs_root()
+    listing = list_runs(root)
+    rows = [row_of(run) for run in listing]
+    known = sorted({key for row in rows for key in row} | {*BASE, *RESULTS})
+    conditions = [*map(Condition.parse, where), *([Condition("sweep", "=", sweep)] if sweep else [])]
+    column_keys = [key.replace("-", "_") for key in columns] or list(SHOWN)
+    sort_key = sort.removeprefix("-").replace("-", "_")
+    for key in (*(item.key for item in conditions), sort_key, *(column_keys if columns else ())):
+        if rows and key not in known:
+            raise unknown("column of the runs", key, known)
+    late = [item for item in conditions if item.key in RESULTS]
+    early = [item for item in conditions if item.key not in RESULTS]
+    moment = _moment(since)
+    rows = [row for row in rows if all(item.holds(row) for item in early) and (not moment or _made(row) >= moment)]
+    if late or sort_key in RESULTS or limit is None:
+        rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
+    rows.sort(key=lambda row: _rank(row.get(sort_key)), reverse=sort.startswith("-"))
+    rows = rows[-limit:] if limit and not sort.startswith("-") else rows[:limit]
+    shown = tuple(Column(key, TITLES.get(key, key), TEXTS.get(key, str)) for key in column_keys)
+    return Table(add_results(rows, root), shown, caption="\n".join(f"skipped: {reason}" for reason in listing.damaged))
+
+
+def row_of(run: StoredRun) -> dict[str, Any]:
+    """What `run.json` tells of a run, flat: settings of the method as "set.width", those of the run by their own names."""
+    info = run.info
+    method, problem, sweep = (info.get(name) or {} for name in ("method", "problem", "sweep"))
+    own = {
+        "run": run.id,
+        "status": run.status,
+        "created": info.get("created"),
+        "method": method.get("name"),
+        "label": Run(info=info, metrics={}).label,
+        "problem": problem.get("name"),
+        "runtime": info.get("runtime"),
+        "workers": info.get("num_workers"),
+        "sweep": sweep.get("id"),
+        "cell": sweep.get("cell"),
+        "error": info.get("error"),
+        "folder": str(run.folder),
+    }
+    settings = {f"set.{name}": value for name, value in (method.get("settings") or {}).items()}
+    return {**(info.get("settings") or {}), **settings, **own, "optimizer": problem.get("optimizer")}
+
+
+def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, Any]]:
+    """The rows with what the runs' metrics tell; kept in a cache, which may be removed at any time, since metrics are long."""
+    rows = list(rows)
+    index = Index(root / RESULTS_NAME)
+    found = []
+    for row in rows:
+        if "train_loss" in row:
+            found.append(row)  # has them
+            continue
+        folder = Path(row["folder"])
+        states = [state for path in _sources(folder) if (state := state_of(path))]
+        results = index.get(folder.name, states)
+        if not isinstance(results, dict):
+            results = results_of(folder)
+            if row["status"] in OVER:
+                index.put(folder.name, states, results)
+        found.append({**row, **results, "steps": results.get("steps")})
+    index.save(path.name for path in (root.iterdir() if root.is_dir() else ()))
+    return found
+
+
+def _sources(folder: Path) -> list[Path]:
+    try:
+        return [folder / "run.json", *metrics_paths(folder).values()]
+    except OSError:
+        return []
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    """Steps taken; accuracy and loss of the last evaluation; training loss, the mean over the last tenth of the steps; seconds of
+
+    training; samples; bytes sent by all ranks. None for what was not recorded.
+    """
+    try:
+        run = Run.load(folder)
+        steps, evaluations = run.steps(), run.evaluations()
+    except (OSError, KeyError, TypeError, ValueError):  # removed meanwhile, or of a stranger's making
+        return dict.fromkeys(RESULTS)
+    last = steps[-1] if steps else {}
+    final = evaluations[-1] if evaluations else {}
+    losses = [row["loss"] for row in steps[len(steps) - max(1, len(steps) // 10) :] if row["loss"] is not None]
+    return {
+        "steps": len(steps),
+        "accuracy": final.get("accuracy"),
+        "loss": final.get("test_loss"),
+        "train_loss": sum(losses) / len(losses) if losses else None,
+        "seconds": last.get("seconds"),
+        "samples": last.get("samples"),
+        "bytes_sent": max((row["bytes_sent"] for row in (last, final) if row), default=None),
+    }
+
+
+def _made(row: dict[str, Any]) -> datetime:
+    try:
+        made = datetime.fromisoformat(str(row["created"]))
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return made if made.tzinfo else made.replace(tzinfo=UTC)
+
+
+def _moment(since: str | None) -> datetime | None:
+    """The moment that "2d" or a date stands for."""
+    if since is None:
+        return None
+    age = AGE.fullmatch(since.strip())
+    if age:
+        return datetime.now(UTC) - timedelta(seconds=float(age[1]) * UNITS[age[2]])
+    try:
+        moment = datetime.fromisoformat(since)
+    except ValueError:
+        raise ConfigError(f"since {since!r}: give an age, such as 30m, 3h, 2d or 1w, or a date, such as 2026-11-21") from None
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """Numbers before words before nothing."""
+    if value is None:
+        return 2, 0.0, ""
+    if isinstance(value, int | float) and not math.isnan(value):
+        return 0, float(value), ""
+    return 1, 0.0, str(value)

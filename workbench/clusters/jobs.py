@@ -1,0 +1,102 @@
+"""What `Cluster.train` is given, checked and packed for the ranks."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from workbench.clusters import remote
+from workbench.clusters.engines import Engines
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.settings import Settings
+from workbench.trace import new_run
+from workbench.trace.store import find_run
+
+
+def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], runtime: Any, num_ranks: int) -> tuple[Any, dict[str, Any]]:
+    """The job of a training, still without a folder, and what its record begins with.
+
+    Raises:
+        ConfigError: what was given cannot be trained.
+    """
+    from workbench.runtimes.launch import Job
+    from workbench.runtimes.worker import check_what, run_info
+
+    check_what(algorithm, problem, runtime)
+    algorithm.check(num_ranks)
+    resume = settings.pop("resume", None)
+    chosen = settings_of(settings)
+    start = checkpoint_of(resume, num_ranks) if resume is not None else None
+    job = Job(algorithm=algorithm, problem=problem, settings=chosen, runtime=runtime, folder="", resume=start)
+    return job, run_info(algorithm, problem, chosen, runtime, num_ranks)
+
+
+def submit(engines: Engines, job: Any, info: dict[str, Any]) -> tuple[Path, list[Any]]:
+    """Send the job to all engines: the run's folder, and each rank's pending answer.
+
+    Raises:
+        ConfigError: something in the job cannot travel.
+    """
+    payload = pickled(job)
+    folder = new_run(info).resolve()
+    engines.begin_training(folder)
+    return folder, [engines.client[rank].apply_async(remote.run_job, payload, str(folder)) for rank in range(engines.num_ranks)]
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    """The settings of a training.
+
+    Raises:
+        ConfigError: one that there is not; names the nearest.
+    """
+    names = [item.name for item in fields(Settings)]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, [*names, "resume"], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}, and resume"
+            raise ConfigError(f"train() has no setting {name!r}: {hint}")
+    return Settings(**given)
+
+
+def pickled(job: Any) -> bytes:
+    """The job as bytes, what the notebook defines included.
+
+    Raises:
+        ConfigError: something in it cannot travel.
+    """
+    try:
+        return bytes(cloudpickle.dumps(job))
+    except Exception as error:  # noqa: BLE001 - pickling runs the user's own code, which may raise anything
+        raise ConfigError(
+            f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot travel: "
+            "make them inside model= or train=, which every rank calls for itself"
+        ) from None
+
+
+def checkpoint_of(resume: Any, num_ranks: int) -> str:
+    """The folder of a run to go on from.
+
+    Args:
+        resume: a handle, a run, or what `open_run` takes.
+
+    Raises:
+        ConfigError: it kept no checkpoint, or not one for each of so many ranks.
+    """
+    folder = Path(find_run(getattr(resume, "folder", None) or resume)).resolve()
+    kept = checkpoints(folder)
+    if kept != num_ranks:
+        found = "no checkpoint" if kept == 0 else f"checkpoints of {kept} ranks"
+        fix = f"only a stopped run can be resumed, on as many ranks as before: here are {num_ranks}"
+        raise ConfigError(f"{folder.name} kept {found}; {fix}")
+    return str(folder)
+
+
+def checkpoints(folder: Path) -> int:
+    """How many ranks of a run kept one."""
+    return len(list(folder.glob("checkpoint-*.pt")))

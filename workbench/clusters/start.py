@@ -1,0 +1,81 @@
+"""A cluster's start, in a thread of its own, so that a notebook's cell need not wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, final
+
+from workbench.clusters import remote
+from workbench.clusters.engines import Engines
+from workbench.clusters.progress import Progress
+from workbench.clusters.register import change_record
+from workbench.clusters.world import verified_world
+from workbench.errors import LaunchError
+
+
+@final
+class Start:
+    """`work` starts the engines; then they are asked who they are. If either fails, nothing is left running.
+
+    Args:
+        timeout_s: for the answer.
+    """
+
+    def __init__(self, engines: Engines, progress: Progress, timeout_s: float, work: Callable[[], None]) -> None:
+        self._ranks: list[dict[str, Any]] = []
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+
+        def run() -> None:
+            try:
+                work()
+                self._ranks = verified_world(engines, timeout_s)
+                change_record(engines.folder, ranks=self._ranks)
+                engines.client[:].apply_async(remote.warm_up)
+                progress.finish()
+            except BaseException as error:  # noqa: BLE001 - raised where somebody waits
+                self._error = error
+                progress.fail(error)
+                engines.stop()
+            finally:
+                self._over.set()
+
+        engines.starting = threading.Thread(target=run, name="workbench-start", daemon=True)
+        engines.starting.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._over.is_set()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without ranks."""
+        return self.done and self._error is not None
+
+    def wait(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """Who the ranks are, in order.
+
+        Raises:
+            LaunchError: they did not start.
+            TimeoutError: they are not ready after `timeout_s`; the start goes on.
+        """
+        if not self._over.wait(timeout_s):
+            raise TimeoutError(f"the ranks are not ready after {timeout_s:g} s; the start goes on: wait() again, or stop()")
+        if isinstance(self._error, LaunchError):
+            raise LaunchError(str(self._error)) from None
+        if self._error is not None:
+            raise self._error
+        return self._ranks
+
+
+def end_engines(engines: Engines) -> None:
+    """When the cluster is no longer referred to: in the main thread at the program's end, else in a thread of its own,
+
+    because the collector may have been called in one of the threads that are to be ended.
+    """
+    if threading.current_thread() is threading.main_thread():
+        engines.stop()
+    else:
+        threading.Thread(target=engines.stop, name="workbench-cluster-end").start()

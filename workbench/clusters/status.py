@@ -1,0 +1,141 @@
+"""A table of a cluster's ranks that answers while they train: from what they leave in the run's folder, and asked where they are idle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workbench.analysis.table import Column, Table, num_bytes
+from workbench.clusters import remote
+from workbench.clusters.engines import Engines
+from workbench.clusters.register import Entry
+from workbench.clusters.vitals import beat_name
+from workbench.trace.recorder import metrics_name, trace_name
+
+ASK_S = 1.0  # an idle engine answers in milliseconds
+TAIL_BYTES = 8192
+
+
+def ago(value: float) -> str:
+    """Seconds since then.
+
+    >>> ago(0.42), ago(75)
+    ('0.4 s ago', '75 s ago')
+    """
+    return f"{value:.1f} s ago" if value < 10 else f"{value:.0f} s ago"
+
+
+COLUMNS = (
+    Column("rank", "rank"),
+    Column("host", "host"),
+    Column("pid", "process"),
+    Column("state", "state"),
+    Column("device", "device"),
+    Column("step", "step"),
+    Column("beat_s", "last beat", ago),
+    Column("memory_bytes", "memory", num_bytes),
+    Column("bytes_sent", "bytes sent", num_bytes),
+)
+
+
+def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None, caption: str) -> Table:
+    """One row a rank: host, process, state, device, last step, seconds since its last beat, memory, bytes sent.
+
+    Args:
+        ranks: who they are.
+        run: folder of the training that runs, or of the last one.
+    """
+    present = set(engines.client.ids) if engines.client is not None and engines.alive else set()
+    begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
+    training = run is not None and any("ended" not in begun[rank] for rank in begun) and bool(present)
+    asked = {} if training else _ask(engines, present)
+    rows = []
+    for rank, who in enumerate(ranks):
+        found = {key: value for key, value in begun.get(rank, {}).items() if key != "ended"}
+        ended = "ended" in begun.get(rank, {}) or not training
+        if ended:
+            found.pop("beat_s", None)
+        row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, **asked.get(rank, {})}
+        row["state"] = "gone" if rank not in present else "training" if not ended else "ready" if training or rank in asked else "busy"
+        if row["state"] != "gone" and rank not in asked and (ended or "memory_bytes" not in row):
+            row["memory_bytes"] = _memory_here(who)
+        rows.append(row)
+    return Table(rows, COLUMNS, caption)
+
+
+def look(entry: Entry) -> Table:
+    """The same of a cluster that another process holds, or nobody: nothing is asked of the engines, only looked at."""
+    ranks = (entry.detached or entry.record).get("ranks") or []
+    run = Path(entry.record["run"]) if entry.record.get("run") else None
+    rows = []
+    for rank, who in enumerate(ranks):
+        found = _of_run(run, rank) if run is not None else {}
+        ended = run is None or found.pop("ended", False)
+        here = who["host"] == socket.gethostname()
+        gone = here and not psutil.pid_exists(who["pid"])
+        state = "gone" if gone else "ready" if ended else "training"
+        row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, "state": state}
+        if ended and not gone:
+            row["memory_bytes"] = _memory_here(who)
+        rows.append(row)
+    return Table(rows, COLUMNS, f"{entry.id}: {entry.record['title']}, {entry.state}")
+
+
+def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
+    """What idle engines say now; one that runs a cell of the user's does not answer in time."""
+    pending = {rank: engines.client[rank].apply_async(remote.vitals) for rank in present}
+    deadline = time.monotonic() + ASK_S
+    answers = {}
+    for rank, answer in pending.items():
+        answer.wait(max(0.0, deadline - time.monotonic()))
+        if answer.done():
+            with contextlib.suppress(Exception):  # whatever a broken engine says, the table is of what is known
+                answers[rank] = {**answer.get(0), "beat_s": 0.0}
+    return answers
+
+
+def _of_run(folder: Path, rank: int) -> dict[str, Any]:
+    """What a rank has left in the run's folder so far."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        beat = json.loads((folder / beat_name(rank)).read_text())
+        found |= {"beat_s": max(0.0, time.time() - beat["unix_s"]), "memory_bytes": beat["memory_bytes"]}
+    with contextlib.suppress(OSError, ValueError), (folder / trace_name(rank)).open() as file:
+        found["device"] = json.loads(file.readline())["device"]
+    for row in reversed(_last_rows(folder / metrics_name(rank))):
+        if "evaluation" not in row and "step" in row:
+            found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
+            break
+    if (folder / f"ended-{rank:05d}.json").exists():
+        found["ended"] = True
+    return found
+
+
+def _last_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")[:-1]
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # the first may be a part
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
+
+
+def _memory_here(who: dict[str, Any]) -> int | None:
+    """Of a process of this machine that does not answer."""
+    if who["host"] == socket.gethostname():
+        with contextlib.suppress(psutil.Error):
+            return int(psutil.Process(who["pid"]).memory_info().rss)
+    return None

@@ -1,0 +1,32 @@
+"""All that is looked at, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.doctor import machine, ranks, software
+from workbench.doctor.finding import Finding
+
+
+def examine(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[Finding]:
+    """Look at everything; each finding as it comes.
+
+    Args:
+        start: start ranks and an emulated network, too; about ten seconds.
+        timeout_s: how long ranks may take to find each other.
+    """
+    yield from software.packages()
+    devices = None
+    if start:
+        found, devices = ranks.torch_ranks(timeout_s)
+        yield from found
+        yield from ranks.mpi_ranks(timeout_s)
+    yield machine.gpu(devices)
+    yield from machine.addresses()
+    yield from machine.limits()
+    yield machine.store()
+    yield from software.kernels()
+    yield software.browser()
+    yield machine.slurm()
+    if start:
+        yield machine.emulation()

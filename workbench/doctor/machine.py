@@ -1,0 +1,135 @@
+"""The machine: limits, shared memory, the run store, addresses, Slurm, GPUs, an emulated network."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from workbench.clusters.emulated import EmulatedNetwork
+from workbench.clusters.mpi_install import num_cores
+from workbench.doctor.finding import Finding
+from workbench.errors import WorkbenchError
+from workbench.trace.store import runs_root
+from workbench.units import GB, MB
+
+LEAST_FILES, LEAST_PROCESSES = 1024, 512
+LEAST_SHARED_BYTES, LEAST_FREE_BYTES = 64 * MB, 1 * GB
+ANSWER_S = 10.0
+
+
+def limits() -> Iterator[Finding]:
+    """Cores, open files, processes, shared memory."""
+    yield Finding("cores", "ok", f"{num_cores()} for this process, {os.cpu_count()} in the machine")
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = files != resource.RLIM_INFINITY and files < LEAST_FILES
+    yield Finding("open files", "warning" if few else "ok", _limit(files), f"ulimit -n {4 * LEAST_FILES}" if few else "")
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    few = processes != resource.RLIM_INFINITY and processes < LEAST_PROCESSES
+    yield Finding("processes", "warning" if few else "ok", _limit(processes), f"ulimit -u {8 * LEAST_PROCESSES}" if few else "")
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        size = shutil.disk_usage(shared)
+        small = size.free < LEAST_SHARED_BYTES
+        mend = "mount -o remount,size=1G /dev/shm; of a container: docker run --shm-size=1g" if small else ""
+        found = f"{size.free / MB:.0f} MB free of {size.total / MB:.0f} MB in {shared}"
+        yield Finding("shared memory", "warning" if small else "ok", found, mend)
+
+
+def _limit(value: int) -> str:
+    return "no limit" if value == resource.RLIM_INFINITY else f"at most {value}"
+
+
+def store() -> Finding:
+    """Whether runs can be written, and how much room there is."""
+    root = runs_root().absolute()
+    place = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        mend = "export WORKBENCH_RUNS=FOLDER, one that you can write to"
+        return Finding("run store", "fault", f"{root} cannot be written ({error.strerror})", mend, core=True)
+    free = shutil.disk_usage(place).free
+    scarce = free < LEAST_FREE_BYTES
+    mend = "workbench runs remove --where status=failed, or export WORKBENCH_RUNS=FOLDER" if scarce else ""
+    return Finding("run store", "warning" if scarce else "ok", f"{root}, {free / GB:.1f} GB free", mend)
+
+
+def addresses() -> Iterator[Finding]:
+    """Whether a port of this machine can be reached over loopback, and by its own name, under which ranks look for each other."""
+    for part, name, mend, core in (
+        ("loopback", "127.0.0.1", "ip link set lo up", True),
+        ("host name", socket.gethostname(), f"add a line `127.0.1.1 {socket.gethostname()}` to /etc/hosts", False),
+    ):
+        try:
+            port = _reach(name)
+        except OSError as error:
+            state: str = "fault" if core else "warning"
+            yield Finding(part, state, f"{name} cannot be reached ({error.strerror or error})", mend, core=core)  # type: ignore[arg-type]
+        else:
+            yield Finding(part, "ok", f"{name} ({socket.gethostbyname(name)}), tried on port {port}")
+
+
+def _reach(name: str) -> int:
+    with closing(socket.socket()) as listener:
+        listener.bind((name, 0))
+        listener.listen(1)
+        listener.settimeout(ANSWER_S)
+        port = int(listener.getsockname()[1])
+        with closing(socket.create_connection((name, port), timeout=ANSWER_S)), closing(listener.accept()[0]):
+            return port
+
+
+def slurm() -> Finding:
+    """Whether there is a Slurm here that answers."""
+    program = shutil.which("sinfo")
+    if program is None:
+        return Finding("slurm", "missing", "no sinfo: not a node of a Slurm cluster")
+    try:
+        done = subprocess.run([program, "-h", "-o", "%P %D"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding(
+            "slurm", "missing", f"{program} does not answer within {ANSWER_S:g} s", "scontrol ping tells which controller is silent"
+        )
+    if done.returncode != 0:
+        told = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        return Finding("slurm", "missing", f"{program}: {told}", "scontrol ping tells which controller is silent")
+    if not shutil.which("sbatch"):
+        return Finding("slurm", "warning", "it answers, but there is no sbatch", "put Slurm's bin folder on PATH")
+    return Finding("slurm", "ok", "; ".join(f"partition {line}" for line in done.stdout.split("\n") if line) + " nodes")
+
+
+def gpu(torch_devices: list[str] | None) -> Finding:
+    """GPUs that the driver tells of, and those that torch can use (None if torch could not be asked)."""
+    program = shutil.which("nvidia-smi")
+    cards: list[str] = []
+    if program is not None:
+        try:
+            done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+            cards = [line for line in done.stdout.splitlines() if line.startswith("GPU")] if done.returncode == 0 else []
+        except (OSError, subprocess.TimeoutExpired):
+            return Finding("gpu", "fault", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm tells why")
+    if torch_devices:
+        return Finding("gpu", "ok", f"{len(torch_devices)}: {', '.join(dict.fromkeys(torch_devices))}")
+    if cards:
+        mend = "pip install torch --force-reinstall, a build for CUDA as https://pytorch.org/get-started tells"
+        return Finding("gpu", "fault", f"{len(cards)} here, but this build of torch uses none", mend)
+    return Finding("gpu", "missing", "none: ranks compute on the CPU")
+
+
+def emulation() -> Finding:
+    """Whether hosts of an emulated network can be made: two are."""
+    try:
+        with EmulatedNetwork(2):
+            who = "root" if os.geteuid() == 0 else "user namespaces"
+            return Finding("emulated network", "ok", f"two hosts were made, with {who}")
+    except WorkbenchError as error:
+        first, _, rest = str(error).partition("\n")
+        return Finding("emulated network", "missing", first, rest.strip() or "as it says; or run as root on Linux with iproute2")

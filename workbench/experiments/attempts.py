@@ -1,0 +1,140 @@
+"""What became of a sweep's cells, as files: one for each attempt, made by who claims the cell, written by nobody else.
+
+The newest attempt is the cell's state. A claim is taken over from who is gone by the next attempt's file, which only one can
+make; so several processes, on several machines that share the folder, may work at one sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, final
+
+import psutil
+
+from workbench.experiments.grid import Cell
+
+State = Literal["open", "running", "finished", "failed", "interrupted"]
+SILENT_S = 120.0  # a claim on another machine whose file was not touched for so long is nobody's
+NAME = re.compile(r"([0-9a-f]{12})-(\d{3,})\.json")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a cell: its file, its number, what the file says."""
+
+    path: Path
+    number: int
+    record: dict[str, Any]
+
+    @property
+    def state(self) -> State:
+        """How it ended, or "running"."""
+        said = self.record.get("status")
+        return said if said in ("finished", "failed", "interrupted") else "running"
+
+    @property
+    def log(self) -> Path:
+        """What the cell's processes wrote."""
+        return self.path.with_suffix(".log")
+
+    @property
+    def runs_file(self) -> Path:
+        """Names of its runs, one a line."""
+        return self.path.with_suffix(".runs")
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of its runs in the store."""
+        try:
+            return tuple(self.runs_file.read_text().split())
+        except OSError:
+            return ()
+
+
+def read_attempts(folder: Path, key: str = "*") -> dict[str, Attempt]:
+    """key -> its newest attempt, of all cells or of one."""
+    newest: dict[str, tuple[int, Path]] = {}
+    for path in folder.glob(f"{key}-*.json"):
+        match = NAME.fullmatch(path.name)
+        if match and int(match[2]) >= newest.get(match[1], (-1, path))[0]:
+            newest[match[1]] = (int(match[2]), path)
+    return {key: Attempt(path, number, _read(path)) for key, (number, path) in newest.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}  # being written; or cut off, and then its claim grows old
+    return found if isinstance(found, dict) else {}
+
+
+def claim(folder: Path, sweep: str, cell: Cell, number: int) -> Attempt | None:
+    """Make the file of an attempt; None if somebody else did."""
+    path = folder / f"{cell.key}-{number:03d}.json"
+    record = {
+        "sweep": sweep,
+        "cell": cell.key,
+        "label": cell.label,
+        "notebook": cell.notebook,
+        "values": cell.values,
+        "attempt": number,
+        "status": "running",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_started": psutil.Process().create_time(),
+        "started": datetime.now(UTC).isoformat(),
+    }
+    try:
+        with path.open("x") as file:
+            file.write(json.dumps(record, indent=1) + "\n")
+    except FileExistsError:
+        return None
+    return Attempt(path, number, record)
+
+
+def conclude(attempt: Attempt, status: State, **more: Any) -> Attempt:
+    """Write how an attempt ended; a reader sees the old file or the new one."""
+    record = {**attempt.record, "status": status, "ended": datetime.now(UTC).isoformat(), "runs": list(attempt.runs), **more}
+    draft = attempt.path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+    draft.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(draft, attempt.path)
+    return Attempt(attempt.path, attempt.number, record)
+
+
+def beat(attempt: Attempt) -> None:
+    """Show that somebody is still at it."""
+    with suppress(OSError):
+        os.utime(attempt.path)
+
+
+def is_alive(attempt: Attempt) -> bool:
+    """Whether who made a running attempt may still be at it: on this machine, its process is there; elsewhere, it was heard of."""
+    record = attempt.record
+    if record.get("host") == socket.gethostname():
+        try:
+            return bool(abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0)
+        except (psutil.Error, KeyError, TypeError):
+            return False
+    return _age_s(attempt.path) < SILENT_S
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file was touched, on the file system's own clock."""
+    probe = path.with_name(f".clock-{secrets.token_hex(4)}")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
+        return now - path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,99 @@
+"""Notebooks that come with the package: their questions, their parameters, the papers they are about."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from workbench import resources
+from workbench.errors import ConfigError
+from workbench.naming import unknown
+
+KEY = re.compile(r"\b[a-z]+(?:19|20)\d\d[a-z]+\b")  # of a paper
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A line of a notebook's parameters cell: `name: type = default  # comment`."""
+
+    name: str
+    type: str
+    default: str
+    comment: str
+
+
+def find_notebook(name: str | Path) -> Path:
+    """The file of a notebook: one of yours, by path, or one that comes with the package, by name.
+
+    Raises:
+        ConfigError: there is none; the nearest is named.
+    """
+    if Path(name).suffix == ".ipynb" and Path(name).is_file():
+        return Path(name)
+    return resources.notebook(str(name))
+
+
+def parameters_of(path: Path) -> tuple[Parameter, ...]:
+    """What can be given to a notebook, in its own order.
+
+    Raises:
+        ConfigError: papermill is missing, or the file is no notebook.
+    """
+    try:
+        import papermill
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"notebooks need {error.name}: pip install 'sgd-workbench[notebooks]'") from error
+    try:
+        found = papermill.inspect_notebook(path)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} is no notebook ({str(error)[:80]}): give an .ipynb file") from None
+    return tuple(Parameter(name, _type(item), item["default"], item["help"]) for name, item in found.items())
+
+
+def _type(item: dict[str, Any]) -> str:
+    return "" if item["inferred_type_name"] == "None" else str(item["inferred_type_name"])
+
+
+def question_of(path: Path) -> str:
+    """The first line of a notebook."""
+    import nbformat
+
+    cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
+    return str(cells[0].source).partition("\n")[0].lstrip("# ") if cells else ""
+
+
+def papers_of(path: Path) -> tuple[str, ...]:
+    """Keys of the papers that a notebook is about: those that its text and code name."""
+    import nbformat
+
+    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)  # type: ignore[no-untyped-call]
+    return tuple(dict.fromkeys(key for key in KEY.findall(text) if key in paper_keys()))
+
+
+def paper_keys() -> tuple[str, ...]:
+    """Keys of all papers that have a card."""
+    return tuple(sorted(folder.name for folder in resources.shared("papers").iterdir() if (folder / "card.md").is_file()))
+
+
+def notebooks_about(name: str) -> tuple[Path, ...]:
+    """The notebooks that reproduce what `name` stands for: a notebook's own name, or those about a paper.
+
+    Raises:
+        ConfigError: no such paper or notebook, or none is about that paper yet; says for which papers there are some.
+    """
+    if Path(name).suffix == ".ipynb" or name in resources.notebooks():
+        return (find_notebook(name),)
+    about = {path: papers_of(path) for path in map(resources.notebook, resources.notebooks())}
+    if name not in paper_keys():
+        raise unknown("paper or notebook", name, (*paper_keys(), *resources.notebooks()))
+    found = tuple(path for path, keys in about.items() if name in keys)
+    if not found:
+        have = sorted({key for keys in about.values() for key in keys})
+        raise ConfigError(
+            f"no notebook is about {name} yet (its card: {resources.shared('papers') / name / 'card.md'}); "
+            f"there are some for {', '.join(have) or 'none'}"
+        )
+    return found

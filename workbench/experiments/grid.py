@@ -1,0 +1,275 @@
+"""A grid of runs, as written in a YAML file: what all have in common, what varies, what is left out, what comes on top."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from workbench.errors import ConfigError
+from workbench.experiments.yaml_file import read_yaml
+from workbench.naming import parse_value, unknown
+from workbench.train_command import OPTION_GROUPS, check_train, train_options
+
+ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
+NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} gives settings too
+REFUSED = ("json", "resume")  # options of `workbench train` that are not about what is run
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        values: all that is asked for, by option; settings of a method as "set.width". It alone makes the key.
+        axes: those of the values that are not the same in all cells.
+        notebook: the notebook whose parameters the values are; None for a run of `workbench train`.
+    """
+
+    values: dict[str, Any]
+    axes: dict[str, Any] = field(default_factory=dict)
+    notebook: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Twelve hexadecimal digits that stand for what is asked for, in whatever order it was written."""
+        content = {"notebook": self.notebook, **self.values} if self.notebook else self.values
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def label(self) -> str:
+        """What distinguishes it, for a reader.
+
+        >>> Cell(values={}, axes={"method": "pipe-sgd", "set.width": 2, "seed": 0}).label
+        'pipe-sgd width=2 seed=0'
+        """
+        first = {"method": 0, "set": 1}  # a method's settings stand behind it
+        names = sorted(self.axes, key=lambda name: first.get(name.split(".")[0], 2))
+        words = [word(self.axes[name]) if name == "method" else f"{name.split('.')[-1]}={word(self.axes[name])}" for name in names]
+        return " ".join(words) or str(self.values.get("method") or self.notebook)
+
+    def train_arguments(self) -> list[str]:
+        """The words behind `workbench` that run it.
+
+        >>> Cell(values={"method": "pipe-sgd", "set.width": 2, "lr": 0.1, "compile": True}).train_arguments()
+        ['train', 'pipe-sgd', '--set=width=2', '--lr=0.1', '--compile']
+        """
+        words = ["train", str(self.values["method"])]
+        for name, value in self.values.items():
+            group, _, inner = name.partition(".")
+            flag = f"--{group.replace('_', '-')}"
+            if inner:
+                words.append(f"{flag}={inner}={word(value)}")
+            elif value is True:
+                words.append(flag)
+            elif name != "method" and value is not None and value is not False:
+                words += [f"{flag}={word(item)}" for item in (value if isinstance(value, list) else [value])]
+        return words
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Cells under a name.
+
+    Attributes:
+        name: the sweep's; the same name goes on where it stopped.
+        jobs: how many cells run at a time.
+        timeout_s: how long one cell may take; None for as long as it likes.
+    """
+
+    name: str
+    cells: tuple[Cell, ...]
+    notebook: str | None = None
+    jobs: int = 1
+    timeout_s: float | None = None
+
+
+def word(value: Any) -> str:
+    """A value as the command line reads it back.
+
+    >>> [word(value) for value in (True, None, 0.001, "ring:truncate16", [64, 32])]
+    ['true', 'none', '0.001', 'ring:truncate16', '[64, 32]']
+    """
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
+    """A grid from a YAML file, or from what such a file holds. Nothing is run; whatever `workbench train` would refuse is refused.
+
+    Raises:
+        ConfigError: the file cannot be read, or names what there is not, or a cell cannot run; says which and why.
+    """
+    if isinstance(source, Mapping):
+        content, where = dict(source), "the grid"
+    else:
+        content, where = read_yaml(Path(source)), str(source)
+        content.setdefault("name", Path(source).stem)
+    for entry in content:
+        if entry not in ENTRIES:
+            raise ConfigError(f"{where}: {unknown('entry of a grid', str(entry), ENTRIES)}")
+    name = content.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"{where}: name: {name!r}: give the sweep a name of letters, digits, dots and hyphens")
+    notebook = content.get("notebook")
+    reader = _Notebook(notebook, where) if notebook else _Train(where)
+    cells = _cells(content, reader, where)
+    jobs, timeout_s = content.get("jobs", 1), content.get("timeout_s")
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+        raise ConfigError(f"{where}: jobs: {jobs!r}: how many cells at a time, 1 or more")
+    if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0):
+        raise ConfigError(f"{where}: timeout_s: {timeout_s!r}: seconds that one cell may take, above 0")
+    for cell in cells:
+        try:
+            reader.check(cell)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: cell {cell.label}: {error}") from None
+    return Grid(name=name, cells=cells, notebook=reader.notebook, jobs=jobs, timeout_s=timeout_s)
+
+
+def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> tuple[Cell, ...]:
+    base = reader.options(_mapping(content, "base", where))
+    axes = _mapping(content, "axes", where)
+    choices = []
+    for axis, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where}: axes: {axis}: give a list of values, such as [1, 2]")
+        choices.append([reader.choice(str(axis), value) for value in values])
+    found = [_merged(base, *chosen) for chosen in itertools.product(*choices)] if axes or "include" not in content else []
+    for number, rule in enumerate(_list(content, "exclude", where), 1):
+        left = [values for values in found if not _matches(values, reader.pattern(rule))]
+        if len(left) == len(found):
+            raise ConfigError(f"{where}: exclude: entry {number}, {rule}, matches no cell: mend it or take it away")
+        found = left
+    found += [_merged(base, reader.options(extra)) for extra in _list(content, "include", where)]
+    try:
+        distinct = {json.dumps(values, sort_keys=True): values for values in found}
+    except TypeError as error:  # a date
+        raise ConfigError(f"{where}: {error}: write such a value in quotes") from None
+    if not distinct:
+        raise ConfigError(f"{where}: no cell is left: give axes with values, or include")
+    every = list(distinct.values())
+    names = list(dict.fromkeys(name for values in every for name in values))
+    vary = [name for name in names if len({json.dumps(values.get(name)) for values in every}) > 1]
+    return tuple(
+        Cell(values=values, axes={name: values[name] for name in vary if name in values}, notebook=reader.notebook) for values in every
+    )
+
+
+def _merged(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _mapping(content: dict[str, Any], entry: str, where: str) -> dict[str, Any]:
+    found = content.get(entry) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where}: {entry}: give `name: value` lines, not {found!r}")
+    return dict(found)
+
+
+def _list(content: dict[str, Any], entry: str, where: str) -> list[dict[str, Any]]:
+    found = content.get(entry) or []
+    if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+        raise ConfigError(f"{where}: {entry}: give a list of mappings, such as [{{method: pipe-sgd, workers: 4}}]")
+    return [dict(item) for item in found]
+
+
+def _matches(values: dict[str, Any], pattern: dict[str, Any]) -> bool:
+    """Whether all that the pattern names is so; a list stands for any of its values."""
+    return all(
+        name in values and (values[name] == wanted or (isinstance(wanted, list) and values[name] in wanted))
+        for name, wanted in pattern.items()
+    )
+
+
+@final
+class _Train:
+    """Reads the options of `workbench train`."""
+
+    notebook = None
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._known = [name for name in train_options() if name not in REFUSED]
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Options with plain values, settings flat."""
+        return _merged(*(self._option(str(name), value) for name, value in given.items()))
+
+    def choice(self, axis: str, value: Any) -> dict[str, Any]:
+        """What one value of an axis sets; an axis that is no option sets those that its mappings name."""
+        known = axis.split(".")[0] in self._known
+        return self._option(axis, value) if known or not isinstance(value, Mapping) else self.options(value)
+
+    def pattern(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What `exclude` looks for."""
+        return self.options(given)
+
+    def check(self, cell: Cell) -> None:
+        """Raise `ConfigError` for what `workbench train` would refuse."""
+        if "method" not in cell.values:
+            raise ConfigError("it has no method: name one under base or axes; `workbench methods` lists them")
+        check_train(cell.train_arguments()[1:])
+
+    def _option(self, name: str, value: Any) -> dict[str, Any]:
+        name = name.replace("-", "_")
+        group, _, inner = name.partition(".")
+        if group not in self._known:
+            raise ConfigError(f"{self._where}: {unknown('option of `workbench train`', name, self._known)}")
+        if inner and group not in OPTION_GROUPS:
+            raise ConfigError(f"{self._where}: {name}: {group} has no parts; those of {', '.join(OPTION_GROUPS)} are written so")
+        if group in OPTION_GROUPS and not inner:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{self._where}: {name}: give `name: value` pairs, such as {{width: 2}}, not {value!r}")
+            return {f"{name}.{str(key).replace('-', '_')}": _plain(item) for key, item in value.items()}
+        if name in NESTED and isinstance(value, Mapping):
+            if len(value) != 1 or not all(isinstance(item, Mapping) for item in value.values()):
+                raise ConfigError(
+                    f"{self._where}: {name}: write one name and its settings, such as {{pipe-sgd: {{width: 2}}}}, not {value!r}"
+                )
+            ((word, settings),) = value.items()
+            return {name: word, **self._option(NESTED[name], settings)}
+        return {name: _plain(value)}
+
+
+@final
+class _Notebook:
+    """Reads the parameters of a notebook."""
+
+    def __init__(self, notebook: Any, where: str) -> None:
+        from workbench.experiments.catalogue import find_notebook, parameters_of
+
+        self.notebook: str | None = str(notebook)
+        self._where = where
+        self._known = [parameter.name for parameter in parameters_of(find_notebook(str(notebook)))]
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters with their values."""
+        for name in given:
+            if name not in self._known:
+                raise ConfigError(f"{self._where}: {unknown(f'parameter of {self.notebook}', str(name), self._known)}")
+        return dict(given)
+
+    def choice(self, axis: str, value: Any) -> dict[str, Any]:
+        """What one value of an axis sets."""
+        return self.options(value) if axis not in self._known and isinstance(value, Mapping) else self.options({axis: value})
+
+    def pattern(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What `exclude` looks for."""
+        return self.options(given)
+
+    def check(self, cell: Cell) -> None:
+        """All is said by now."""
+
+
+def _plain(value: Any) -> Any:
+    """The value as the command line would read it: 1e-3 is a number, whoever wrote it as a word."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return parse_value(value) if isinstance(value, str) else value

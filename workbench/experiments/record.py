@@ -1,0 +1,122 @@
+"""The record beside an executed notebook: with what it was run, when, on what, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError
+
+PACKAGES = ("sgd-workbench", "torch", "numpy", "ipyparallel", "mpi4py", "papermill", "plotly")
+GIT_S = 10.0
+
+
+def record_path(output: Path | str) -> Path:
+    """Where the record of an executed notebook is.
+
+    >>> record_path("runs/tour.ipynb").name
+    'tour.record.json'
+    """
+    return Path(output).with_suffix(".record.json")
+
+
+def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Write that a notebook runs."""
+    import psutil
+
+    record = {
+        "notebook": notebook,
+        "output": str(output),
+        "kernel": kernel,
+        "parameters": parameters,
+        "status": "running",
+        "started": datetime.now(UTC).isoformat(),
+        "ended": None,
+        "error": None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_started": psutil.Process().create_time(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": _commit(Path(notebook).parent),
+    }
+    _write(record_path(output), record)
+    return record
+
+
+def end_record(output: Path, record: dict[str, Any], error: BaseException | None) -> None:
+    """Write how it ended: "finished", "failed", "timed out", "terminated" (SIGTERM) or "interrupted" (Ctrl-C)."""
+    _write(record_path(output), {**record, "status": _word(error), "error": _told(error), "ended": datetime.now(UTC).isoformat()})
+
+
+def read_record(output: Path | str) -> dict[str, Any]:
+    """The record of an executed notebook. One that says "running" though its process is gone was killed, and says so here.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    import psutil
+
+    path = record_path(output)
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): it is written by `workbench notebook run` and papermill --engine workbench"
+        ) from None
+    if record.get("status") == "running" and record.get("host") == socket.gethostname():
+        alive = False
+        with suppress(psutil.Error, KeyError):
+            alive = abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0
+        return record if alive else {**record, "status": "killed"}
+    return record
+
+
+def _word(error: BaseException | None) -> str:
+    if error is None:
+        return "finished"
+    named = {"CellTimeoutError": "timed out", "SystemExit": "terminated", "KeyboardInterrupt": "interrupted"}
+    return named.get(type(error).__name__, "failed")
+
+
+def _told(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return f"{name}: {value}"[:2000]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _commit(folder: Path) -> dict[str, Any] | None:
+    """The git commit of the notebook's folder, and whether something there differs from it; None outside of a repository."""
+    answers = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run(["git", *words], cwd=folder or None, capture_output=True, text=True, timeout=GIT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode != 0:
+            return None
+        answers.append(done.stdout.strip())
+    return {"sha": answers[0], "dirty": bool(answers[1])}
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(draft, path)

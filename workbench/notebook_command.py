@@ -1,0 +1,145 @@
+"""`workbench notebook`, `reproduce` and `demo`: notebooks executed from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigError
+from workbench.naming import parse_pairs
+
+if TYPE_CHECKING:
+    from workbench.experiments.catalogue import Parameter
+
+WORDS = ("run", "list")
+
+
+def add_notebook_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench notebook`, and what runs it."""
+    add = parser.add_argument
+    add("words", nargs="+", metavar="run NAME | list [NAME]", help="NAME is such as 00-tour, or a path; NAME alone runs it too")
+    _add_run_options(parser)
+    add("--output", "-o", type=Path, help="executed notebook; under the run store by default. A record and an HTML page are put beside it")
+    add("--kernel", "-k", help="name of the kernel; the notebook's own by default")
+    add("--json", action="store_true", help="with list: one JSON object a notebook; with run: the record")
+    parser.set_defaults(command=_notebook)
+
+
+def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench reproduce`, and what runs it."""
+    parser.add_argument("name", help="key of a paper, such as chen2016revisiting, or a notebook")
+    _add_run_options(parser)
+    parser.set_defaults(command=_reproduce)
+
+
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench demo`, and what runs it."""
+    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
+    parser.set_defaults(command=_demo)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE", help="`workbench notebook list` tells names and defaults")
+    add("--file", "-f", action="append", default=[], metavar="FILE", help="parameters from a YAML file; -p goes before it")
+    add("--timeout", type=float, default=None, metavar="SECONDS", help="how long the whole notebook may take")
+
+
+def _parameters(options: argparse.Namespace) -> dict[str, Any]:
+    from workbench.experiments.yaml_file import read_yaml
+
+    found: dict[str, Any] = {}
+    for name in options.file:
+        found |= read_yaml(Path(name))
+    return found | parse_pairs(options.parameter, "--parameter")
+
+
+def _notebook(options: argparse.Namespace) -> int:
+    from workbench.experiments.catalogue import find_notebook
+    from workbench.experiments.record import read_record
+
+    word, *names = options.words if options.words[0] in WORDS else ["run", *options.words]
+    if word == "list":
+        return _list(names, options.json)
+    if len(names) != 1:
+        raise ConfigError(f"notebook run {' '.join(names)}: give one notebook; `workbench notebook list` lists them")
+    executed, page = execute(find_notebook(names[0]), options.output, _parameters(options), options.timeout, options.kernel)
+    print(json.dumps(read_record(executed)) if options.json else f"notebook: {executed}\npage:     {page}")
+    return 0
+
+
+def _list(names: list[str], as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from workbench import resources
+    from workbench.experiments.catalogue import find_notebook, papers_of, parameters_of, question_of
+
+    for name in names or resources.notebooks():
+        path = find_notebook(name)
+        about: dict[str, Any] = {"name": path.stem, "question": question_of(path), "papers": papers_of(path)}
+        parameters = parameters_of(path)
+        if as_json:
+            print(json.dumps({**about, "path": str(path), "parameters": [asdict(parameter) for parameter in parameters]}))
+        else:
+            papers = f"  ({', '.join(about['papers'])})" if about["papers"] else ""
+            print(f"{path.stem}: {about['question']}{papers}", *map(_line, parameters), "", sep="\n")
+    return 0
+
+
+def _line(parameter: Parameter) -> str:
+    kind = f": {parameter.type}" if parameter.type else ""
+    comment = f"  # {parameter.comment}" if parameter.comment else ""
+    return f"  {parameter.name}{kind} = {parameter.default}{comment}"
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from workbench.experiments.catalogue import notebooks_about, parameters_of
+
+    paths = notebooks_about(options.name)
+    parameters = _parameters(options)
+    failed = 0
+    for path in paths:
+        known = {parameter.name for parameter in parameters_of(path)}
+        own = parameters if len(paths) == 1 else {name: value for name, value in parameters.items() if name in known}
+        print(f"{path.stem} ...", file=sys.stderr, flush=True)
+        try:
+            executed, page = execute(path, None, own, options.timeout, None)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if len(paths) == 1:
+                raise
+            failed += 1
+            print(f"workbench: {error}", file=sys.stderr)
+        else:
+            print(f"notebook: {executed}\npage:     {page}")
+    return 1 if failed else 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from workbench.experiments.notebooks import tagged_text
+    from workbench.resources import notebook
+
+    executed, page = execute(notebook("00-tour"), None, parse_pairs(options.parameter, "--parameter"), 600.0, None)
+    for tag, title in (("table", "On real MPI ranks:"), ("simulated", "On simulated workers:"), ("answer", "")):
+        print(f"{title}\n{tagged_text(executed, tag)}\n")
+    print(f"The notebook as executed:               {executed}\nIts page, for any browser, also offline: {page}")
+    return 0
+
+
+def execute(path: Path, output: Path | None, parameters: dict[str, Any], timeout_s: float | None, kernel: str | None) -> tuple[Path, Path]:
+    """Run a notebook and make an HTML page of it."""
+    from workbench.experiments.notebooks import run_notebook
+    from workbench.plots.html import export_html
+    from workbench.trace.store import runs_root
+
+    output = output or runs_root().resolve() / "notebooks" / path.name
+    os.environ.setdefault("WORKBENCH_RUNS", str(runs_root().resolve()))
+    executed = run_notebook(path, output, parameters, timeout_s=timeout_s, kernel=kernel)
+    page = executed.with_suffix(".html")
+    export_html(executed, page)
+    return executed, page

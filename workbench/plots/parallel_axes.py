@@ -1,0 +1,82 @@
+"""Many runs at a glance: an axis for each setting that varies and for each result, a line for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workbench.analysis.runs_table import RESULTS, add_results, row_of
+from workbench.analysis.table import Table
+from workbench.errors import ConfigError
+from workbench.plots.style import TEMPLATE, safe
+from workbench.trace.run import Run
+from workbench.trace.store import StoredRun, runs_root
+
+FIRST = ("method", "problem", "runtime", "workers")
+SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
+UNLIKE = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)  # no settings
+NOTHING = "\N{EN DASH}"
+
+
+def parallel(
+    runs: Table | Iterable[Any], *, axes: Iterable[str] = (), color: str = "accuracy", title: str = "Runs, settings and results"
+) -> go.Figure:
+    """Parallel coordinates over runs; in the browser, drag along an axis to keep the runs within.
+
+    Args:
+        runs: a table of `runs_table`, a listing, or runs.
+        axes: keys to show, from left to right; by default the settings that vary, then accuracy, loss, seconds and bytes.
+        color: key of the number that colours the lines; none where no run has it.
+        title: of the figure.
+
+    Raises:
+        ConfigError: no runs, or a key that no run has.
+    """
+    rows = _rows(runs)
+    if not rows:
+        raise ConfigError("no runs to show: give some, such as runs_table(sweep=NAME)")
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    settings = [name for name in (*FIRST, *known) if name in known and name not in UNLIKE and _varies(rows, name)]
+    keys = list(axes) or [*dict.fromkeys(settings), *(name for name in SHOWN_RESULTS if any(row.get(name) is not None for row in rows))]
+    for name in keys:
+        if name not in known:
+            raise ConfigError(f"no run has {name!r}: choose among {', '.join(known)}")
+    values = [row.get(color) for row in rows]
+    line: dict[str, Any] = {"color": "#0072B2"}
+    if all(isinstance(value, int | float) for value in values) and len(set(values)) > 1:
+        line = {"color": values, "colorscale": "Viridis", "showscale": True, "colorbar": {"title": safe(color)}}
+    figure = go.Figure(go.Parcoords(dimensions=[_axis(rows, name) for name in keys], line=line))
+    figure.update_layout(template=TEMPLATE, title=safe(title), height=480, margin={"t": 110, "l": 90, "r": 60})
+    return figure
+
+
+def _rows(runs: Table | Iterable[Any]) -> list[dict[str, Any]]:
+    items = list(runs)
+    stored = [item if isinstance(item, dict) else row_of(_stored(item)) for item in items]
+    return add_results(stored, runs_root()) if any("train_loss" not in row for row in stored) else stored
+
+
+def _stored(item: Any) -> StoredRun:
+    if isinstance(item, StoredRun):
+        return item
+    run = item if isinstance(item, Run) else item.run
+    if run.folder is None:
+        raise ConfigError(f"{run.id} is in no store: save it first, run.save(folder)")
+    return StoredRun(run.folder, run.info)
+
+
+def _varies(rows: list[dict[str, Any]], name: str) -> bool:
+    return len({str(row.get(name)) for row in rows}) > 1
+
+
+def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    values = [row.get(name) for row in rows]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return {"label": safe(name), "values": values}
+    numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
+    words = [*map(str, numbers), *sorted({str(value) for value in values if value is not None and value not in numbers})]
+    words += [NOTHING] if None in values else []
+    places = [words.index(NOTHING if value is None else str(value)) for value in values]
+    return {"label": safe(name), "values": places, "tickvals": list(range(len(words))), "ticktext": [safe(word) for word in words]}

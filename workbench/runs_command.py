@@ -1,0 +1,120 @@
+"""`workbench runs`: the runs of the store, listed, exported, removed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError
+
+ACTIONS = ("list", "export", "remove")
+EXAMPLES = """
+  workbench runs --where method=pipe-sgd status=finished 'workers>=4' --since 2d --sort=-accuracy
+  workbench runs --sweep widths --columns run,set.width,seed,accuracy,seconds
+  workbench runs export --sweep widths --format parquet --output widths
+  workbench runs remove --where status=failed --yes
+
+Keys of conditions and columns: those of --json; settings of the method as set.width. Signs: = != < <= > >=, and ~ for a part of a word.
+"""
+
+
+def add_runs_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench runs`, and what runs it."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("action", nargs="?", default="list", help="list (the default), export or remove")
+    add("names", nargs="*", metavar="RUN", help="of export and remove: these runs; names, beginnings of names, folders, or `last`")
+    add("--where", "-w", nargs="+", action="extend", default=[], metavar="CONDITION", help="such as method=pipe-sgd; all must hold")
+    add("--since", metavar="AGE|DATE", help="made within so long (30m, 3h, 2d, 1w), or since a date")
+    add("--sweep", metavar="NAME", help="runs of this sweep")
+    add("--sort", default="created", metavar="KEY", help="least first; --sort=-KEY for greatest first")
+    add("--columns", type=lambda text: text.split(","), default=[], metavar="KEY,KEY", help="which to show")
+    add("--limit", "-n", type=int, help="the last so many")
+    add("--json", action="store_true", help="one JSON object a line")
+    add("--format", choices=("csv", "parquet", "tensorboard"), default="csv", help="of export")
+    add("--output", "-o", type=Path, default=Path("runs-export"), help="of export: the folder to write to")
+    add("--yes", action="store_true", help="of remove: do it")
+    parser.set_defaults(command=_runs)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    if options.action not in ACTIONS:
+        raise ConfigError(f"runs {options.action}: give one of {', '.join(ACTIONS)}; `workbench show RUN` shows one run")
+    if options.limit is not None and options.limit < 1:
+        raise ConfigError(f"--limit {options.limit}: 1 or more")
+    table = _chosen(options)
+    if options.action == "export":
+        return _export(table, options)
+    if options.action == "remove":
+        return _remove(table, options)
+    return _list(table, options)
+
+
+def _chosen(options: argparse.Namespace) -> Any:
+    """The table of the runs that the options name."""
+    from dataclasses import replace
+
+    from workbench.analysis.runs_table import runs_table
+    from workbench.trace.store import find_run
+
+    if options.names and options.action == "list":
+        raise ConfigError("runs list takes no names: `workbench show RUN` shows one, --where chooses")
+    table = runs_table(
+        where=options.where, since=options.since, sweep=options.sweep, sort=options.sort, columns=options.columns, limit=options.limit
+    )
+    if options.names:
+        folders = {find_run(name).resolve() for name in options.names}
+        table = replace(table, rows=[row for row in table if Path(row["folder"]).resolve() in folders])
+    return table
+
+
+def _list(table: Any, options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from workbench.trace.store import runs_root
+
+    if options.json:
+        for row in table:
+            print(json.dumps(row))
+    elif len(table):
+        print(replace(table, caption=""))
+    if table.caption:
+        print(table.caption, file=sys.stderr)
+    if not len(table):
+        chosen = any((options.where, options.since, options.sweep))
+        print(f"no {'such ' if chosen else ''}runs in {runs_root()}", file=sys.stderr)
+    return 0
+
+
+def _export(table: Any, options: argparse.Namespace) -> int:
+    from workbench.analysis.export import export_runs
+
+    if not len(table):
+        raise ConfigError("no such runs: nothing is exported; `workbench runs` lists those there are")
+    for path in export_runs(table.rows, options.output, options.format):
+        print(path)
+    return 0
+
+
+def _remove(table: Any, options: argparse.Namespace) -> int:
+    from workbench.trace.store import OVER, remove_run
+
+    if not (options.names or options.where or options.sweep or options.since):
+        raise ConfigError("runs remove: say which, by name or with --where, --sweep or --since; it does not remove all")
+    alive = [row["run"] for row in table if row["status"] not in OVER]
+    if alive and not any(text.startswith("status") for text in options.where):
+        raise ConfigError(
+            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, choose it with --where status=running"
+        )
+    if not options.yes:
+        for row in table:
+            print(f"{row['run']}  {row['status']}")
+        raise ConfigError(f"{len(table)} runs would be removed for good: the same with --yes does it")
+    for row in table:
+        remove_run(Path(row["folder"]))
+        print(f"removed {row['run']}")
+    return 0

@@ -1,0 +1,122 @@
+"""Links that connections share fairly, as TCP's do: an alternative to first come, first served (`Network.fair`)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, final
+
+from workbench.costs import Route
+
+Connection = tuple[int, int]  # sender, receiver
+Waiting = tuple[int, int, float, Any]  # priority, number of the meeting, bytes, what to say at its end
+LEAST_BYTES = 1e-3  # of a message that is through but for rounding
+
+
+def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
+    """Max-min fair bytes a second of each connection: no one can have more without less for one that has no more.
+
+    All rates rise alike until a stage is full; those on it stay, the others go on.
+
+    >>> from workbench.costs import Network
+    >>> net = Network(latency_s=0.0, bandwidth_bytes_per_s=8.0)
+    >>> fair_rates({pair: net.route(*pair) for pair in ((0, 1), (0, 2), (0, 3), (0, 4), (5, 4))})
+    {(0, 1): 2.0, (0, 2): 2.0, (0, 3): 2.0, (0, 4): 2.0, (5, 4): 6.0}
+    """
+    left: dict[int, float] = {}  # stage -> part of it that nobody has
+    on: dict[int, dict[Connection, float]] = {}  # stage -> its connections that still rise, and what a byte a second takes of it
+    for pair, route in routes.items():
+        for stage, per_byte in route.stages:
+            if per_byte > 0:
+                left[stage] = 1.0
+                on.setdefault(stage, {})[pair] = per_byte
+    rates: dict[Connection, float] = {}
+    while on:
+        level, full = min((left[stage] / sum(pairs.values()), stage) for stage, pairs in on.items())
+        for pair in list(on[full]):
+            rates[pair] = level
+            for stage, per_byte in routes[pair].stages:
+                if stage in on and on[stage].pop(pair, None) is not None:
+                    left[stage] = max(0.0, left[stage] - level * per_byte)
+                    if not on[stage]:
+                        del on[stage]
+    return {pair: rates[pair] for pair in routes}
+
+
+@final
+class FairLinks:
+    """Messages under way on links that are shared fairly. Those of one connection go one behind the other, the most urgent first.
+
+    Args:
+        at: posts an action at a time.
+        done: called with what a message is to say, and its route's latency, when its last byte has left.
+    """
+
+    def __init__(self, at: Callable[[float, Callable[[Any], None], Any], None], done: Callable[[Any, float], None]) -> None:
+        self._at, self._done = at, done
+        self._now_s = 0.0
+        self._left: dict[Connection, float] = {}  # bytes of the message that is on its way
+        self._said: dict[Connection, Any] = {}
+        self._routes: dict[Connection, Route] = {}
+        self._rates: dict[Connection, float] = {}
+        self._waiting: dict[Connection, list[Waiting]] = {}
+        self._num_met = self._number = 0  # of messages; of the look that counts
+
+    def begin(self, now_s: float, pair: Connection, route: Route, num_bytes: float, said: Any, priority: int) -> None:
+        """A message that both sides have asked for."""
+        if not any(per_byte > 0 for _, per_byte in route.stages):
+            self._done(said, route.latency_s)
+            return
+        self._go_on(now_s - self._now_s)
+        self._now_s = now_s
+        self._num_met += 1
+        self._routes[pair] = route
+        heapq.heappush(self._waiting.setdefault(pair, []), (priority, self._num_met, float(num_bytes), said))
+        self._settle()
+
+    def drained_s(self, now_s: float) -> float:
+        """When all that is there now is through, if nothing more comes."""
+        other = FairLinks(lambda *_: None, lambda *_: None)
+        other._now_s, other._num_met = self._now_s, self._num_met
+        other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), self._rates
+        other._waiting = {pair: list(line) for pair, line in self._waiting.items()}
+        other._settle()
+        while other._left:
+            other._go_on(other._soonest_s())
+            other._settle()
+        return max(now_s, other._now_s)
+
+    def _go_on(self, seconds: float) -> None:
+        for pair in self._left:
+            self._left[pair] -= self._rates[pair] * seconds
+        self._now_s += seconds
+
+    def _settle(self) -> None:
+        """Let go what is through, begin what is next, and share anew."""
+        for pair in list(self._left):
+            if self._left[pair] <= LEAST_BYTES:
+                del self._left[pair]
+                self._done(self._said.pop(pair), self._routes[pair].latency_s)
+        for pair in list(self._waiting):
+            while pair not in self._left and self._waiting[pair]:
+                _, _, num_bytes, said = heapq.heappop(self._waiting[pair])
+                if num_bytes <= LEAST_BYTES:
+                    self._done(said, self._routes[pair].latency_s)
+                else:
+                    self._left[pair], self._said[pair] = num_bytes, said
+            if not self._waiting[pair]:
+                del self._waiting[pair]
+        self._rates = fair_rates({pair: self._routes[pair] for pair in self._left})
+        self._number += 1
+        if self._left:
+            self._at(self._now_s + self._soonest_s(), self._look, self._number)
+
+    def _soonest_s(self) -> float:
+        """Seconds from then on until the next message is through."""
+        return max(0.0, min(left / self._rates[pair] for pair, left in self._left.items()))
+
+    def _look(self, number: int) -> None:
+        """The next message is through, if none has come or gone since this was posted."""
+        if number == self._number:
+            self._go_on(self._soonest_s())  # and not by the clock, which may not tell so short a time from none
+            self._settle()

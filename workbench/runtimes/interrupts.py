@@ -1,0 +1,56 @@
+"""An interrupt of a rank that trains: raised once, where its peers can leave too, and not in the midst of what it does to leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+BOUND_S = 2.0  # how long an interrupt waits for a call that peers count on; they may wait for this rank's call for ever
+AGAIN_S = 0.01
+
+
+@contextmanager
+def heard_once(bound: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
+    """The first SIGINT raises `KeyboardInterrupt`, later ones are ignored until the block is left.
+
+    Outside the main thread, or where SIGINT is ignored anyway, nothing changes.
+
+    Args:
+        bound: whether it is a bad moment; then the interrupt waits, for `BOUND_S` at most.
+
+    Yields:
+        To be called when the rank begins to leave: from then on none is heard.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield lambda: None
+        return
+    deadline: list[float] = []
+    over = threading.Event()
+
+    def again() -> None:
+        if not over.wait(AGAIN_S):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def leave() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        deadline.append(time.monotonic() + BOUND_S)
+        if bound() and time.monotonic() < deadline[0]:
+            threading.Thread(target=again, name="workbench-interrupt", daemon=True).start()
+            return
+        leave()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield leave
+    finally:
+        over.set()
+        signal.signal(signal.SIGINT, before)

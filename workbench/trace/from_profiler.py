@@ -1,0 +1,272 @@
+"""Profiles of torch.profiler as a run: one rank a file, a lane for each of a GPU's streams, or for each thread that worked."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from workbench.errors import ConfigError
+from workbench.trace.links import COLLECTIVES
+from workbench.trace.profile import (
+    AUTOGRAD,
+    HOW,
+    MICRO,
+    ON_DEVICE,
+    Call,
+    Device,
+    Event,
+    Profile,
+    Row,
+    args_of,
+    calls,
+    library_of,
+    named,
+    on_one_clock,
+    optimizer_ends,
+    read_profile,
+    told_steps,
+)
+from workbench.trace.read import Trace
+from workbench.trace.run import Run
+from workbench.trace.store import FORMAT
+
+FILES = ("*.json", "*.json.gz")
+LONG_US = 100.0  # between two operations of a phase
+NO_WORK = ("Optimizer.zero_grad#", "enumerate(DataLoader)", "ProfilerStep#", "nccl:", "c10d::", "record_param_comms", "## ")
+
+
+def from_profiler(profile: Any) -> Run:
+    """Read profiles of a training loop into a run: for timelines, overlap and critical paths beside those of recorded runs.
+
+    On a GPU each stream is a lane and each kernel, copy and fill a span, of the phase in which the host launched it; NCCL's kernels
+    are communication. Without one, each of the host's threads that worked is a lane: forward, backward and apply, and what gloo
+    and MPI did. The bytes of a span are those of the buffer that was communicated. Steps are those that the profiler was told of
+    (`prof.step()` under a schedule), or else end with each step of an optimizer. A profile has no losses: the run has no metrics.
+
+    Args:
+        profile: the path of a Chrome trace (also .gz), a folder of one a rank, a `torch.profiler.profile` that has ended, or
+            several of these.
+
+    Raises:
+        ConfigError: no profile, two of one rank, or one in which nothing happened; says how to make one.
+    """
+    found = [read_profile(one) for one in _each(profile)]
+    if not found:
+        raise ConfigError(f"{profile} holds no profile ({' or '.join(FILES)}): {HOW}")
+    ranks = _ranks(found)
+    rows = {rank: _rows(one) for rank, one in ranks.items()}
+    silent = [one.name for rank, one in ranks.items() if not rows[rank]]
+    if silent:
+        raise ConfigError(f"{silent[0]} shows no work of a training step: {HOW}")
+    first = next(iter(rows))
+    since = {rank: (one.base_us - ranks[first].base_us) * MICRO for rank, one in ranks.items()}
+    moved = {rank: [(*row[:2], row[2] + since[rank], row[3] + since[rank], *row[4:]) for row in rows[rank]] for rank in rows}
+    moved = {rank: _renumbered(mine, moved[first]) for rank, mine in moved.items()}
+    spans = on_one_clock([(rank, ranks[rank].host, moved[rank]) for rank in moved])
+    traces = {}
+    for rank, part in zip(moved, spans, strict=True):
+        columns = [part.table[name].tolist() for name in ("start_s", "end_s", "step", "bucket", "bytes", "peer")]
+        recorded = zip(part.kind_names.tolist(), part.lane_names.tolist(), *columns, strict=True)
+        traces[rank] = Trace({"rank": rank, "host": ranks[rank].host}, tuple(recorded), ())
+    name = _name(profile, found[0])
+    info = {
+        "format": FORMAT,
+        "id": name,
+        "method": {"name": name, "settings": {}},
+        "runtime": "torch.profiler",
+        "num_workers": found[0].num_workers or len(found),
+        "clock": "wall",
+        "status": "finished",
+    }
+    return Run(info=info, metrics={}, traces=traces)
+
+
+def _name(profile: Any, first: Profile) -> str:
+    """The folder's name, or the first file's."""
+    folder = isinstance(profile, str | Path) and Path(profile).is_dir()
+    return Path(profile).resolve().name if folder else Path(first.name).name.partition(".")[0]
+
+
+def _each(profile: Any) -> Iterator[Any]:
+    """The files of a folder, or what was given."""
+    for one in profile if isinstance(profile, list | tuple) else [profile]:
+        if not hasattr(one, "export_chrome_trace") and Path(one).is_dir():
+            yield from sorted(path for pattern in FILES for path in Path(one).glob(pattern))
+        else:
+            yield one
+
+
+def _ranks(profiles: Sequence[Profile]) -> dict[int, Profile]:
+    """rank -> its profile, ascending: as they say themselves, else by a number in the file's name, else in order."""
+    found: dict[int, Profile] = {}
+    for position, one in enumerate(profiles):
+        written = re.search(r"rank\D?(\d+)", Path(one.name).name)
+        rank = one.rank if one.rank is not None else int(written[1]) if written else position
+        if rank in found:
+            raise ConfigError(f"{found[rank].name} and {one.name} are both of rank {rank}: give one of each rank")
+        found[rank] = one
+    return dict(sorted(found.items()))
+
+
+# -- one rank ------------------------------------------------------------------------------------------------------------
+
+
+class _Phase(NamedTuple):
+    kind: str
+    start: float
+    end: float
+    thread: Any
+    step: int
+
+
+def _rows(profile: Profile) -> list[Row]:
+    """Rows of one rank, times in seconds of its own clock."""
+    steps = _Steps(profile)
+    phases = _phases(profile.events, steps)
+    device = Device(profile.events)
+    if any(event.get("cat") in ON_DEVICE for event in profile.events):
+        rows = _device_rows(profile, device, phases, steps)
+    else:
+        threads = {thread: number for number, thread in enumerate(dict.fromkeys(phase.thread for phase in phases))}
+        lanes = {thread: f"thread {number}" if number else "compute" for thread, number in threads.items()}
+        rows = [_row(one.kind, lanes[one.thread], one.start, one.end, one.step) for one in phases]
+        rows += _library_rows(profile, steps)
+    return _numbered(rows)
+
+
+class _Steps:
+    """Which step it was at a time, and how far the step had come."""
+
+    def __init__(self, profile: Profile) -> None:
+        told = told_steps(profile.events)
+        ends = optimizer_ends(profile.events)
+        self.begins = [begin for _, begin, _ in told] or [float("-inf"), *ends[:-1]]
+        self.numbers = [number for number, _, _ in told] or list(range(len(self.begins)))
+        self.waits = sorted(call.event["ts"] + call.event["dur"] for call in calls(profile.events))
+        self._backward, self._update = dict[int, float](), dict[int, float]()  # step -> begin of its last
+        for event in profile.events:
+            if named(event, AUTOGRAD, "Optimizer.step#"):
+                last = self._backward if named(event, AUTOGRAD) else self._update
+                last[self.at(event["ts"])] = event["ts"]
+
+    def at(self, time: float) -> int:
+        """The step; -1 before the first."""
+        place = bisect_right(self.begins, time) - 1
+        return self.numbers[place] if place >= 0 else -1
+
+    def kind(self, event: Event) -> str:
+        """What an event of the host is: what comes between backward and the optimizer's step belongs to that."""
+        if named(event, AUTOGRAD):
+            return "backward"
+        if named(event, "Optimizer.step#"):
+            return "apply"
+        step, inf = self.at(event["ts"]), float("inf")
+        if event["ts"] > self._update.get(step, inf):
+            return "compute"
+        return "apply" if step in self._update and event["ts"] > self._backward.get(step, inf) else "forward"
+
+    def waited(self, since: float, until: float) -> bool:
+        """Whether the host has waited for communication in between: longer than from one operation to the next, and something ended."""
+        ended = bisect_right(self.waits, until) > bisect_right(self.waits, since)
+        return ended and until - since > LONG_US
+
+
+def _row(kind: str, lane: str, start: float, end: float, step: int, num_bytes: int = 0) -> Row:
+    return (kind, lane, start * MICRO, end * MICRO, step, -1, num_bytes, -1)
+
+
+def _phases(events: list[Event], steps: _Steps) -> list[_Phase]:
+    """What the host's threads did, by time: operations of one kind and step are one phase unless communication was waited for."""
+    found: list[_Phase] = []
+    open_until: dict[Any, float] = {}  # thread -> end of the outermost event that is running there
+    latest: dict[Any, int] = {}  # thread -> place of its phase in `found`
+    for event in events:
+        if event.get("cat") not in ("cpu_op", "user_annotation") or named(event, *NO_WORK) or library_of(event):
+            continue
+        thread, start, end = (event.get("pid"), event.get("tid")), event["ts"], event["ts"] + event["dur"]
+        if end <= open_until.get(thread, float("-inf")):
+            continue  # a part of the one that is running
+        open_until[thread] = end
+        kind, step = steps.kind(event), steps.at(start)
+        before = found[latest[thread]] if thread in latest else None
+        if before is not None and (before.kind, before.step) == (kind, step) and not steps.waited(before.end, start):
+            found[latest[thread]] = before._replace(end=end)
+        else:
+            latest[thread] = len(found)
+            found.append(_Phase(kind, start, end, thread, step))
+    return found
+
+
+def _device_rows(profile: Profile, device: Device, phases: list[_Phase], steps: _Steps) -> list[Row]:
+    """Every kernel, copy and fill, on its stream; of the phase and step in which it was launched."""
+    of_thread: dict[Any, list[_Phase]] = {}
+    for phase in phases:
+        of_thread.setdefault(phase.thread, []).append(phase)
+    begins = {thread: [phase.start for phase in mine] for thread, mine in of_thread.items()}
+    communication = {id(call.event): call for call in calls(profile.events)}
+    events = [event for event in profile.events if event.get("cat") in ON_DEVICE]
+    devices = {args_of(event).get("device", event.get("pid")) for event in events}
+    rows = []
+    for event in events:
+        args, launch = args_of(event), device.launch_of(event)
+        at = launch["ts"] if launch else event["ts"]
+        kind = "compute"
+        if launch:
+            thread = (launch.get("pid"), launch.get("tid"))
+            place = bisect_right(begins.get(thread, []), at) - 1
+            kind = of_thread[thread][place].kind if place >= 0 and at <= of_thread[thread][place].end else kind
+        call: Call | None = communication.get(id(event))
+        kind = call.kind if call else kind
+        where = f"GPU {args.get('device', event.get('pid'))} " if len(devices) > 1 else ""
+        lane = f"{where}stream {args.get('stream', event.get('tid'))}"
+        rows.append(_row(kind, lane, event["ts"], event["ts"] + event["dur"], steps.at(at), (call.num_bytes or 0) if call else 0))
+    return rows
+
+
+def _library_rows(profile: Profile, steps: _Steps) -> list[Row]:
+    """What gloo and MPI did, on the threads on which they did it."""
+    found = calls(profile.events)
+    threads = sorted({(call.event.get("pid"), call.event.get("tid")) for call in found}, key=str)
+    rows = []
+    for call in found:
+        event = call.event
+        number = threads.index((event.get("pid"), event.get("tid")))
+        lane = f"{library_of(event)}{f' {number + 1}' if len(threads) > 1 else ''}"
+        rows.append(_row(call.kind, lane, event["ts"], event["ts"] + event["dur"], steps.at(event["ts"]), call.num_bytes or 0))
+    return rows
+
+
+# -- collectives, on all ranks ---------------------------------------------------------------------------------------------
+
+
+def _numbered(rows: list[Row]) -> list[Row]:
+    """Collectives of a step are its buckets, in order of time."""
+    counts: dict[tuple[str, int], int] = {}
+    found = []
+    for row in sorted(rows, key=lambda row: row[2]):
+        if row[0] in COLLECTIVES:
+            key = (row[0], row[4])
+            counts[key] = counts.get(key, -1) + 1
+            row = (*row[:5], counts[key], *row[6:])
+        found.append(row)
+    return found
+
+
+def _renumbered(rows: list[Row], first: list[Row]) -> list[Row]:
+    """The same with the buckets of the first rank: of one size in their order, for two threads begin in any."""
+    numbers = dict(zip(_keys(first), (row[5] for row in first), strict=True))
+    return [(*row[:5], numbers.get(key, row[5]), *row[6:]) for row, key in zip(rows, _keys(rows), strict=True)]
+
+
+def _keys(rows: list[Row]) -> list[tuple[str, int, int, int]]:
+    """(kind, step, bytes, which of these) of each row."""
+    counts: dict[tuple[str, int, int], int] = {}
+    found = []
+    for row in rows:
+        key = (row[0], row[4], row[6])
+        counts[key] = counts.get(key, -1) + 1
+        found.append((*key, counts[key]))
+    return found

@@ -1,0 +1,241 @@
+"""What a Chrome trace of torch.profiler says: steps, what was summed, and which kernel was launched when."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tempfile
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from workbench.errors import ConfigError
+from workbench.trace.links import COLLECTIVES
+from workbench.trace.spans import Spans
+
+Event = dict[str, Any]
+Row = tuple[str, str, float, float, int, int, int, int]  # of `Spans.from_rows`
+MICRO = 1e-6
+AUTOGRAD = "autograd::engine::evaluate_function: "
+ITEMSIZE = {
+    "float": 4,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "double": 8,
+    "Float": 4,
+    "Half": 2,
+    "BFloat16": 2,
+    "Double": 8,
+    "Int": 4,
+    "Long": 8,
+}
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+LIBRARIES = ("gloo", "mpi")  # whose calls the host's own threads carry out
+HOW = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """One rank's profile.
+
+    Attributes:
+        name: the file's.
+        rank, num_workers: as it says itself (`distributedInfo`); None where it does not.
+        host: where it was made.
+        events: those with a begin and a duration, by begin; microseconds from `base_us` on.
+        base_us: since when its times count.
+    """
+
+    name: str
+    rank: int | None
+    num_workers: int | None
+    host: str
+    events: list[Event]
+    base_us: float = 0.0
+
+
+def read_profile(profile: Any) -> Profile:
+    """Read a Chrome trace (also .gz), or a `torch.profiler.profile` that has ended.
+
+    Raises:
+        ConfigError: a file that is no such trace; says how to make one.
+    """
+    if hasattr(profile, "export_chrome_trace"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profile.export_chrome_trace(str(path))
+            return _profile(json.loads(path.read_text()), "the profile")
+    path = Path(profile)
+    try:
+        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        return _profile(json.loads(text), str(path))
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {HOW}") from error
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is no Chrome trace ({error}): {HOW}") from error
+
+
+def _profile(trace: Any, name: str) -> Profile:
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ConfigError(f"{name} holds no traceEvents: {HOW}")
+    told = trace.get("distributedInfo") or {}
+    whole = [event for event in trace["traceEvents"] if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
+    return Profile(
+        name=name,
+        rank=int(told["rank"]) if "rank" in told else None,
+        num_workers=int(told["world_size"]) if told.get("world_size") else None,
+        host=str(trace.get("host_name", "")),
+        events=sorted(whole, key=lambda event: event["ts"]),
+        base_us=float(trace.get("baseTimeNanoseconds") or 0) * 1e-3,
+    )
+
+
+def named(event: Event, *beginnings: str) -> bool:
+    """Whether an event's name begins so."""
+    return str(event.get("name", "")).startswith(beginnings)
+
+
+def args_of(event: Event) -> dict[str, Any]:
+    """What else an event says."""
+    return event.get("args") or {}
+
+
+def told_steps(events: list[Event]) -> list[tuple[int, float, float]]:
+    """(number, begin, end) of each step that the profiler was told of, in microseconds."""
+    found = [event for event in events if event.get("cat") == "user_annotation" and named(event, "ProfilerStep#")]
+    numbers = [re.search(r"#(\d+)", event["name"]) for event in found]
+    return [(int(match[1]), event["ts"], event["ts"] + event["dur"]) for event, match in zip(found, numbers, strict=True) if match]
+
+
+def optimizer_ends(events: list[Event]) -> list[float]:
+    """When each step of an optimizer ended, in microseconds."""
+    return [event["ts"] + event["dur"] for event in events if named(event, "Optimizer.step#")]
+
+
+def step_bounds(profile: Profile) -> list[tuple[float, float]]:
+    """When each step begins and ends, in microseconds: as the profiler was told, or from one optimizer's step to the next.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    told = told_steps(profile.events)
+    if len(told) > 1:
+        return [(begin, end) for _, begin, end in told]
+    ends = optimizer_ends(profile.events)
+    if len(ends) < 2:
+        raise ConfigError(f"{profile.name} has no steps (neither ProfilerStep# nor Optimizer.step#): {HOW}")
+    return list(pairwise(ends))
+
+
+class Call(NamedTuple):
+    """A call of a communication library.
+
+    Attributes:
+        kind: one of `KINDS`.
+        event: as recorded: the library's, or its kernel on a GPU.
+        num_bytes: of its buffer; None where the profile does not say.
+        itemsize: bytes of an element.
+    """
+
+    kind: str
+    event: Event
+    num_bytes: int | None
+    itemsize: int
+
+
+def calls(events: list[Event]) -> list[Call]:
+    """Calls of communication libraries, by begin: NCCL's kernels where there are any, else what gloo and MPI did on the host."""
+    kernels = [event for event in events if event.get("cat") in ON_DEVICE and is_nccl(event)]
+    return [_kernel_call(event) for event in kernels] or [_host_call(event) for event in events if library_of(event)]
+
+
+def is_nccl(event: Event) -> bool:
+    """Whether a kernel is NCCL's."""
+    return "nccl" in str(event.get("name", "")).lower()
+
+
+def library_of(event: Event) -> str | None:
+    """The library whose call on the host an event is: "gloo" of "gloo:all_reduce"."""
+    library, colon, _ = str(event.get("name", "")).partition(":")
+    return library if colon and library in LIBRARIES else None
+
+
+def _kernel_call(event: Event) -> Call:
+    args = args_of(event)
+    size = ITEMSIZE.get(str(args.get("dtype")), 4)
+    num = args.get("In msg nelems")
+    return Call(_kind(str(args.get("Collective name") or event["name"])), event, None if num is None else int(num) * size, size)
+
+
+def _host_call(event: Event) -> Call:
+    args = args_of(event)
+    size = ITEMSIZE.get(str((args.get("Input type") or ["float"])[0]), 4)
+    dims = (args.get("Input Dims") or [None])[0]
+    return Call(_kind(str(event["name"]).partition(":")[2]), event, None if dims is None else int(np.prod(dims)) * size, size)
+
+
+_KINDS = (  # the first that is part of the name, without signs between words
+    ("allreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "communicate"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+
+
+def _kind(name: str) -> str:
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    return next((kind for word, kind in _KINDS if word in plain), "communicate")
+
+
+@final
+class Device:
+    """A GPU's kernels, by when they were launched."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.kernels = [event for event in events if event.get("cat") == "kernel"]
+        self.launches = {args_of(event).get("correlation"): event for event in events if event.get("cat") in LAUNCHES}
+        computing = [(self.launch_of(event), event) for event in self.kernels if not is_nccl(event)]
+        known = sorted(((launch["ts"], event) for launch, event in computing if launch), key=lambda pair: pair[0])
+        self._at = [at for at, _ in known]
+        self._events = [event for _, event in known]
+
+    def launch_of(self, event: Event) -> Event | None:
+        """The host's call that launched a kernel; None where it was not recorded."""
+        return self.launches.get(args_of(event).get("correlation", object()))
+
+    def of_launches(self, begin: float, end: float) -> tuple[float, float] | None:
+        """From the first to the last of the kernels that were launched in a time; None without any."""
+        chosen = self._events[bisect_right(self._at, begin) : bisect_right(self._at, end)]
+        if not chosen:
+            return None
+        return min(event["ts"] for event in chosen), max(event["ts"] + event["dur"] for event in chosen)
+
+
+def on_one_clock(ranks: Sequence[tuple[int, str, list[Row]]]) -> list[Spans]:
+    """Spans of (rank, host, rows) in seconds from the first on; clocks of other hosts than the first's are moved.
+
+    Collectives end on all ranks at once: by the median of how far apart they were.
+    """
+    ends = {(row[0], row[4], row[5]): row[3] for row in ranks[0][2] if row[0] in COLLECTIVES}
+    origin = min((row[2] for row in ranks[0][2]), default=0.0)
+    found = []
+    for rank, host, rows in ranks:
+        apart = [ends[key] - row[3] for row in rows if host != ranks[0][1] and (key := (row[0], row[4], row[5])) in ends]
+        shift = (float(np.median(apart)) if apart else 0.0) - origin
+        moved: list[Row] = [(row[0], row[1], row[2] + shift, row[3] + shift, *row[4:]) for row in rows]
+        found.append(Spans.from_rows(rank, moved))
+    return found
