@@ -82,13 +82,6 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
 
     curves, timeline = lab.until(kept, "plain figures in the live views' places")
     assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
-    lab.open("cockpit.ipynb")
-
-    def drawn() -> bool:
-        lab.picture("opened-again")  # also lets the browser draw, which it puts off while nobody looks
-        return lab.num_lines(LIVE) >= 2 and lab.num_bars(LIVE) > 0
-
-    lab.until(drawn, "the pictures in the notebook that was opened again", 60)
     assert lab.errors == []
 
 
