@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -42,6 +43,12 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "slurm": (lambda: all(map(_found, ("slurmctld", "slurmd", "munged", "sbatch"))), "no Slurm: apt-get install slurm-wlm munge"),
     "gpu": (torch.cuda.is_available, "no CUDA device"),
 }
+
+
+def pytest_configure() -> None:
+    """A shell ignores interrupts of what it starts in the background, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

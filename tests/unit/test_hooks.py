@@ -58,7 +58,7 @@ def test_a_torch_hook_does_not_speak_for_another_rank(initialised: bool, request
 
 def test_a_cluster_of_mpi_refuses_a_torch_hook_before_it_starts_anything() -> None:
     cluster = object.__new__(Cluster)
-    cluster.runtime = "mpi"
+    cluster.runtime, cluster._engines = "mpi", SimpleNamespace(num_ranks=1)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="'torch' alone, and this one is 'mpi'"):
         cluster.train(SynchronousSGD(collective=TorchHook(hook=allreduce_hook)), tiny.problem(), steps=1)
 

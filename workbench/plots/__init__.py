@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _HOMES = {  # no module is called like a function: importing it would hide the function
     "LiveCurves": "live",
-    "beside_prediction": "prediction",
     "LiveTimeline": "recent",
+    "beside_prediction": "prediction",
     "convergence": "lines",
     "curves": "lines",
     "curves_of": "studies",
