@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     try:
         options.given = given  # spawned ranks are told the same
-        return int(options.command(options) or 0)
+        status = int(options.command(options) or 0)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if _is_read():
+            raise
+        return 0  # `| head` has seen enough
     except WorkbenchError as error:
         print(f"workbench: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
@@ -42,6 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+
+
+def _is_read() -> bool:
+    """Whether anybody still reads what is printed; if nobody does, the interpreter must not flush into the pipe again."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)  # an error is told whatever is asked for
+    if not watch.poll(0):
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,10 +141,7 @@ def _catalogue(options: argparse.Namespace) -> int:
         text = catalogue.markdown(options.what)
     else:
         text = catalogue.listing(options.what, min(140, max(100, get_terminal_size().columns)))
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; the interpreter must not flush into the pipe again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text)
     return 0
 
 

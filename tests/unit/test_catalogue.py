@@ -131,11 +131,16 @@ def test_a_collective_says_where_a_codec_goes(name: str) -> None:
         assert (place == "once around the sum") == (name == "once")
 
 
-def test_a_reader_may_stop_early() -> None:
+@pytest.mark.parametrize("words", [["methods"], ["notebook", "list"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
     """`workbench methods | head`: no traceback where the pipe is closed."""
     reading, writing = os.pipe()
     os.close(reading)
-    listed = subprocess.run([sys.executable, "-m", "workbench", "methods"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    listed = subprocess.run(
+        [sys.executable, "-m", "workbench", *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, env=env
+    )
     os.close(writing)
     assert (listed.returncode, listed.stderr) == (0, "")
 
