@@ -105,7 +105,7 @@ def test_communication_that_runs_into_the_next_step_counts_there() -> None:
     assert found.compute_s.tolist() == [4, 3] and found.idle_s.tolist() == [0, 1] and found.window_s.tolist() == [6, 5]
     assert found.fraction == 0.5
     assert overlap(Spans.from_rows(3, rows), steps=slice(1, None)).fraction == pytest.approx(2 / 3)
-    assert "50.0 %" in str(found) and "<td>all</td>" in found._repr_html_()
+    assert "50.0 %" in str(found) and ">all</td>" in found._repr_html_()
 
 
 def test_without_communication_the_overlap_is_none_and_nothing_is_nan() -> None:

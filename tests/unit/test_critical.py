@@ -140,7 +140,7 @@ def test_numbers_and_table() -> None:
     assert found.per_rank() == {0: 0.4, 1: 0.6} and found.steps == [0] and found.compute_share == 0.6
     rows = [(row["kind"], row["step_s"], row["share"], row["rank"]) for row in found.table()]
     assert rows == [("forward", 3.0, 0.6, 1), ("all_reduce", 2.0, 0.4, 0)]
-    assert "all-reduce" in str(found) and "<td>60.0 %</td>" in found._repr_html_() and "nowrap" in found._repr_html_()
+    assert "all-reduce" in str(found) and "<td style='white-space: nowrap; padding: 2px 8px'>60.0 %</td>" in found._repr_html_()
     assert critical_path(joined(*ranks), ranks=[0]).per_step() == {0: {"forward": 1, "all_reduce": 4}}
     nothing = critical_path(Spans.concatenate([]))
     assert nothing.per_step() == {} and nothing.compute_share is None and not len(nothing.table())

@@ -92,7 +92,7 @@ def test_table_and_nothing() -> None:
     found = parts(joined([span("send", 0, 1, 1)], [span("recv", 0, 1, 0)]))
     assert [row["rank"] for row in found.table()] == [0, 1, "mean"]
     assert [row["wire_s"] for row in found.table()] == [0, 1, 0.5]
-    assert "wait" in str(found) and "<td>mean</td>" in found._repr_html_()
+    assert "wait" in str(found) and ">mean</td>" in found._repr_html_()
     nothing = parts(Spans.concatenate([]))
     assert not len(nothing.table()) and nothing.total()["wait_s"] == 0
 

@@ -105,6 +105,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
-        head = "".join(f"<th>{html.escape(column.title)}</th>" for column in self.columns)
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in self.cells())
-        return f"<table style='white-space: nowrap'>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        head = "".join(f"<th style='padding: 2px 8px'>{html.escape(column.title)}</th>" for column in self.columns)
+        cell = "<td style='white-space: nowrap; padding: 2px 8px'>{}</td>"  # on the cell itself: JupyterLab styles cells, not tables
+        body = "".join(f"<tr>{''.join(cell.format(html.escape(text)) for text in line)}</tr>" for line in self.cells())
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
