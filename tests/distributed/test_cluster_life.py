@@ -107,7 +107,7 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
         assert row["bytes_sent"] > 0
     before = table[1]["step"]
     assert within(20, lambda: cluster.status()[1]["step"] > before)
-    assert "<th>last beat</th>" in cluster._repr_html_()
+    assert ">last beat</th>" in cluster._repr_html_()
     lines: list[str] = []
     echo = Echo(run.folder, NUM_RANKS, print_line=lines.append)
     echo.poll()
@@ -362,5 +362,5 @@ def test_a_notebook_shows_the_start_moving_and_what_ranks_print(cache: Path, run
     printed = "".join(message["content"]["text"] for message in everything if message["msg_type"] == "stream")
     assert [printed.count(f"[{rank}] a word from a rank\n") for rank in range(2)] == [5, 5]
     table = next(message["content"]["data"] for message in seen["look"] if message["msg_type"] == "execute_result")
-    assert "<th>last beat</th>" in table["text/html"]
+    assert ">last beat</th>" in table["text/html"]
     assert "2 ranks, torch.distributed processes" in table["text/plain"]

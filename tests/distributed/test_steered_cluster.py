@@ -166,6 +166,6 @@ def test_an_error_after_a_pause_comes_at_once_from_where_it_was_raised(cluster: 
     with pytest.raises(WorkbenchError, match=r"rank 1 failed: KeyError: .*the cat ate it") as caught:
         run.wait(30)
     assert "fails_when_asked" in caught.value.__notes__[0]
-    assert json.loads((run.folder / "run.json").read_text())["status"] == "failed"
     assert within(SOON_S, lambda: run.done)
+    assert json.loads((run.folder / "run.json").read_text())["status"] == "failed"
     assert usable(cluster)

@@ -200,6 +200,7 @@ class Engines:
             self._end_warden()
             self.client.close()
             self.detached, self._owner = True, 0  # from here on nothing here ends it
+            self._cluster.cluster_file = ""  # nor writes of it: who attaches does, and who ends it removes the folder
             self.client = self._cluster = None  # the loop stays: threads that wait for the processes' ends tell it
 
     @classmethod
