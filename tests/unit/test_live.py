@@ -141,6 +141,26 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
     assert len(view.static().data[0].x) == 5
 
 
+def test_a_picture_that_a_thread_left_is_sent_again_by_the_cell_that_waits(tmp_path: Path) -> None:
+    """nbclient drops what is sent for a cell that is over, and the thread's word may be just that."""
+
+    class Display:
+        sent: int = 0
+
+        def update(self, data: dict[str, Any], raw: bool) -> None:
+            self.sent += 1
+
+    writer = Writer(tmp_path).steps(5)
+    for view in (plots.watch(Run.load(writer.folder)), plots.LiveTimeline(writer.folder)):
+        view._handle = shown = Display()
+        if writer.num_steps == 5:
+            writer.steps(1).end()
+        view.finish()  # as the thread does
+        before = shown.sent
+        view.settle()
+        assert (before, shown.sent) == (1, 2)
+
+
 def test_there_must_be_something_to_watch() -> None:
     with pytest.raises(ConfigError, match=r"no run to watch: give at least one, such as watch\(run\)"):
         plots.watch()

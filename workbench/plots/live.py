@@ -123,10 +123,17 @@ class LiveCurves:
             self.finish()
 
     def settle(self) -> None:
-        """Look once more, now, and `finish` if all have ended: a notebook that ends here must keep the whole curve."""
+        """Look once more, now, and `finish` if all have ended: a notebook that ends here must keep the whole curve.
+
+        If the thread has done so already, the plain figure is sent again, by the cell that runs: where no browser looks, as under
+        papermill, what a thread sends for a cell that is over is not kept.
+        """
         runs = self._poll() if self._poll is not None else self._runs
         if all(run.info.get("status") in ENDED for run in runs):
-            self.finish(runs)
+            with self._lock:
+                if self._ended.is_set():
+                    self._keep()
+                self.finish(runs)
 
     def finish(self, runs: Sequence[Run] | None = None) -> None:
         """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
@@ -137,8 +144,11 @@ class LiveCurves:
             self._redraw()
             self._ended.set()
             self._buttons.end()
-            if self._handle is not None:
-                self._handle.update(as_data(self.static()), raw=True)
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._handle is not None:
+            self._handle.update(as_data(self.static()), raw=True)
 
     def static(self) -> go.Figure:
         """The curves as a plain figure."""

@@ -86,9 +86,12 @@ class LiveTimeline:
             self.finish()
 
     def settle(self) -> None:
-        """`finish`, now, if the run has ended."""
+        """`finish`, now, if the run has ended; as `LiveCurves.settle`."""
         if self._over():
-            self.finish()
+            with self._lock:
+                if self._ended.is_set():
+                    self._keep()
+                self.finish()
 
     def finish(self) -> None:
         """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
@@ -97,8 +100,11 @@ class LiveTimeline:
                 return
             self.update()
             self._ended.set()
-            if self._handle is not None:
-                self._handle.update(as_data(self._shown) if self._shown is not None else {"text/html": ""}, raw=True)
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._handle is not None:
+            self._handle.update(as_data(self._shown) if self._shown is not None else {"text/html": ""}, raw=True)
 
     def static(self) -> go.Figure | None:
         """The timeline as a plain figure; None if nothing was traced."""
