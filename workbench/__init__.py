@@ -61,6 +61,7 @@ _NAMES = MappingProxyType(
         "runs_table": "workbench.analysis",
         "plots": "",
         "experiments": "",
+        "papers": "",
         # to write a method of one's own
         "Algorithm": "workbench.program",
         "Context": "workbench.program",

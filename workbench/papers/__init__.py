@@ -1,0 +1,36 @@
+"""What papers claim, what was measured of it here, and the verdicts: `papers/KEY/`, from claims to a page.
+
+In a notebook: `ranks` lends it workers, `finding` tells what it measured of a claim.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+_NAMES = MappingProxyType(
+    {
+        "ranks": "workbench.papers.lending",
+        "finding": "workbench.papers.findings",
+        "Claim": "workbench.papers.claims",
+        "Expectation": "workbench.papers.claims",
+        "read_claims": "workbench.papers.claims",
+        "Verdict": "workbench.papers.verdicts",
+        "judge": "workbench.papers.verdicts",
+    }
+)
+
+__all__ = [*_NAMES]  # noqa: PLE0604 - the names are all strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'workbench.papers' has no attribute {name!r}")
+    value = getattr(import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
