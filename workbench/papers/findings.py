@@ -99,4 +99,4 @@ def _display(shown: Shown) -> None:
     if get_ipython() is None:
         print(shown)
     else:
-        display(shown)
+        display(shown)  # type: ignore[no-untyped-call]
