@@ -105,7 +105,7 @@ class Simulation:
         self.stop_after = stop_after
         self.alone = self.algorithm.asynchronous and self.scripts is None  # without values, nobody can be asked to stop
         self.checkpoints = [{} for _ in self.workers]
-        with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1), _without_what_is_there():
+        with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
             threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
@@ -255,7 +255,7 @@ class Simulation:
 
 
 @contextmanager
-def _without_what_is_there() -> Iterator[None]:
+def without_what_is_there() -> Iterator[None]:
     """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time. And seldom:
     nearly all that lives for a while is the record, which stays."""
     usual = gc.get_threshold()
@@ -264,7 +264,7 @@ def _without_what_is_there() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()  # what the run leaves, cycles all of it: unfrozen, it would be among the old that is hardly ever looked through
+        gc.collect()  # a simulation nobody holds any more is cycles: unfrozen, they would be among the old that is hardly ever looked at
         gc.set_threshold(*usual)
         gc.unfreeze()
 
