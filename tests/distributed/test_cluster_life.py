@@ -122,10 +122,15 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
         cluster.train(SynchronousSGD(), plane(), steps=9, resume=cluster.run)
 
 
-def test_a_busy_engine_does_not_hold_the_table_up(cluster: Cluster) -> None:
-    busy = cluster.client[1].apply_async(lambda: __import__("time").sleep(4))
+def test_a_busy_engine_does_not_hold_the_table_up(cluster: Cluster, tmp_path: Path) -> None:
+    def waits_for(file: str) -> None:
+        while not __import__("os").path.exists(file):
+            __import__("time").sleep(0.02)
+
+    busy = cluster.client[1].apply_async(waits_for, str(tmp_path / "go"))
     table = cluster.status()
     assert not busy.done()
+    (tmp_path / "go").touch()
     assert [row["state"] for row in table] == ["ready", "busy"]
     assert table[1]["memory_bytes"] > 50e6
     busy.get(60)
