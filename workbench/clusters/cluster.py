@@ -17,7 +17,6 @@ from workbench.clusters.engines import Engines
 from workbench.clusters.folder_results import follow_ends
 from workbench.clusters.handle import RunHandle
 from workbench.clusters.jobs import prepare, submit
-from workbench.clusters.launchers import LOOPBACK
 from workbench.clusters.mpi_install import MPIInstall
 from workbench.clusters.progress import Progress, count
 from workbench.clusters.start import Start, end_engines
@@ -76,7 +75,7 @@ class Cluster:
             raise ConfigError(f"name={name!r}: letters, digits, - and _ only")
         starts = choose_launcher(launcher, n, mpi, oversubscribe=oversubscribe)
         self._hold(Engines(starts, n, name), choose_runtime(runtime, starts), quiet, timeout_s)
-        about = {"runtime": self.runtime, "reachable": starts.controller_ip() != LOOPBACK}
+        about = {"runtime": self.runtime, "reachable": starts.reachable}
         self._launch(lambda engines, progress: engines.start(timeout_s, progress, about), wait=wait)
 
     def _hold(self, engines: Engines, runtime: RuntimeName, quiet: bool, timeout_s: float) -> None:

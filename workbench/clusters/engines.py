@@ -211,7 +211,7 @@ class Engines:
             LaunchError: somebody holds it, its processes have ended, or they do not answer.
         """
         if not entry.is_here and not entry.record.get("reachable"):
-            raise LaunchError(f"cluster {entry.id} listens on {entry.record['host']} alone: attach to it there")
+            raise LaunchError(f"the controller of cluster {entry.id} is a process of {entry.record['host']}: attach to it there")
         if entry.is_here and not entry.processes() and not entry.in_job:
             raise LaunchError(f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes what is left")
         register.take_up(entry)

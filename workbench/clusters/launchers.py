@@ -42,6 +42,11 @@ class Launcher(ABC):
         """The command that starts them, for the words of a failure."""
         return self.title
 
+    @property
+    def reachable(self) -> bool:
+        """Whether a cluster that was detached can be taken up, and ended, on other machines: no process of it is tied to this one."""
+        return not isinstance(self.controller, str)  # one in a job, which knows itself where that is
+
     def check(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most
         """Refuse what cannot be started, before anything is.
 

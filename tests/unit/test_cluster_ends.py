@@ -1,0 +1,72 @@
+"""What is recorded of clusters and of their trainings' ends, and what is said of it: without ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.cli import main
+from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
+from workbench.clusters.slurm import Slurm
+
+pytestmark = pytest.mark.notebooks
+
+INSTALL = MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec")
+
+
+@pytest.fixture
+def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where clusters keep their records, for this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "workbench" / "clusters"
+
+
+def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, **words: Any) -> Path:
+    """The folder of a cluster on this machine that no process holds."""
+    from workbench.clusters.register import let_go, me, write_record
+
+    folder = clusters / name
+    folder.mkdir(parents=True)
+    facts = {"id": name, "mark": "WORKBENCH_CLUSTER_OF_A_TEST", "num_ranks": 1, "title": "a test", "started_s": time.time()}
+    write_record(folder, {**facts, **me(), "owner": 2**22 + 1, "runtime": "torch", **words})
+    if detached is not None:
+        let_go(folder, **detached)
+    return folder
+
+
+# ---------------------------------------------------------------- from another machine
+
+
+def test_only_a_controller_in_a_job_is_in_reach_of_other_machines() -> None:
+    from workbench.clusters.processes import ProcessLauncher
+    from workbench.clusters.slurm_launcher import SlurmLauncher
+    from workbench.clusters.ssh import SSHLauncher
+
+    assert SlurmLauncher(INSTALL, Slurm(controller="job")).reachable
+    assert not SlurmLauncher(INSTALL, Slurm()).reachable
+    assert not SSHLauncher(INSTALL, (("a", 1),)).reachable
+    assert not ProcessLauncher().reachable
+
+
+@pytest.mark.parametrize(
+    ("words", "detached", "message"),
+    [({"reachable": False}, {}, "is on host elsewhere: stop it there"), ({"reachable": True}, None, "was not detached on host elsewhere")],
+)
+def test_a_cluster_of_another_machine_is_not_removed_under_its_processes(
+    clusters: Path, capsys: pytest.CaptureFixture[str], words: dict[str, Any], detached: dict[str, Any] | None, message: str
+) -> None:
+    folder = recorded(clusters, "far-1", detached, host="elsewhere", **words)
+    assert main(["cluster", "stop", "far-1"]) == 2
+    assert message in capsys.readouterr().err
+    assert json.loads((folder / "cluster.json").read_text())["host"] == "elsewhere"
+
+
+def test_force_ends_what_was_not_detached_elsewhere(clusters: Path, tmp_path: Path) -> None:
+    folder = recorded(clusters, "far-2", host="elsewhere", reachable=True)
+    (folder / "at-end.json").write_text(json.dumps(["touch", str(tmp_path / "cancelled")]))
+    assert main(["cluster", "stop", "far-2", "--force"]) == 0
+    assert (tmp_path / "cancelled").exists() and not folder.exists()
