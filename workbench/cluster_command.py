@@ -114,8 +114,8 @@ def _book_the_end(entry: Entry) -> None:
     """A training that it was ended in is recorded as failed."""
     from pathlib import Path
 
-    from workbench.trace.store import read_info, update_run
+    from workbench.trace.store import OVER, read_info, update_run
 
     folder = entry.record.get("run")
-    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] in ("starting", "running"):
+    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] not in OVER:
         update_run(Path(folder), status="failed", error="the cluster was stopped while it trained")

@@ -12,6 +12,7 @@ import pytest
 from workbench.cli import main
 from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
 from workbench.clusters.slurm import Slurm
+from workbench.trace.store import new_run, read_info, update_run
 
 pytestmark = pytest.mark.notebooks
 
@@ -70,3 +71,15 @@ def test_force_ends_what_was_not_detached_elsewhere(clusters: Path, tmp_path: Pa
     (folder / "at-end.json").write_text(json.dumps(["touch", str(tmp_path / "cancelled")]))
     assert main(["cluster", "stop", "far-2", "--force"]) == 0
     assert (tmp_path / "cancelled").exists() and not folder.exists()
+
+
+# ---------------------------------------------------------------- a training whose ranks are ended
+
+
+@pytest.mark.parametrize(("before", "after"), [("starting", "failed"), ("running", "failed"), ("paused", "failed"), ("stopped", "stopped")])
+def test_a_training_ends_on_record_with_its_cluster(clusters: Path, runs: Path, before: str, after: str) -> None:
+    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    update_run(folder, status=before)
+    recorded(clusters, "near-1", run=str(folder))
+    assert main(["cluster", "stop", "near-1"]) == 0
+    assert read_info(folder)["status"] == after
