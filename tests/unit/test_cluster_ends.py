@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from workbench.cli import main
 from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
 from workbench.clusters.slurm import Slurm
+from workbench.errors import WorkbenchError
 from workbench.trace.store import new_run, read_info, update_run
 
 pytestmark = pytest.mark.notebooks
@@ -83,3 +86,52 @@ def test_a_training_ends_on_record_with_its_cluster(clusters: Path, runs: Path, 
     recorded(clusters, "near-1", run=str(folder))
     assert main(["cluster", "stop", "near-1"]) == 0
     assert read_info(folder)["status"] == after
+
+
+ELSEWHERE = {"host": "elsewhere", "pid": 1}
+ENDED = {"host": socket.gethostname(), "pid": 2**22 + 1}  # more than any process's number
+
+
+def let_go_of(folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The handle of a training whose cluster was detached: it reads the folder, and asks nobody."""
+    from workbench.clusters import folder_results
+    from workbench.clusters.handle import RunHandle
+
+    monkeypatch.setattr(folder_results, "LAST_S", 0.05)
+    return RunHandle(folder, folder_results.follow_ends(folder, None, ranks), None)  # type: ignore[arg-type]
+
+
+def test_a_handle_that_was_let_go_of_ends_as_the_record_says(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    handle = let_go_of(folder, [ELSEWHERE, ELSEWHERE], monkeypatch)
+    with pytest.raises(TimeoutError):
+        handle.wait(0.3)
+    (folder / "ended-00000.json").write_text('{"summary": {}}')
+    update_run(folder, status="failed", error="the cluster was stopped while it trained")
+    with pytest.raises(WorkbenchError, match="rank 1: the cluster was stopped while it trained"):
+        handle.wait(10)
+    assert handle._over.wait(10)
+
+
+def test_a_handle_that_was_let_go_of_believes_a_good_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    handle = let_go_of(folder, [ELSEWHERE], monkeypatch)
+    update_run(folder, status="finished")
+    assert handle.wait(10).status == "finished"
+
+
+def test_a_handle_that_was_let_go_of_sees_processes_of_this_machine_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    handle = let_go_of(folder, [ENDED], monkeypatch)
+    with pytest.raises(WorkbenchError, match="rank 0's process is gone"):
+        handle.wait(10)
+    assert handle._over.wait(10)
+    assert read_info(folder)["status"] == "failed"
+
+
+def test_a_handle_that_was_let_go_of_does_not_wait_for_a_run_that_was_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    handle = let_go_of(folder, [ELSEWHERE], monkeypatch)
+    shutil.rmtree(folder)
+    with pytest.raises(WorkbenchError, match="the run's folder was removed"):
+        handle.wait(10)

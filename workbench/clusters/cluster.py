@@ -248,7 +248,7 @@ class Cluster:
         self._engines.detach(run=str(run.folder) if run is not None else None, ranks=self._ranks)
         self._finalizer.detach()
         if run is not None and not run.done:
-            run.readdress(follow_ends(run.folder, None, self.num_ranks))
+            run.readdress(follow_ends(run.folder, None, self._ranks))
         self._say(f"detached: wb.attach({self.id!r}) takes it up again, `workbench cluster stop {self.id}` ends it")
         return self.id
 
@@ -267,7 +267,7 @@ class Cluster:
         cluster._ranks = told["ranks"]
         if told.get("run") and Path(told["run"]).is_dir():
             folder = Path(told["run"])
-            run = RunHandle(folder, follow_ends(folder, engines, engines.num_ranks), engines)
+            run = RunHandle(folder, follow_ends(folder, engines, cluster._ranks), engines)
             cluster._active = cluster._followed(run, from_now=True)
         cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
         return cluster

@@ -203,6 +203,16 @@ def runs(process: Any) -> bool:
     return False
 
 
+def ended_here(who: dict[str, Any]) -> bool:
+    """Whether a rank was a process of this machine and is none any more."""
+    if who["host"] != socket.gethostname():
+        return False
+    try:
+        return not runs(psutil.Process(who["pid"]))
+    except psutil.Error:
+        return True
+
+
 def written(launcher: Any) -> str:
     """What a launcher of ipyparallel has logged so far, which it would read but once; removed when the process has ended."""
     path = Path(getattr(launcher, "output_file", "") or "")

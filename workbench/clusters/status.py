@@ -14,6 +14,7 @@ import psutil
 from workbench.analysis.table import Column, Table, num_bytes
 from workbench.clusters import remote
 from workbench.clusters.engines import Engines
+from workbench.clusters.launchers import ended_here
 from workbench.clusters.register import Entry
 from workbench.clusters.vitals import beat_name
 from workbench.trace.recorder import metrics_name, trace_name
@@ -77,8 +78,7 @@ def look(entry: Entry) -> Table:
     for rank, who in enumerate(ranks):
         found = _of_run(run, rank) if run is not None else {}
         ended = run is None or found.pop("ended", False)
-        here = who["host"] == socket.gethostname()
-        gone = here and not psutil.pid_exists(who["pid"])
+        gone = ended_here(who)
         state = "gone" if gone else "ready" if ended else "training"
         row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, "state": state}
         if ended and not gone:
