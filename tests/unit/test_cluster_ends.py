@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,3 +136,68 @@ def test_a_handle_that_was_let_go_of_does_not_wait_for_a_run_that_was_removed(ru
     shutil.rmtree(folder)
     with pytest.raises(WorkbenchError, match="the run's folder was removed"):
         handle.wait(10)
+
+
+# ---------------------------------------------------------------- what status() says
+
+
+class Answering(dict[int, Any]):
+    """A client of engines that answer at once."""
+
+    ids = property(list)
+
+    def __missing__(self, rank: int) -> Any:
+        raise AssertionError(f"rank {rank} is not there to be asked")
+
+
+class Answer:
+    """An engine, and its answer."""
+
+    def apply_async(self, _: Any) -> Any:
+        return self
+
+    def wait(self, _: float) -> None: ...
+
+    def done(self) -> bool:
+        return True
+
+    def get(self, _: float) -> dict[str, Any]:
+        return {"device": "cpu"}
+
+
+def states(there: list[int], num_ranks: int, run: Path | None, *, alive: bool = True, is_mpi: bool = False) -> list[str]:
+    """What the table says of each rank of engines of which some are there."""
+    from workbench.clusters.status import status_table
+
+    client = Answering({rank: Answer() for rank in there})
+    engines: Any = SimpleNamespace(client=client, alive=alive, detached=False, launcher=SimpleNamespace(is_mpi=is_mpi))
+    return [row["state"] for row in status_table(engines, [ELSEWHERE] * num_ranks, run, "")]
+
+
+def test_new_ranks_do_not_train_in_a_run_that_lost_its_own(runs: Path, clusters: Path) -> None:
+    from workbench.clusters.register import find
+    from workbench.clusters.status import look
+
+    run = new_run({"method": {"name": "PipeSGD"}}, runs)
+    (run / "ended-00000.json").write_text("{}")  # and none of the rank that was killed
+    recorded(clusters, "near-2", run=str(run), ranks=[ELSEWHERE, ELSEWHERE])
+    assert states([0, 1], 2, run) == ["ready", "training"]
+    assert [row["state"] for row in look(find("near-2"))] == ["ready", "training"]
+    update_run(run, status="failed")
+    assert states([0, 1], 2, run) == ["ready", "ready"]
+    assert [row["state"] for row in look(find("near-2"))] == ["ready", "ready"]
+
+
+def test_who_let_a_cluster_go_is_told_of_it_as_it_is(clusters: Path, runs: Path) -> None:
+    from workbench.clusters.status import status_table
+
+    run = new_run({"method": {"name": "PipeSGD"}}, runs)
+    recorded(clusters, "near-3", {"ranks": [ELSEWHERE], "run": str(run)}, run=str(run))
+    engines: Any = SimpleNamespace(id="near-3", client=None, detached=True)
+    table = status_table(engines, [ELSEWHERE], run, "")
+    assert [row["state"] for row in table] == ["training"]
+
+
+def test_only_a_world_of_mpi_ends_as_one() -> None:
+    assert states([0], 2, None, alive=False, is_mpi=False) == ["ready", "gone"]
+    assert states([0], 2, None, alive=False, is_mpi=True) == ["gone", "gone"]
