@@ -209,7 +209,13 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_training_outlives_its_notebook_and_is_taken_up_whole(cache: Path, runs: Path, no_process_left: None) -> None:
+def interrupted(self: Cluster, words: str) -> None:
+    raise KeyboardInterrupt(words)
+
+
+def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
+    cache: Path, runs: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process, name = holder("detach()", steps=150)
     assert name.startswith("holder-")
     end(process)
@@ -217,6 +223,11 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(cache: Path, run
     entry = next(row for row in listing if row["id"] == name)
     assert (entry["state"], entry["num_ranks"]) == ("detached", 2)
     assert name in cli("status", name).stdout
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "_say", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workbench.attach(name, quiet=True)
+    assert find(name).state == "detached", "who did not get it in hand does not end it"
     with workbench.attach(name, quiet=True) as taken:
         assert taken.run is not None
         assert taken.run.wait(120).status == "finished"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import socket
 import time
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from workbench.cli import main
-from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
+from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall, num_cores
 from workbench.clusters.slurm import Slurm
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.trace.store import new_run, read_info, update_run
 
 pytestmark = pytest.mark.notebooks
@@ -201,3 +202,20 @@ def test_who_let_a_cluster_go_is_told_of_it_as_it_is(clusters: Path, runs: Path)
 def test_only_a_world_of_mpi_ends_as_one() -> None:
     assert states([0], 2, None, alive=False, is_mpi=False) == ["ready", "gone"]
     assert states([0], 2, None, alive=False, is_mpi=True) == ["gone", "gone"]
+
+
+# ---------------------------------------------------------------- let go of
+
+
+def test_what_could_not_be_taken_up_whole_is_let_go_of_again(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.clusters import Cluster
+    from workbench.clusters.engines import Engines
+
+    done: list[Any] = []
+    engines = SimpleNamespace(num_ranks=1, detach=lambda **words: done.append(words), stop=lambda: done.append("stopped"))
+    monkeypatch.setattr(Engines, "attach", lambda entry: engines)
+    monkeypatch.setattr(Cluster, "__repr__", lambda self: 1 / 0)
+    recorded(clusters, "near-4", {"run": None, "ranks": [ELSEWHERE]})
+    with pytest.raises(ZeroDivisionError):
+        Cluster.attach("near-4")
+    assert (done[0]["run"], done[0]["ranks"]) == (None, [ELSEWHERE])

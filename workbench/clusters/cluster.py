@@ -19,7 +19,7 @@ from workbench.clusters.handle import RunHandle
 from workbench.clusters.jobs import prepare, submit
 from workbench.clusters.mpi_install import MPIInstall
 from workbench.clusters.progress import Progress, count
-from workbench.clusters.start import Start, end_engines
+from workbench.clusters.start import Start, end_engines, or_let_go
 from workbench.clusters.status import status_table
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
@@ -264,12 +264,14 @@ class Cluster:
         engines = Engines.attach(entry)
         told = entry.detached or {}
         (cluster := cls.__new__(cls))._hold(engines, entry.record["runtime"], quiet, START_S)
-        cluster._ranks = told["ranks"]
-        if told.get("run") and Path(told["run"]).is_dir():
-            folder = Path(told["run"])
-            run = RunHandle(folder, follow_ends(folder, engines, cluster._ranks), engines)
-            cluster._active = cluster._followed(run, from_now=True)
-        cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
+        with or_let_go(engines, told):
+            cluster._ranks = told["ranks"]
+            if told.get("run") and Path(told["run"]).is_dir():
+                folder = Path(told["run"])
+                cluster._active = RunHandle(folder, follow_ends(folder, engines, cluster._ranks), engines)
+            cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
+            if cluster._active is not None:
+                cluster._followed(cluster._active, from_now=True)
         return cluster
 
     def _say(self, words: str) -> None:
