@@ -9,6 +9,7 @@ import pytest
 
 import workbench.clusters
 from workbench.cli import main
+from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
 from workbench.clusters.slurm import Slurm
 from workbench.clusters.slurm_job import for_steps
 from workbench.clusters.slurm_queue import Allocation, State, address_for_nodes, counts, submit
@@ -122,6 +123,25 @@ def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
     assert Allocation.here() == Allocation("7", 6, (4, 4, 8))
     assert counts("") == []
+
+
+@pytest.mark.notebooks
+def test_what_a_job_that_runs_has_settled_is_refused() -> None:
+    from workbench.clusters.slurm_launcher import StepLauncher
+
+    def step(words: str) -> StepLauncher:
+        return StepLauncher(MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec"), Slurm.parse(words), Allocation("7", 4, (4,)))
+
+    for words, name in (
+        ("partition=gpu", "partition"),
+        ("nodes=2", "nodes"),
+        ("gpus-per-task=2", "gpus_per_rank"),
+        ("controller=job", "controller"),
+    ):
+        with pytest.raises(ConfigError, match=rf"Slurm's job 7, .*: {name} of a job that runs"):
+            step(f"slurm:{words}").check(2)
+    step("slurm").check(4)
+    step("slurm:nodes=1,mpi=pmix,controller=here").check(4)
 
 
 def test_a_jobs_state_in_words() -> None:
