@@ -219,3 +219,18 @@ def test_what_could_not_be_taken_up_whole_is_let_go_of_again(clusters: Path, mon
     with pytest.raises(ZeroDivisionError):
         Cluster.attach("near-4")
     assert (done[0]["run"], done[0]["ranks"]) == (None, [ELSEWHERE])
+
+
+# ---------------------------------------------------------------- scaled
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_a_cluster_that_may_not_outnumber_the_cores_may_not_when_it_is_scaled(taken_up: bool) -> None:
+    from workbench.clusters.choose import check_places, choose_launcher
+
+    launcher = choose_launcher("torch", 1, None, oversubscribe=False)
+    if taken_up:
+        launcher = pickle.loads(pickle.dumps(launcher))
+    with pytest.raises(ConfigError, match="oversubscribe is off"):
+        check_places(launcher, num_cores() + 1)
+    check_places(choose_launcher("torch", 1, None, oversubscribe=True), num_cores() + 1)

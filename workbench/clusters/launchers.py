@@ -31,6 +31,7 @@ class Launcher(ABC):
     is_mpi = True  # whether the engines are ranks of one MPI world
     starts_at_once = False  # whether engines may start before the controller listens: they find its address in the cluster's folder
     is_here = True  # whether they are on this machine, whose cores then limit their number
+    oversubscribe = True  # whether they may outnumber them, as the cluster was asked for: also when it is scaled
 
     @property
     @abstractmethod
