@@ -165,6 +165,9 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     for words in ("--time=30", "--ntasks=4", "--ntasks-per-node=2", "--requeue", "--signal=B:USR1@60"):
         assert f"#SBATCH {words}" in said.splitlines()
+    assert main(["submit", "--warn", "300", "--dry-run", "--", "train", "pipe-sgd"]) == 0
+    signals = [line for line in capsys.readouterr().out.splitlines() if "--signal" in line]
+    assert signals[-1] == "#SBATCH --signal=B:USR1@300", "sbatch takes the last"
     for argv, words in (
         ([], "say what to train"),
         (["train", "pipe-sdg"], "pipe-sgd"),
