@@ -221,6 +221,35 @@ def test_what_could_not_be_taken_up_whole_is_let_go_of_again(clusters: Path, mon
     assert (done[0]["run"], done[0]["ranks"]) == (None, [ELSEWHERE])
 
 
+def test_who_detached_a_cluster_leaves_its_logs_alone_when_its_processes_end(
+    clusters: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
+
+    from workbench.clusters.engines import Engines
+    from workbench.clusters.processes import ProcessLauncher, ProcessSet
+
+    def of(kind: Any, name: str) -> Any:
+        (log := tmp_path / name).write_text("words")
+        return kind(output_file=str(log), profile_dir=str(tmp_path), cluster_id="a")
+
+    controller, rank, ranks = (
+        of(LocalControllerLauncher, "controller"),
+        of(LocalEngineLauncher, "rank"),
+        ProcessSet(profile_dir=str(tmp_path)),
+    )
+    ranks.launchers["0"] = rank
+    engines = Engines(ProcessLauncher(), 1, "near")
+    recorded(clusters, engines.id)
+    engines.client = SimpleNamespace(close=lambda: None)
+    engines._cluster = SimpleNamespace(controller=controller, engine_set=ranks, cluster_file="")
+    engines.detach()
+    for part in (controller, rank):
+        part.notify_stop({"exit_code": -15})
+    assert [(tmp_path / name).read_text() for name in ("controller", "rank")] == ["words", "words"]
+    assert caplog.records == []
+
+
 # ---------------------------------------------------------------- scaled
 
 

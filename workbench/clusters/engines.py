@@ -201,6 +201,9 @@ class Engines:
             self.client.close()
             self.detached, self._owner = True, 0  # from here on nothing here ends it
             self._cluster.cluster_file = ""  # nor writes of it: who attaches does, and who ends it removes the folder
+            started = self._cluster.engine_set
+            for part in (self._cluster.controller, started, *getattr(started, "launchers", {}).values()):
+                part.output_file = ""  # nor reads and removes its log when it ends
             self.client = self._cluster = None  # the loop stays: threads that wait for the processes' ends tell it
 
     @classmethod
