@@ -14,6 +14,7 @@ from workbench.clusters.slurm import Slurm
 from workbench.clusters.slurm_job import for_steps
 from workbench.clusters.slurm_queue import Allocation, State, address_for_nodes, counts, submit
 from workbench.errors import ConfigError, LaunchError
+from workbench.trace import new_run
 
 EVERYTHING = (
     "slurm:partition=gpu,account=physics,time=1-02:00,qos=high,constraint=a100&ib,nodes=2,gpus-per-task=2,cpus-per-task=8,mem=64G,"
@@ -160,7 +161,7 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         address_for_nodes()
 
 
-def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     assert main(["submit", "--time", "30", "--nodes", "2", "--requeue", "--dry-run", "--", "train", "pipe-sgd", "--workers", "4"]) == 0
     said = capsys.readouterr().out
     for words in ("--time=30", "--ntasks=4", "--ntasks-per-node=2", "--requeue", "--signal=B:USR1@60"):
@@ -173,6 +174,13 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
         (["train", "pipe-sdg"], "pipe-sgd"),
         (["train", "pipe-sgd", "--runtime", "simulated"], "one process"),
         (["train", "pipe-sgd", "--json"], "show last --json"),
+        (["train", "pipe-sgd", "--workers", "0"], "--workers 0: at least 1"),
+        (["train", "pipe-sgd", "--batch-size", "0"], "batch_size=0"),
+        (["train", "pipe-sgd", "--lr", "-1"], "lr=-1"),
+        (["train", "pipe-sgd", "--optimizer", "Adan"], "did you mean Adam"),
+        (["train", "pipe-sgd", "--network", "infiniband-hdr"], "of simulated workers"),
+        (["train", "pipe-sgd", "--resume", "nope"], "no run 'nope'"),
+        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "kept no checkpoint"),
     ):
         assert main(["submit", "--", *argv]) == 2
         assert words in capsys.readouterr().err
