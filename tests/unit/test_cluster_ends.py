@@ -33,12 +33,13 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, **words: Any) -> Path:
     """The folder of a cluster on this machine that no process holds."""
-    from workbench.clusters.register import let_go, me, write_record
+    from workbench.clusters.register import RECORD, let_go, me
+    from workbench.clusters.vitals import write_whole
 
     folder = clusters / name
     folder.mkdir(parents=True)
     facts = {"id": name, "mark": "WORKBENCH_CLUSTER_OF_A_TEST", "num_ranks": 1, "title": "a test", "started_s": time.time()}
-    write_record(folder, {**facts, **me(), "owner": 2**22 + 1, "runtime": "torch", **words})
+    write_whole(folder / RECORD, {**facts, **me(), "owner": 2**22 + 1, "runtime": "torch", **words})
     if detached is not None:
         let_go(folder, **detached)
     return folder

@@ -23,7 +23,7 @@ from workbench.clusters.launchers import Launcher
 from workbench.clusters.loop import LoopThread
 from workbench.clusters.options import new_cluster, options
 from workbench.clusters.progress import Progress
-from workbench.clusters.vitals import lines_since
+from workbench.clusters.vitals import lines_since, write_whole
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import LaunchError
 
@@ -76,7 +76,7 @@ class Engines:
         for folder in (self.folder, self.folder / "log"):
             folder.mkdir(parents=True, mode=0o700)
         facts = {"id": self.id, "mark": self.mark, "num_ranks": self.num_ranks, "title": self.launcher.title, "started_s": time.time()}
-        register.write_record(self.folder, {**facts, **register.me(), **about})
+        write_whole(self.folder / register.RECORD, {**facts, **register.me(), **about})
         self._warden = start_warden(self.mark, str(self.folder))
         self._bring_up(timeout_s, progress)
 

@@ -11,26 +11,17 @@ from typing import Any
 
 import psutil
 
-from workbench.analysis.table import Column, Table, num_bytes
+from workbench.analysis.table import Column, Table, ago, num_bytes
 from workbench.clusters import register, remote
 from workbench.clusters.engines import Engines
 from workbench.clusters.launchers import ended_here
-from workbench.clusters.vitals import beat_name
+from workbench.clusters.vitals import beat_name, end_name
 from workbench.errors import RunNotFound
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.store import OVER, read_info
 
 ASK_S = 1.0  # an idle engine answers in milliseconds
 TAIL_BYTES = 8192
-
-
-def ago(value: float) -> str:
-    """Seconds since then.
-
-    >>> ago(0.42), ago(75)
-    ('0.4 s ago', '75 s ago')
-    """
-    return f"{value:.1f} s ago" if value < 10 else f"{value:.0f} s ago"
 
 
 COLUMNS = (
@@ -125,7 +116,7 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
         if "evaluation" not in row and "step" in row:
             found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
             break
-    if (folder / f"ended-{rank:05d}.json").exists():
+    if (folder / end_name(rank)).exists():
         found["ended"] = True
     return found
 
