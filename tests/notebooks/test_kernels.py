@@ -166,12 +166,13 @@ def test_training_goes_on_behind_cells_that_wait_for_it(notebook: Notebook) -> N
 
 def test_ranks_are_let_go_and_taken_up_again_with_their_variables(notebook: Notebook) -> None:
     notebook.cell("kept = 7 + rank")
-    text, error, _ = notebook.cell("%detach")
-    assert error == ""
-    name = re.findall(r"%attach (\S+)", text)[0]
-    text, error, _ = notebook.cell(f"%attach {name}\nprint(kept)")
-    assert error == ""
-    assert text.splitlines()[-2:] == ["[0] 7", "[1] 8"]
+    for _ in range(2):
+        text, error, _ = notebook.cell("%detach")
+        assert error == ""
+        name = re.findall(r"%attach (\S+)", text)[0]
+        text, error, _ = notebook.cell(f"%attach {name}\nprint(kept)")
+        assert error == ""
+        assert text.splitlines()[-2:] == ["[0] 7", "[1] 8"]
     _, error, kinds = notebook.cell("%status")
     assert (error, "text/html" in kinds) == ("", True)
 
