@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from workbench import algorithms
 from workbench.analysis import runs_table
 from workbench.analysis.export import METRICS, export_runs
 from workbench.analysis.runs_table import Condition
@@ -170,6 +171,13 @@ def some(runs: Path) -> list[Path]:
 def test_conditions_choose_runs(some: list[Path], where: list[str], expected: list[int]) -> None:
     for _ in range(2):  # read, and from the caches
         assert {row["run"] for row in runs_table(where=where)} == {some[number].name for number in expected}
+
+
+@pytest.mark.parametrize("name", [name for name in algorithms.names() if isinstance(algorithms.find(name), type)])
+def test_a_method_is_found_by_the_name_it_is_asked_for_by(name: str) -> None:
+    row = {"method": type(algorithms.get(name)).__name__}
+    assert [other for other in algorithms.names() if Condition("method", "=", other).holds(row)] == [name]
+    assert Condition("method", "=", row["method"]).holds(row)
 
 
 def test_since_sweep_sort_and_limit(some: list[Path]) -> None:

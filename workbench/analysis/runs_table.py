@@ -14,7 +14,7 @@ from typing import Any, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.naming import kebab, parse_value, unknown
+from workbench.naming import parse_value, same_word, unknown
 from workbench.trace.index import Index, state_of
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
@@ -85,7 +85,9 @@ class Condition:
     def _same(self, value: Any) -> bool:
         if isinstance(value, float) and isinstance(self.value, int | float):
             return math.isclose(value, self.value, rel_tol=1e-12)
-        return bool(value == self.value) or (value is not None and str(self.value) in (str(value), kebab(str(value))))
+        if isinstance(value, str) and isinstance(self.value, str):
+            return same_word(value, self.value)
+        return bool(value == self.value) or (value is not None and str(self.value) == str(value))
 
 
 def runs_table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,8 +14,7 @@ from workbench.calibration.from_run import calibrate
 from workbench.calibration.model import Calibration
 from workbench.calibration.predict import predicted_run
 from workbench.costs import Network
-from workbench.errors import ConfigError, WorkbenchError
-from workbench.naming import kebab
+from workbench.errors import ConfigError
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import step_range
 from workbench.problems.base import Problem
@@ -85,24 +83,9 @@ def method_of(run: Run) -> Algorithm:
         ConfigError: the record does not tell all of it.
     """
     record = run.info.get("method") or {}
-    told, quiet = record.get("settings") or {}, record.get("defaults") or ()
-    settings = {name: _word(value) for name, value in told.items() if name not in quiet and value is not None}
-    try:
-        found = algorithms.get(kebab(str(record.get("name"))), **settings)
-    except (WorkbenchError, TypeError, ValueError) as error:
-        raise ConfigError(f"run {run.id} is of {run.label}, which its record does not tell all of ({error}): give algorithm=") from error
-    made = {name: value if isinstance(value, int | float | None) else str(value) for name, value in found.settings().items()}
-    if made != told:
-        other = ", ".join(f"{name}={value}" for name, value in told.items() if made.get(name) != value)
-        raise ConfigError(f"run {run.id} had {other or 'settings'}, which its record does not tell all of: give algorithm=")
+    found = algorithms.recorded(record)
+    if found is None:
+        quiet = record.get("defaults") or ()
+        told = ", ".join(f"{name}={value}" for name, value in (record.get("settings") or {}).items() if name not in quiet)
+        raise ConfigError(f"run {run.id} is of {record.get('name')}({told}), of which its record does not tell all: give algorithm=")
     return found
-
-
-def _word(value: Any) -> Any:
-    """A setting as it is written in a shell: "ring:truncate16" for a description of that ring.
-
-    >>> _word("Ring()"), _word("Ring(codec=Truncate16(rounding='toward-zero'))"), _word(2)
-    ('ring', 'ring:truncate16', 2)
-    """
-    match = re.fullmatch(r"(\w+)\((?:codec=(\w+)\([^()]*\))?\)", value) if isinstance(value, str) else None
-    return ":".join(kebab(part) for part in match.groups() if part) if match else value
