@@ -17,7 +17,6 @@ from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import step_range
-from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.trace.run import Run, as_runs
 
@@ -29,14 +28,12 @@ def beside_prediction(
     calibration: Calibration | None = None,
     *,
     algorithm: Algorithm | None = None,
-    problem: Problem | None = None,
     network: Network | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
     steps: slice | None = None,
     ranks: Iterable[int] | None = None,
     links: bool = True,
     critical: bool = False,
-    seed: int = 0,
 ) -> go.Figure:
     """The timeline of some steps of a run, and below it as many steps of the same method on as many workers, simulated.
 
@@ -45,12 +42,11 @@ def beside_prediction(
 
     Args:
         run: with a trace.
-        calibration: None: fitted to this run (`workbench.calibration.calibrate`); one of another run tells how far it carries.
+        calibration: None: `workbench.calibration.calibrate(run)`; with its `problem=`, each parameter's part of compute is measured
+            too, and one of another run tells how far it carries.
         algorithm: the run's method; needed where its record does not tell all its settings.
-        problem: what was trained: for a calibration of this run, measures each parameter's part of compute.
         network, bandwidth_bytes_per_s: as for `workbench.calibration.predict`; None: the one that was measured.
         steps, ranks, links, critical: as for `timeline`; steps are the run's.
-        seed: of the simulation.
 
     Raises:
         ConfigError: no trace there, no calibration of it, or a method that the record does not tell; says what to give.
@@ -60,10 +56,10 @@ def beside_prediction(
     first, last = step_range(run.id, rows[rows >= 0], steps)
     last = min(last, int(rows.max()) + 1)
     method = algorithm or method_of(run)
-    found = calibration or calibrate(run, problem=problem, seed=seed)
+    found = calibration or calibrate(run)
     workers = int(run.info.get("num_workers") or len(run.spans.ranks))
     place: dict[str, Any] = {"network": network, "bandwidth_bytes_per_s": bandwidth_bytes_per_s}
-    predicted = predicted_run(found, method, workers=workers, steps=WARM_UP + last - first + 1, seed=seed, **place)
+    predicted = predicted_run(found, method, workers=workers, steps=WARM_UP + last - first + 1, **place)
     windows = [slice(first, last), slice(WARM_UP, WARM_UP + last - first)]
     names = [
         f"{what}: {run.label}, {seconds(_mean_step_s(one, window))} a step"
