@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from workbench import algorithms
 from workbench.analysis import runs_table
 from workbench.analysis.export import METRICS, export_runs
-from workbench.analysis.runs_table import Condition
+from workbench.analysis.runs_table import Condition, _in_order
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import FileRecorder, list_runs, new_run, update_run
 from workbench.trace.store import INDEX_NAME, find_run, read_info, remove_run
@@ -187,6 +188,14 @@ def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
     assert [row["run"] for row in runs_table(sweep="widths")] == [names[2]]
     assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]]
     assert [row["run"] for row in runs_table(sort="accuracy")] == [names[3], names[0], names[1], names[2]]
+    info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
+    bare = new_run({**info, "created": "2021-01-01T00:00:00+00:00"}, some[0].parent).name  # no step and no evaluation
+    assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]], "nothing is not the greatest"
+    assert [row["run"] for row in runs_table(sort="accuracy", limit=2)] == [names[1], names[2]]
+    assert [row["run"] for row in runs_table(sort="-accuracy")] == [names[2], names[1], names[0], names[3], bare]
+    assert [row["run"] for row in runs_table(sort="accuracy", limit=5)][-1] == bare
+    assert len(runs_table(sort="accuracy", limit=0)) == 0
+    assert [row["x"] for row in _in_order([{"x": math.nan}, {"x": 1.0}, {"x": "a"}], "x", True, 2)] == ["a", 1.0]
     assert runs_table(columns=["run", "set.width"]).cells()[0] == [names[3], "3"], "the oldest first"
 
 
