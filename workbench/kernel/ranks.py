@@ -12,6 +12,7 @@ from workbench.kernel.cells import COMMANDS, Cell, parse_cell, parse_ranks
 from workbench.kernel.execution import Execution, stuck
 
 DEFAULT_RANKS = 4
+PREPARE_S = 60.0
 PREPARE = """
 import workbench as wb
 rank, world_size = {rank}, {world_size}
@@ -113,8 +114,8 @@ class Ranks:
                 raise ConfigError(f"%%local {name}: rank 0 cannot give it ({why})") from None
 
     def ask(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
-        """What a function answers on rank 0; None if there are no ranks yet, it is busy, or takes longer."""
-        if self.cluster is None or self.busy():
+        """What a function answers on rank 0; None if there are no ranks yet, it is busy or training, or takes longer."""
+        if self.cluster is None or self.cluster.state != "ready" or self.busy():
             return None
         with suppress(Exception):  # an answer that does not come, whatever the reason, is none
             return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
@@ -151,8 +152,16 @@ class Ranks:
             cluster.client[rank].execute(PREPARE.format(rank=rank, world_size=self.num_ranks), silent=True, block=False)
             for rank in range(self.num_ranks)
         ]
-        for result in pending:
-            result.get(60)
+        if cluster.state == "training":
+            return  # they take it up behind the training
+        try:
+            for result in pending:
+                result.get(PREPARE_S)
+        except TimeoutError:
+            raise LaunchError(
+                f"the ranks of {cluster.id} do not answer: they run something that another notebook gave them. Wait for it, "
+                "or interrupt it there; %restart_ranks begins with new ones"
+            ) from None
 
     def stop(self) -> None:
         """End the ranks that this notebook started; those it attached to go on."""
@@ -197,8 +206,9 @@ class Ranks:
 
         if not argument:
             raise ConfigError("%attach wants the name of a cluster: `workbench cluster list` shows those there are")
+        taken = clusters.attach(argument)  # before those there are go: there may be none of that name
         self.stop()
-        self._use(clusters.attach(argument), owns=False)
+        self._use(taken, owns=False)
 
     def _command_detach(self, _: str) -> None:
         """%detach: let the ranks go on without this notebook."""
