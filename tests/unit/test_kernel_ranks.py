@@ -88,6 +88,20 @@ def test_rank_0_is_asked_only_while_it_is_free(ranks: Ranks, monkeypatch: pytest
         assert ranks.ask(lambda: "completed") is None and not cluster.waited
 
 
+def test_attached_ranks_are_let_go_for_others_and_end_when_that_is_asked_for(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "start", lambda: None)
+    for name, argument in (("ranks", "3"), ("launcher", "emulated:1gbit")):
+        cluster = given(ranks, monkeypatch, FakeCluster())
+        ranks.command(name, argument)
+        assert (cluster.fate, capsys.readouterr().err) == ("detached", "the 2 ranks are let go: %attach one goes on with them\n")
+    for name in ("restart_ranks", "stop_ranks"):
+        cluster = given(ranks, monkeypatch, FakeCluster())
+        ranks.command(name, "")
+        assert cluster.fate == "stopped"
+
+
 def test_a_name_that_there_is_not_costs_no_ranks(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise ConfigError(f"no cluster {name}")

@@ -170,6 +170,16 @@ class Ranks:
         if cluster is not None:
             cluster.stop() if self._owns else cluster.detach()
 
+    def _make_room(self) -> None:
+        """`stop`, and say what becomes of the ranks there are."""
+        if self.cluster is None:
+            return
+        if self._owns:
+            print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
+        else:
+            print(f"the {self.num_ranks} ranks are let go: %attach {self.cluster.id} goes on with them", file=sys.stderr)
+        self.stop()
+
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, name: str, argument: str) -> None:
@@ -185,9 +195,8 @@ class Ranks:
         """%ranks N: have so many."""
         if argument:
             number = _number(argument)
-            if self.cluster is not None and number != self.num_ranks:
-                print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
-                self.stop()
+            if number != self.num_ranks:
+                self._make_room()
             self.num_ranks = number
         self.start()
 
@@ -195,9 +204,8 @@ class Ranks:
         """%launcher WORDS: where ranks are from now on, as `launcher=` of Cluster."""
         if not argument:
             raise ConfigError("%launcher wants words, as Cluster(launcher=...) does: local, emulated:1gbit, slurm:partition=debug")
-        if self.cluster is not None and argument != self.launcher:
-            print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
-            self.stop()
+        if argument != self.launcher:
+            self._make_room()
         self.launcher = argument
 
     def _command_attach(self, argument: str) -> None:
@@ -228,13 +236,13 @@ class Ranks:
         display(self.cluster.status())  # type: ignore[no-untyped-call]
 
     def _command_restart_ranks(self, _: str) -> None:
-        """%restart_ranks: new ones; their variables are lost."""
+        """%restart_ranks: end the ranks, also those that were attached, and have new ones; their variables are lost."""
         self._owns = True
         self.stop()
         self.start()
 
     def _command_stop_ranks(self, _: str) -> None:
-        """%stop_ranks: end them; the next cell starts new ones."""
+        """%stop_ranks: end them, also those that were attached; the next cell starts new ones."""
         self._owns = True
         self.stop()
 
