@@ -103,6 +103,7 @@ def test_variables_stay_on_their_ranks_and_local_cells_have_the_cluster(notebook
     text, error, _ = notebook.cell("%%local\nprint('x' in globals(), cluster.num_ranks)")
     assert (text, error) == ("False 2\n", "")
     assert notebook.cell("%%local x\nprint(x + 1)")[0] == "11\n"
+    assert notebook.cell("%%local x\nx / 0")[1].count("ZeroDivisionError: ") == 1
     assert notebook.cell("%%local y\nprint(y)")[1].startswith("ConfigError: %%local y: rank 0 cannot give it (NameError")
 
 

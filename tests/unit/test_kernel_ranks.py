@@ -70,13 +70,34 @@ def test_a_cluster_that_trains_is_attached_without_waiting_for_it(ranks: Ranks, 
     cluster = given(ranks, monkeypatch, FakeCluster("training", answers=False))
     assert not cluster.waited and cluster.asked == ["rank, world_size = 0, 2", "rank, world_size = 1, 2"]
     assert ranks.shell.user_ns["cluster"] is cluster
-    with pytest.raises(ConfigError, match="the ranks are training"):
+    with pytest.raises(ConfigError, match="the ranks are training") as told:
         ranks.run("print(rank)")
+    assert told.value._render_traceback_() == [f"ConfigError: {told.value}"]  # type: ignore[attr-defined]
 
 
 def test_ranks_that_do_not_answer_are_told_with_the_way_out(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LaunchError, match="the ranks of one do not answer.*%restart_ranks"):
+    with pytest.raises(LaunchError, match=r"the ranks of one do not answer.*%restart_ranks"):
         given(ranks, monkeypatch, FakeCluster(answers=False))
+
+
+@pytest.mark.parametrize(
+    ("cell", "lines"),
+    [
+        ("%%local\nprint(1)\n", ["print(1)\n"]),
+        ("%%local x, y\nx\n1 / 0", ["__ranks__.prepare((), ('x', 'y'))\n", "x\n", "1 / 0"]),
+        ("%ranks 2\n%%local\nx", ["__ranks__.prepare((('ranks', '2'),), ())\n", "x"]),
+        ("%%local x\n%%time\nx\n", ["__ranks__.prepare((), ('x',))\n", "get_ipython().run_cell_magic('time', '', 'x\\n')\n"]),
+        ("%%rank 1\nx", ["__ranks__.run('%%rank 1\\nx')\n"]),
+    ],
+)
+def test_a_local_cell_is_the_notebooks_own_behind_what_it_needs(ranks: Ranks, cell: str, lines: list[str]) -> None:
+    assert ranks.transform(cell.splitlines(keepends=True)) == lines
+
+
+def test_a_local_cell_has_copies_of_rank_0(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(ranks, monkeypatch, FakeCluster())
+    ranks.prepare((), ("x", "y"))
+    assert (ranks.shell.user_ns["x"], ranks.shell.user_ns["y"]) == ("x of rank 0", "y of rank 0")
 
 
 def test_rank_0_is_asked_only_while_it_is_free(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

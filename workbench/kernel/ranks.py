@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, final
+
+from IPython.core.inputtransformer2 import cell_magic
 
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, Cell, parse_cell, parse_ranks
@@ -58,7 +61,7 @@ class Ranks:
     # -- cells -----------------------------------------------------------------------------------------------------
 
     def transform(self, lines: list[str]) -> list[str]:
-        """A cell as IPython is to run it: `%%local` ones as they are, all others as a call of `run`."""
+        """A cell as IPython is to run it: `%%local` ones as they are, behind a call of `prepare`, all others as a call of `run`."""
         text = "".join(lines)
         if not text.strip() or text.startswith("__ranks__."):
             return lines
@@ -66,8 +69,9 @@ class Ranks:
             cell = parse_cell(text)
         except ConfigError:
             cell = Cell(body=text)  # `run` says what is wrong with it
-        if cell.local and not cell.commands and not cell.names:
-            return cell.body.splitlines(keepends=True)
+        if cell.local:
+            before = [f"__ranks__.prepare({cell.commands!r}, {cell.names!r})\n"] if cell.commands or cell.names else []
+            return [*before, *cell_magic(cell.body.splitlines(keepends=True))]  # type: ignore[no-untyped-call]
         return [f"__ranks__.run({text!r})\n"]
 
     def run(self, text: str) -> None:
@@ -76,34 +80,31 @@ class Ranks:
         Raises:
             WorkbenchError: it cannot run, or failed on a rank.
         """
-        try:
-            self._run(parse_cell(text))
-        except WorkbenchError as error:
-            _show_without_frames(error, f"{type(error).__name__}: {error}")
-            raise
-        except KeyboardInterrupt as error:
-            _show_without_frames(error, "KeyboardInterrupt")
-            raise
+        with _without_frames():
+            cell = parse_cell(text)
+            assert not cell.local, "runs in the notebook's own process"
+            for name, argument in cell.commands:
+                self.command(name, argument)
+            if not cell.body.strip():
+                return
+            self.start()
+            self._check_free()
+            self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
+            self._last.run(cell.body)
 
-    def _run(self, cell: Cell) -> None:
-        for name, argument in cell.commands:
-            self.command(name, argument)
-        if not cell.body.strip():
-            return
-        if cell.local:
-            self._fetch(cell.names)
-            result = self.shell.run_cell("%%local\n" + cell.body)
-            result.raise_error()
-            return
-        self.start()
-        self._check_free()
-        self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
-        self._last.run(cell.body)
+    def prepare(self, commands: Iterable[tuple[str, str]], names: tuple[str, ...]) -> None:
+        """What a local cell needs: its commands carried out, and copies of rank 0's variables of these names.
+
+        Raises:
+            WorkbenchError: one of them cannot be.
+        """
+        with _without_frames():
+            for name, argument in commands:
+                self.command(name, argument)
+            if names:
+                self._fetch(names)
 
     def _fetch(self, names: tuple[str, ...]) -> None:
-        """Copies of rank 0's variables, for local cells."""
-        if not names:
-            return
         self.start()
         self._check_free()
         for name in names:
@@ -247,10 +248,17 @@ class Ranks:
         self.stop()
 
 
-def _show_without_frames(error: Any, words: str) -> None:
+@contextmanager
+def _without_frames() -> Iterator[None]:
     """IPython shows what `_render_traceback_` gives; frames of this package tell nobody anything."""
-    if not hasattr(error, "_render_traceback_"):
-        error._render_traceback_ = lambda: [words, *getattr(error, "__notes__", ())]
+    try:
+        yield
+    except (WorkbenchError, KeyboardInterrupt) as error:
+        if not hasattr(error, "_render_traceback_"):
+            words = f"{type(error).__name__}: {error}" if isinstance(error, WorkbenchError) else "KeyboardInterrupt"
+            shown: Any = error  # a name that outlives the clause
+            shown._render_traceback_ = lambda: [words, *getattr(shown, "__notes__", ())]
+        raise
 
 
 def _number(words: str) -> int:
