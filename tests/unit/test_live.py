@@ -126,12 +126,20 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
     writer = Writer(tmp_path).steps(2)
     views: list[Any] = []
 
+    reads = 0
+
     class Handle:
         folder = writer.folder
-        run = property(lambda self: Run.load(self.folder))
         shown_by = staticmethod(views.append)
 
+        @property
+        def run(self) -> Run:
+            nonlocal reads
+            reads += 1
+            return Run.load(self.folder)
+
     assert [len(make([Handle()], "steps").data[0].x) for make in (plots.curves, plots.convergence)] == [2, 2]
+    reads = 0
     view = plots.watch(Handle(), x="steps")
     assert views == [view]
     view.settle()
@@ -139,6 +147,7 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
     writer.steps(3).end()
     view.settle()
     assert len(view.static().data[0].x) == 5
+    assert reads == 1, "the whole record is read once, what is new of it by each look"
 
 
 def test_a_picture_that_a_thread_left_is_sent_again_by_the_cell_that_waits(tmp_path: Path) -> None:

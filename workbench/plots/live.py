@@ -183,11 +183,12 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
     """
     if not runs:
         raise ConfigError("no run to watch: give at least one, such as watch(run)")
-    followers = [Follower(run.folder) if run.info.get("status") not in ENDED and run.folder else None for run in as_runs(runs)]
+    known = as_runs(runs)  # once: of a handle, it reads the whole record
+    followers = [Follower(run.folder) if run.info.get("status") not in ENDED and run.folder else None for run in known]
     view = LiveCurves(x=x)
 
     def look() -> list[Run]:
-        return [follower.poll() if follower else run for follower, run in zip(followers, as_runs(runs), strict=True)]
+        return [follower.poll() if follower else run for follower, run in zip(followers, known, strict=True)]
 
     view.update(look())
     for run in runs:
