@@ -289,8 +289,9 @@ def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_se
     midway, seen = threading.Event(), threading.Event()
 
     def slowly(*given: Any) -> Any:
-        midway.set()
-        seen.wait(0.3)  # as long as the other one takes, if it goes on in the midst of this
+        if not midway.is_set():
+            midway.set()
+            seen.wait(0.5)  # until the other one has looked, if it goes on in the midst of this
         return parse_lines(*given)
 
     monkeypatch.setattr("workbench.trace.follow.parse_lines", slowly)
