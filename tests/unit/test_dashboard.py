@@ -191,7 +191,16 @@ def test_the_last_rows_of_a_run_are_seen_though_nobody_looks_after_its_end(
     entry = on_ranks(session)
     recorder = FileRecorder(entry.handle.folder, 0, {"rank": 0})
     for step in range(3):
-        row = {"step": step, "seconds": 0.1 * step, "samples": 64, "bytes_sent": 1, "staleness": 0, "loss": 1.0, "num_samples": 32, "lr": 0.1}
+        row = {
+            "step": step,
+            "seconds": 0.1 * step,
+            "samples": 64,
+            "bytes_sent": 1,
+            "staleness": 0,
+            "loss": 1.0,
+            "num_samples": 32,
+            "lr": 0.1,
+        }
         recorder.metrics(row)
     assert entry.run is None or not entry.run.metrics.get(0)
     recorder.close()

@@ -94,6 +94,13 @@ def test_a_local_cell_is_the_notebooks_own_behind_what_it_needs(ranks: Ranks, ce
     assert ranks.transform(cell.splitlines(keepends=True)) == lines
 
 
+def test_what_is_installed_is_installed_once_here(ranks: Ranks) -> None:
+    asked: list[tuple[str, str]] = []
+    ranks.shell.run_line_magic = lambda *words: asked.append(words)
+    ranks.run("%pip install x")
+    assert asked == [("pip", "install x")] and ranks.cluster is None
+
+
 def test_a_local_cell_has_copies_of_rank_0(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     given(ranks, monkeypatch, FakeCluster())
     ranks.prepare((), ("x", "y"))

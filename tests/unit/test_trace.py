@@ -278,9 +278,7 @@ def test_an_unknown_axis_is_refused_with_the_choices() -> None:
         run.curve("steps", "acc")  # type: ignore[arg-type]
 
 
-def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_see(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = new_run(INFO, tmp_path)
     recorder = FileRecorder(folder, 0, HEADER)
     for step in range(3):

@@ -11,7 +11,7 @@ from typing import Any, final
 from IPython.core.inputtransformer2 import cell_magic
 
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
-from workbench.kernel.cells import COMMANDS, Cell, parse_cell, parse_ranks
+from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
 from workbench.kernel.execution import Execution, stuck
 
 DEFAULT_RANKS = 4
@@ -184,11 +184,14 @@ class Ranks:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, name: str, argument: str) -> None:
-        """One of the commands that may stand above a cell.
+        """One of the commands that may stand above a cell, or an installer, which runs here, once.
 
         Raises:
             ConfigError: it does not go like that.
         """
+        if name in INSTALLERS:
+            self.shell.run_line_magic(name, argument)
+            return
         assert name in COMMANDS
         getattr(self, f"_command_{name}")(argument)
 
