@@ -8,19 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 from workbench.clusters.engines import Engines
 from workbench.clusters.failures import consequence, first_cause, local_error
-from workbench.clusters.steer import OVER, say, say_set
+from workbench.clusters.steer import say, say_set
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.words import PAUSE, RESUME, STOP, write_word
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
 from workbench.trace.run import XAxis, YAxis
-from workbench.trace.store import read_info
+from workbench.trace.store import OVER, read_info
 
 POLL_S = 0.05
 CAUSE_S = 2.0  # how long the cause of a failure may come after the ranks that left because of it
@@ -240,8 +239,7 @@ class RunHandle:
         follower = Follower(self.folder)
 
         def look() -> list[Run]:
-            run = follower.poll()
-            return [replace(run, info={**run.info, "status": "paused"})] if self.status == "paused" else [run]
+            return [follower.poll()]
 
         def ask(what: str) -> Callable[[], Any] | None:
             return getattr(self, what, None)
