@@ -45,7 +45,7 @@ def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_started": psutil.Process().create_time(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **versions()},
         "commit": _commit(Path(notebook).parent),
     }
     _write(record_path(output), record)
@@ -94,7 +94,8 @@ def _told(error: BaseException | None) -> str | None:
     return f"{name}: {value}"[:2000]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that results depend on."""
     found = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
