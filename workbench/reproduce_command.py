@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigError
 from workbench.notebook_command import add_run_options, given_parameters
+from workbench.submit_command import add_job_options, submit_words
 
 if TYPE_CHECKING:
     from workbench.papers.claims import Size
@@ -20,6 +21,7 @@ EXAMPLES = """
   workbench reproduce all --size ci                     # the same command goes on where it stopped
   workbench reproduce all --size ci --update            # in a checkout: records, figures and pages go into papers/
   workbench reproduce all --size full --site lab-8-gpus -f data.yaml
+  workbench reproduce all --size full -f data.yaml --submit slurm --partition gpu --time 12:00:00 --nodes 2 --gpus-per-rank 1
 
 Its folder holds the executed notebooks with their pages, the records, and index.html, which shows all of them.
 """
@@ -40,6 +42,9 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--records", type=Path, metavar="FOLDER", help="where records go; the output folder's `papers` by default")
     where.add_argument("--update", action="store_true", help="in a checkout: write records and figures into papers/, and its pages")
     add_run_options(parser)
+    job = parser.add_argument_group("in a job", "ranks are the job's tasks; the same command goes on where a job was ended")
+    job.add_argument("--submit", choices=["slurm"], help="have it run in a batch job; what follows says which")
+    add_job_options(job, short=False)
     parser.set_defaults(command=_reproduce)
 
 
@@ -51,12 +56,14 @@ def _reproduce(options: argparse.Namespace) -> int:
     from workbench.papers.plan import plan
     from workbench.papers.reproduction import Reproduction
     from workbench.papers.site import site_name
-    from workbench.papers.sizes import check_size
+    from workbench.papers.sizes import check_size, parse_ranks
 
     size, site, parameters = check_size(options.size), site_name(options.site), given_parameters(options)
     if options.update and parameters:
         raise ConfigError("--update keeps records of a size as its file says: leave -p and -f out, or have --records FOLDER")
     jobs = plan(options.name, size, claim=options.claim, parameters=parameters)
+    if options.submit:
+        return _submit(options, max([1, *(parse_ranks(words)[0] for job in jobs for words in job.ranks)]))
     output = _output(options.output, size, site)
     records = resources.shared("papers") if options.update else (options.records or output / "papers").resolve()
     how = Reproduction(
@@ -80,6 +87,19 @@ def _reproduce(options: argparse.Namespace) -> int:
     page = write_page(outcomes, output / "index.html", records, size, site)
     print(f"page:    {page}\nrecords: {records}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+def _submit(options: argparse.Namespace, num_ranks: int) -> int:
+    """The same command in a job; its site is named there, where Slurm tells the cluster's name."""
+    argv = ["reproduce", options.name, "--size", options.size]
+    for name in ("claim", "site", "timeout"):
+        argv += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
+    for name in ("output", "records"):
+        argv += [f"--{name}", str(getattr(options, name).resolve())] if getattr(options, name) is not None else []
+    argv += [f"--{name}" for name in ("again", "update") if getattr(options, name)]
+    argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
+    argv += [word for pair in options.parameter for word in ("--parameter", pair)]
+    return submit_words(options, num_ranks, argv, what="reproduce")
 
 
 def _output(given: Path | None, size: str, site: str) -> Path:

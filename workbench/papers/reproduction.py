@@ -88,11 +88,8 @@ class Reproduction:
         papers = resources.shared("papers")
         if self.records.resolve() == papers.resolve():
             refuse_uncommitted(jobs, papers)
-        commit = history.commit_of(papers)
-        common = {"code_sha256": history.code_digest(), "size": self.size, "site": self.site}
-        identities = [
-            {**common, "notebook_sha256": notebook_digest(job.notebook), "parameters": without_paths(job.parameters)} for job in jobs
-        ]
+        commit, code = history.commit_of(papers), history.code_digest()
+        identities = [self.identify(job, code) for job in jobs]
         before = [None if self.again else self._recorded_s(*each) for each in zip(jobs, identities, strict=True)]
         outcomes: list[Outcome] = []
         lender = Lender(lambda words: self.say(f"  {words}"))
@@ -101,12 +98,18 @@ class Reproduction:
                 for place, (job, identity) in enumerate(zip(jobs, identities, strict=True)):
                     todo = [other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None]
                     self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
-                    outcomes.append(self._one(job, {**identity, "commit": commit}, before[place], lender))
+                    outcomes.append(self.one(job, {**identity, "commit": commit}, lender, before[place]))
             finally:
                 lender.close()
         return outcomes
 
-    def _one(self, job: Job, identity: dict[str, Any], recorded_s: float | None, lender: Lender) -> Outcome:
+    def one(self, job: Job, identity: dict[str, Any], lender: Lender, recorded_s: float | None = None) -> Outcome:
+        """Execute one, with ranks lent to it, and write its records.
+
+        Args:
+            identity: what its records say of what was executed: see `identify`, and the commit.
+            recorded_s: seconds of an execution that it has a record of; then nothing is done.
+        """
         executed = self.output / job.notebook.name
         about: dict[str, Any] = {"name": job.name, "papers": job.papers, "executed": executed, "parameters": job.parameters}
         if recorded_s is not None:
@@ -132,6 +135,11 @@ class Reproduction:
         for note in notes:
             self.say(f"  {note}")
         return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **about)
+
+    def identify(self, job: Job, code: str) -> dict[str, Any]:
+        """What tells an execution from another: code, notebook, parameters, size and site."""
+        own = {"notebook_sha256": notebook_digest(job.notebook), "parameters": without_paths(job.parameters)}
+        return {**own, "code_sha256": code, "size": self.size, "site": self.site}
 
     def _recorded_s(self, job: Job, identity: Mapping[str, Any]) -> float | None:
         """Seconds of an earlier execution of just this, of the same code; None if it is to be done."""

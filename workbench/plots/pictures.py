@@ -32,6 +32,8 @@ def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path
     drawn = [go.Figure(data=figure["data"], layout=figure.get("layout"), skip_invalid=True) for figure in figures.values()]
     sizes = [figure.get("layout", {}) for figure in figures.values()]
     for figure, size in zip(drawn, sizes, strict=True):
+        for place, trace in enumerate(figure.data):
+            trace.uid = f"trace-{place}"  # else drawn at random
         figure.update_layout(width=size.get("width") or SIZE[0], height=size.get("height") or SIZE[1])
     svg = [path.with_name(f"{path.name}.svg") for path in figures]
     for path in svg:
