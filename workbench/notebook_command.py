@@ -86,7 +86,7 @@ def _list(names: list[str], as_json: bool) -> int:
         parameters = parameters_of(path)
         if as_json:
             about |= {"path": str(path), "parameters": [asdict(parameter) for parameter in parameters]}
-            about |= {"sizes": dict(sizes.parameters), "ranks": sizes.ranks} if sizes else {}
+            about |= {"sizes": {str(size): values for size, values in sizes.parameters.items()}, "ranks": sizes.ranks} if sizes else {}
             print(json.dumps(about))
         else:
             papers = f"  ({', '.join(about['papers'])})" if about["papers"] else ""

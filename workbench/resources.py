@@ -22,7 +22,7 @@ def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
     >>> shared("notebooks").name
     'notebooks'
     """
-    own = (Path(os.environ[OWN]).resolve() / kind,) if os.environ.get(OWN) else ()
+    own: list[Path] = [Path(os.environ[OWN]).resolve() / kind] if os.environ.get(OWN) else []
     for folder in (*own, _PACKAGE / "_share" / kind, _PACKAGE.parent / kind):
         if folder.is_dir():
             return folder

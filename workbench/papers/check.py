@@ -12,7 +12,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.catalogue import paper_keys, parameters_of
 from workbench.naming import unknown
 from workbench.papers import history
-from workbench.papers.claims import Claim, Claims, read_claims
+from workbench.papers.claims import Claim, Claims, Experiment, Question, read_claims
 from workbench.papers.records import Record, read_record
 from workbench.papers.rows import MEASURED
 from workbench.papers.sizes import read_sizes
@@ -68,8 +68,8 @@ def check_papers() -> Result:
 
 def _check_notebooks(key: str, claims: Claims, result: Result) -> None:
     """Every notebook that is spoken of is there, with its sizes and the cells that answer."""
-    named = sorted({item.notebook for item in (*claims.claims, *claims.experiments, *claims.questions)})
-    for name in named:
+    items: list[Claim | Experiment | Question] = [*claims.claims, *claims.experiments, *claims.questions]
+    for name in sorted({item.notebook for item in items}):
         about = f"{key}/claims/{name}.yaml"
         try:
             path = resources.notebook(name)

@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.papers.claims import Claim, read_claims
 
 GIT_S = 20.0
-GENERATED = (":(exclude)papers/*/records", ":(exclude)papers/*/figures", ":(exclude)papers/README.md", ":(exclude)papers/*/card.md")
+GENERATED = tuple(f":(exclude){path}" for path in ("*/records/*", "*/figures/*", "README.md", "*/card.md"))  # of the folder of papers
 
 
 def git(folder: Path, *words: str) -> str | None:
@@ -45,9 +45,8 @@ def commit_of(papers: Path) -> dict[str, Any] | None:
         papers = Path(workbench.__file__).parents[1] / "papers"
         if not has_history(papers):
             return None
-    top = Path((git(papers, "rev-parse", "--show-toplevel") or "").strip())
-    sha = (git(top, "rev-parse", "HEAD") or "").strip()
-    said = git(top, "status", "--porcelain", "--", ".", *GENERATED)
+    sha = (git(papers, "rev-parse", "HEAD") or "").strip()
+    said = git(papers, "status", "--porcelain", "--untracked-files=all", "--", ":/", *GENERATED)
     return {"sha": sha, "dirty": bool((said or "").strip())}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 from workbench.errors import ConfigError
 from workbench.experiments.catalogue import parameters_of
@@ -43,7 +43,7 @@ def check_size(size: str) -> Size:
     """
     if size not in SIZES:
         raise unknown("size", size, SIZES)
-    return cast(Size, size)
+    return size
 
 
 def parse_ranks(words: str) -> tuple[int, str]:
