@@ -59,16 +59,21 @@ def _chosen(options: argparse.Namespace) -> Any:
     from dataclasses import replace
 
     from workbench.analysis.runs_table import runs_table
-    from workbench.trace.store import find_run
+    from workbench.trace.store import find_run, runs_root
 
     if options.names and options.action == "list":
         raise ConfigError("runs list takes no names: `workbench show RUN` shows one, --where chooses")
+    limit = None if options.names else options.limit
     table = runs_table(
-        where=options.where, since=options.since, sweep=options.sweep, sort=options.sort, columns=options.columns, limit=options.limit
+        where=options.where, since=options.since, sweep=options.sweep, sort=options.sort, columns=options.columns, limit=limit
     )
     if options.names:
-        folders = {find_run(name).resolve() for name in options.names}
-        table = replace(table, rows=[row for row in table if Path(row["folder"]).resolve() in folders])
+        rows = {Path(row["folder"]).resolve(): row for row in table}
+        folders = [find_run(name).resolve() for name in options.names]
+        for folder in folders:
+            if folder not in rows and folder.parent != runs_root().resolve():
+                raise ConfigError(f"{folder} is not in the store {runs_root()}: WORKBENCH_RUNS={folder.parent} workbench runs ... takes it")
+        table = replace(table, rows=[row for folder, row in rows.items() if folder in folders][: options.limit])
     return table
 
 
@@ -101,12 +106,16 @@ def _export(table: Any, options: argparse.Namespace) -> int:
 
 
 def _remove(table: Any, options: argparse.Namespace) -> int:
+    from workbench.analysis.runs_table import Condition
     from workbench.trace.store import OVER, remove_run
 
     if not (options.names or options.where or options.sweep or options.since):
         raise ConfigError("runs remove: say which, by name or with --where, --sweep or --since; it does not remove all")
-    alive = [row["run"] for row in table if row["status"] not in OVER]
-    if alive and not any(text.startswith("status") for text in options.where):
+    if not len(table):
+        raise ConfigError("no such runs: nothing is removed; `workbench runs` lists those there are")
+    named = {condition.value for condition in map(Condition.parse, options.where) if (condition.key, condition.sign) == ("status", "=")}
+    alive = [row["run"] for row in table if row["status"] not in OVER and row["status"] not in named]
+    if alive:
         raise ConfigError(
             f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, choose it with --where status=running"
         )

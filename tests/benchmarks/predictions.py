@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ CALIBRATION_STEPS = 40
 SECONDS_EACH = 7.0  # of measured training, at least LEAST_STEPS
 LEAST_STEPS, MOST_STEPS = 8, 40
 WAIT_S = 240.0
+UNSEEN = (
+    "Calibrations, predictions and measurements are all of one session, after the model was last changed. Other measurements of the same "
+    "cells had been seen when it was changed; no number was fitted to them."
+)
 SEEN = (
     "predicted_s, low_s, high_s and bound are of the present model, from the calibrations here: the measured rows had been seen when the "
     "model was changed, and no number was fitted to them. error_before is of the model before, first_error of what was predicted first."
@@ -183,7 +188,8 @@ def said(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]:
     """What is predicted of a cell."""
     rate = parse_rate(cell["rate"]) / 8
     found = predict(calibration, method(cell["method"]), workers=cell["hosts"], bandwidth_bytes_per_s=rate, cores=CORES)
-    return {"predicted_s": found.usual_s, "low_s": found.low_s, "high_s": found.high_s, "bound": found.bound}
+    usual = found.usual_s / found.step_s  # the band is of the mean step
+    return {"predicted_s": found.usual_s, "low_s": usual * found.low_s, "high_s": usual * found.high_s, "bound": found.bound}
 
 
 def run_all(folder: Path, models: list[str]) -> None:
@@ -257,7 +263,7 @@ def record(folder: Path) -> None:
         if first:
             rows[-1]["first_error"] = first[_key(row)] / cell["step_s"] - 1
     models = sorted({row["model"] for row in rows})
-    write(rows, {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models})
+    write(rows, {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models}, {"seen": UNSEEN})
 
 
 def repredict() -> None:
@@ -267,15 +273,21 @@ def repredict() -> None:
     rows = []
     for row in told["rows"]:
         new = {**row, **said(known[row["model"]], row)}
-        rows.append({**new, "error": new["predicted_s"] / row["measured_s"] - 1, "error_before": row.get("error_before", row["error"])})
-    write(rows, told["calibrations"], SEEN)
+        rows.append({**new, "error": new["predicted_s"] / row["measured_s"] - 1})
+        if not isclose(new["predicted_s"], row["predicted_s"], rel_tol=1e-9):
+            rows[-1]["error_before"] = row.get("error_before", row["error"])
+    others = any("error_before" in row for row in rows)
+    if others:
+        rows = [{"error_before": row["error"], **row} for row in rows]
+    kept = {name: told["how"][name] for name in ("seen", "measured_again") if name in told["how"]}
+    write(rows, told["calibrations"], {**kept, **({"seen": SEEN} if others else {})})
 
 
-def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], seen: str | None = None) -> None:
+def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[str, Any]) -> None:
     """The record and its table.
 
     Args:
-        seen: what to say of predictions that were made when the measured rows were known.
+        more: of how it was made: "seen", what was known when the predictions were made; "measured_again", which cells, and why.
     """
     errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     result = {
@@ -285,7 +297,7 @@ def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], seen: str | 
             "methods": {name: f"{word} {settings}" for name, (word, settings) in METHODS.items()},
             "cores": CORES,
             "runtime": "torch (gloo)",
-            **({"seen": seen} if seen else {}),
+            **more,
         },
         "error_median": statistics.median(errors),
         "error_worst": errors[-1],

@@ -95,9 +95,10 @@ def test_torch_ranks_that_do_not_meet_are_a_fault_of_the_core(monkeypatch: pytes
 
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = doctor("--quick", status=1, WORKBENCH_RUNS="/proc/none/runs")
-    assert found["run store"]["state"] == "fault"
-    assert "WORKBENCH_RUNS" in found["run store"]["mend"]
+    for place in ("/proc/none/runs", str(tmp_path / "file"), str(tmp_path / "file" / "runs")):
+        found = doctor("--quick", status=1, WORKBENCH_RUNS=place)
+        assert found["run store"]["state"] == "fault", place
+        assert "WORKBENCH_RUNS" in found["run store"]["mend"]
     assert "torch ranks" not in found, "--quick starts nothing"
 
 

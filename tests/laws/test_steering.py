@@ -165,19 +165,21 @@ def steer(
     words: dict[int, tuple[Word, ...]],
     *,
     beside: Callable[[Path], None] | None = None,
+    stop_after: int | None = None,
+    num_ranks: int = 3,
     **how: Any,
 ) -> tuple[Run, list[Tensor]]:
-    """Train on three real ranks with words that are said while it runs: the record, and each rank's parameters at the end.
+    """Train on real ranks with words that are said while it runs: the record, and each rank's parameters at the end.
 
     Args:
         beside: called with the run's folder on a thread of its own meanwhile.
     """
-    job = make_job(runtime, 3, algorithm, tiny.problem(), settings(**how))
+    job = replace(make_job(runtime, num_ranks, algorithm, tiny.problem(), settings(**how)), stop_after=stop_after)
     problem = tiny.problem(tiny.Remembered(partial(Speaks, job.folder, words)))
     thread = threading.Thread(target=beside, args=(Path(job.folder),)) if beside else None
     if thread is not None:
         thread.start()
-    found = run_on_ranks(train_and_look, replace(job, problem=problem), 3)
+    found = run_on_ranks(train_and_look, replace(job, problem=problem), num_ranks)
     if thread is not None:
         thread.join(10)
     return Run.load(job.folder), found
@@ -315,16 +317,35 @@ def test_a_pause_that_is_longer_than_the_time_out_ends_nothing() -> None:
     assert run.info["result"]["seconds"] < 4.5, "what it was held for does not count"
 
 
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), PipeSGD(width=2, collective=Ring())], ids=name_of)
+def test_what_is_set_does_not_move_the_step_that_a_run_is_to_stop_at(algorithm: Algorithm) -> None:
+    run, found = steer("torch", algorithm, {3: ({"set": {"lr": 0.02}},)}, steps=20, stop_after=15)
+    assert run.info["status"] == "stopped"
+    assert [steps_of(run, rank) for rank in range(3)] == [list(range(16))] * 3
+    replayed = replay(run, algorithm, tiny.problem(), settings(steps=20))
+    for ours, theirs in zip(found, replayed.parameters, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_stop_that_is_heard_with_the_last_step_stops_nothing() -> None:
+    """Said in the last step but one, it is heard at its end and taken at that of the last."""
+    run, _ = steer("torch", SynchronousSGD(), {8: (STOP,)}, steps=10, num_ranks=1)
+    assert run.info["steering"][0]["step"] == 10
+    assert run.info["status"] == "finished"
+    assert run.evaluations()[-1]["step"] == 9
+
+
 @on_real_runtimes
 def test_a_word_that_cannot_be_done_is_refused_by_all_ranks_and_training_goes_on(runtime: str) -> None:
     """Whoever writes to the file by hand may write anything."""
-    words: dict[int, tuple[Word, ...]] = {2: ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}})}
+    words: dict[int, tuple[Word, ...]] = {2: ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}}, {"set": {"lr": 10**400}})}
     run, _ = steer(runtime, PipeSGD(width=2), words, steps=10)
     assert run.info["status"] == "finished"
-    first, second, third = run.info["steering"]
+    first, second, third, fourth = run.info["steering"]
     assert "width=0" in first["refused"]
     assert second == {"number": 2, "sett": 1, "step": second["step"]}
     assert "lr='fast'" in third["refused"]
+    assert "a finite number" in fourth["refused"]
 
 
 @on_real_runtimes

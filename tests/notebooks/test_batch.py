@@ -103,6 +103,20 @@ def test_reproduce_knows_which_notebooks_are_about_a_paper_and_says_where_none_i
         notebooks_about("li2018pipesg")
 
 
+@pytest.mark.parametrize("words", [("list",), ("run",)])
+def test_what_is_no_notebook_is_told_in_a_line(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.ipynb").write_text("no JSON")
+    assert main(["notebook", *words, str(tmp_path / "bad.ipynb")]) == 2
+    assert "bad.ipynb is no notebook" in capsys.readouterr().err
+
+
+def test_the_page_does_not_take_the_notebooks_place(notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder.ipynb").mkdir()
+    for output in ("out.html", "folder.ipynb", "."):
+        assert main(["notebook", "run", str(notebook), "-o", str(tmp_path / output)]) == 2
+        assert "name a file that ends in .ipynb" in capsys.readouterr().err
+
+
 @pytest.mark.browser
 def test_plain_nbconvert_draws_figures_without_a_network(tmp_path: Path) -> None:
     data = {"application/vnd.plotly.v1+json": {"data": [{"type": "scatter", "y": [1, 3]}], "layout": {}}}

@@ -15,15 +15,17 @@ import torch
 from torch import nn
 
 import workbench as wb
+from workbench.analysis.summary import step_seconds
 from workbench.calibration import Calibration, Convergence, Estimate, Probe, calibrate, candidates, predict, probe, recommend, with_probe
 from workbench.calibration.convergence import recipe
 from workbench.calibration.cores import Slowness, slowness_in
-from workbench.calibration.effective import core_s_per_byte, effective_costs, make_setting
+from workbench.calibration.effective import core_s, core_s_per_byte, effective_costs, make_setting
 from workbench.calibration.fit import ready_to_shares, robust_line
 from workbench.calibration.laws import fit_law, slow_ranks
 from workbench.calibration.observed import _merged
 from workbench.calibration.predict import step_s
 from workbench.calibration.probe import without_hold_up
+from workbench.calibration.settled import midmean, simulated
 from workbench.cli import main
 from workbench.codecs import Truncate16
 from workbench.collectives import Native, Ring
@@ -290,6 +292,18 @@ def test_the_wire_is_no_quicker_than_the_cores_that_feed_it() -> None:
             assert network.bandwidth_bytes_per_s == pytest.approx(rate / slower, rel=1e-6)
 
 
+def test_a_usual_step_takes_at_least_what_its_work_takes_of_the_cores() -> None:
+    """Four ranks on two cores, Pipe-SGD: simulated by slowed links and compute alone, a step is 1.2 % too short."""
+    pace, host = replace(fitted().pace, stragglers=()), replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-7)
+    costly, method = replace(fitted(), pace=pace, host=host), wb.PipeSGD()
+    setting = make_setting(costly, 4, bandwidth_bytes_per_s=RATE)
+    found = simulated(costly, method, setting, 12, 0)
+    assert found.slow is not None
+    least_s = 4 * core_s(costly, method, setting, found.run, found.slow) / 2.0
+    assert midmean(step_seconds(found.run)) < 0.99 * least_s
+    assert midmean(found.times) == pytest.approx(least_s, rel=1e-6)
+
+
 def test_a_byte_costs_no_more_of_a_core_on_a_slower_link_and_less_on_a_quicker_one() -> None:
     costly = replace(fitted(), host=replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-8))
     found = [core_s_per_byte(costly, costly.network(factor * RATE)) for factor in (0.5, 1.0, 4.0)]
@@ -331,6 +345,10 @@ def test_a_sum_that_was_held_up_is_no_latency() -> None:
     size = held.shapes.num_bytes
     assert found.line.latency_s.value == 1e-3 and all(draw["latency_s"] == 1e-3 for draw in found.draws)
     assert found.network().all_reduce_s(size, 4) == pytest.approx(held.network().all_reduce_s(size, 4), rel=1e-9)
+    wire = found.line.s_per_byte.value - held.line.s_per_byte.value
+    assert [
+        new["s_per_byte"] - old.get("s_per_byte", held.line.s_per_byte.value) for old, new in zip(held.draws, found.draws, strict=True)
+    ] == (pytest.approx([wire] * len(held.draws))), "also what other samples could have said"
     assert without_hold_up(fitted()) == fitted()
 
 

@@ -25,7 +25,7 @@ from workbench.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONDA_NAMES = {"torch": "pytorch", "kaleido": "python-kaleido", "playwright": "playwright-python"}
+CONDA_NAMES = {"torch": "pytorch", "jupyter-console": "jupyter_console", "kaleido": "python-kaleido", "playwright": "playwright-python"}
 
 
 def declared() -> dict[str, Requirement]:

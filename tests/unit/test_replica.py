@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from workbench.backward import Hooks, LossScale, Micro
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
+from workbench.master import Master
 from workbench.replica import Replica
 
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -439,3 +440,23 @@ def test_a_gradient_that_comes_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"(weight|bias) arrived twice.*use_reentrant=False"):
         replica.backward(0, [Micro(lambda: loss(True), 1.0, 1)], Hooks())
     replica.backward(0, [Micro(lambda: loss(False), 1.0, 1)], Hooks())
+
+
+# -- a server's copy -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["before its first update", "after one"])
+def test_a_server_takes_the_learning_rate_that_is_set(before: int) -> None:
+    """a = 1 - lr * its gradient of 2, for each update."""
+    model = Products(uses_c=True)
+    replica = Replica(model, sgd(model.parameters()))
+    replica.make_master = lambda: Master(replica.parameters, replica.layout, sgd)
+    master = replica.master
+    for update in range(2):
+        if update == before:
+            replica.set_lr(0.5)
+        gradient, _ = replica.backward(update, [micro(model)], Hooks())
+        master.apply(gradient, 1.0)
+    assert master.lr == 0.5
+    assert float(master.parameters[0].detach()) == pytest.approx(1 - 2 * (0.1 * before + 0.5 * (2 - before)))
+    assert replica.updater.optimizer.param_groups[0]["lr"] == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -177,3 +178,10 @@ def test_what_depends_on_time_or_chance_is_not_learned_by_heart() -> None:
         assert rehearse(program(Recv(1, like=like), request)) is None
     tape = rehearse(program(Recv(1, like=like)))
     assert tape is not None and [op for op, *_ in tape.instructions][-1] == WAIT
+
+
+def test_a_simulation_is_gone_when_its_run_is_there() -> None:
+    """It is a cycle, and a hundred predictions make a hundred."""
+    run = wb.simulate(wb.AsyncSGD(), tiny.problem(), workers=2, steps=2, timing_only=True)
+    assert run.steps()
+    assert not [item for item in gc.get_objects() if isinstance(item, Simulation)]

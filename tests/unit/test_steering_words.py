@@ -21,6 +21,7 @@ from workbench.algorithms import (
     StaleSGD,
     SynchronousSGD,
     Uniform,
+    named,
     recorded,
 )
 from workbench.cli import main
@@ -73,6 +74,9 @@ def test_a_look_at_nothing_new_opens_no_file(tmp_path: Path, monkeypatch: pytest
 REFUSED: list[tuple[Algorithm, dict[str, Any], str]] = [
     (PipeSGD(), {}, "nothing to set: give one of lr, width"),
     (PipeSGD(), {"widht": 3}, "did you mean width"),
+    (PipeSGD(), {"delay": 2, "width": 5}, "delay and width say the same"),
+    (StaleSGD(), {"delay": 1, "staleness": "Constant(2)"}, "delay and staleness say the same"),
+    (PipeSGD(), {"lr": 10**400}, "above 0"),
     (PipeSGD(), {"width": 0}, "width=0"),
     (PipeSGD(), {"width": "3"}, "give a whole number"),
     (PipeSGD(), {"delay": -1}, "delay=-1"),
@@ -117,6 +121,13 @@ def test_a_change_that_was_written_out_makes_the_method(before: Algorithm, chang
     line = json.loads(json.dumps(encoded(before, changes)))
     assert changed(before, line, 3) == (after, None)
     assert changed(before, {**line, "lr": 2}, 3) == (after, 2.0)
+
+
+@pytest.mark.parametrize(("before", "changes", "after"), CHANGED, ids=str)
+def test_what_a_record_shows_can_be_given_back(before: Algorithm, changes: dict[str, Any], after: Algorithm) -> None:
+    """From a shell, say: an object as it is written out in `control.jsonl`, and none."""
+    line = {name: "none" if value is None else value for name, value in encoded(before, changes).items()}
+    assert changed(before, encoded(before, named(line)), 3) == (after, None)
 
 
 def test_an_object_that_ranks_could_not_read_is_refused() -> None:

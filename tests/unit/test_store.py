@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from workbench.analysis import runs_table
 from workbench.analysis.export import METRICS, export_runs
 from workbench.analysis.runs_table import Condition
+from workbench.cli import main
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import FileRecorder, list_runs, new_run, update_run
 from workbench.trace.store import INDEX_NAME, find_run, read_info, remove_run
@@ -228,16 +230,18 @@ def test_a_thousand_runs_are_listed_from_one_file(runs: Path, monkeypatch: pytes
 # ---------------------------------------------------------------- removal and export
 
 
-def test_remove_asks_and_leaves_what_runs(some: list[Path], runs: Path) -> None:
+def test_remove_asks_and_leaves_what_runs(some: list[Path], runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     update_run(some[1], status="running")
 
     def remove(*words: str, status: int) -> str:
-        command = [sys.executable, "-m", "workbench", "runs", "remove", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == status, done.stderr
-        return done.stderr
+        assert main(["runs", "remove", *words]) == status
+        return capsys.readouterr().err
 
     assert "say which" in remove("--yes", status=2)
+    shutil.copytree(some[0], runs.parent / "elsewhere" / some[0].name)
+    assert "is not in the store" in remove(str(runs.parent / "elsewhere" / some[0].name), "--yes", status=2)
+    assert "no such runs" in remove("--where", "status=finished", "workers=77", "--yes", status=2)
+    assert "not ended" in remove("--where", "status!=finished", "--yes", status=2), "no word that it is meant"
     assert "not ended" in remove(some[0].name, some[1].name, "--yes", status=2)
     assert "--yes" in remove("--where", "status=failed", status=2)
     assert len(list_runs()) == 4

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
+from workbench.experiments import sweep, sweeper
 from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, state_of
-from workbench.experiments.warm import WarmServer
+from workbench.experiments.warm import COMMAND, WarmServer
+from workbench.experiments.yaml_file import read_yaml
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}
 
@@ -98,6 +102,8 @@ def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: lis
         ({"base": {"method": "pipe-sgd", "resume": "last"}}, "resume"),
         ({"base": {"method": "pipe-sgd", "workers": "two"}}, "invalid int value"),
         ({"base": {"method": "pipe-sgd", "workers": 0}}, "at least 1"),
+        ({"base": {"method": "pipe-sgd", "workers": [2, 4]}}, r"workers: \[2, 4\]: one value; several.* under axes"),
+        ({"axes": {"method": ["dear"], "lr": [[0.1, 0.2]]}}, "under axes"),
         ({"base": {"method": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
         ({"base": {"method": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
         ({"axes": {"seed": [0]}}, "it has no method"),
@@ -164,6 +170,60 @@ def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: P
 def test_a_date_is_refused_as_no_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in quotes"):
         grid_of("base: {method: dear, option: {day: 2026-11-21}}\n", tmp_path)
+
+
+def test_numbers_of_every_form_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.yaml"
+    path.write_text("a: 1.25e9\nb: .5e3\nc: 1.e-2\nd: 1e3\ne: -2.5E+1\nf: e5\ng: 1.5\n")
+    assert read_yaml(path) == {"a": 1.25e9, "b": 500.0, "c": 0.01, "d": 1000.0, "e": -25.0, "f": "e5", "g": 1.5}
+
+
+def test_a_server_that_is_still_busy_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = WarmServer(dict(os.environ), ["sh", "-c", "exec sleep 1000"])
+    patient = server._process.communicate
+    monkeypatch.setattr(server._process, "communicate", lambda timeout=None: patient(timeout=timeout and 0.1))
+    server.close()
+    assert server.has_ended
+
+
+def test_a_child_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    server = WarmServer(dict(os.environ) | {"WORKBENCH_RUNS": str(tmp_path)})
+    try:
+        endless = ["dear", "--runtime=simulated", "--problem=digits-mlp", f"--steps={10**6}"]
+        process = server.start(endless, {**os.environ, "WORKBENCH_RUNS": str(tmp_path)}, str(tmp_path / "log"))
+        deadline = time.monotonic() + 60
+        while not psutil.Process(server._process.pid).children() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.poll() is None
+        process.kill()
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.poll() == -signal.SIGKILL
+    finally:
+        server.close()
+
+
+def test_a_server_that_died_is_replaced_and_its_cell_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first server ends before it writes anything, the next works."""
+    commands = iter([("sh", "-c", "exit 3"), COMMAND])
+    monkeypatch.setattr(sweeper, "WarmServer", lambda env: WarmServer(env, next(commands)))
+    found = sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}, "axes": {"seed": [0, 1]}})
+    assert [item.state for item in found.cells] == ["failed", "finished"]
+    assert "exit status 3" in found.failed[0].error
+
+
+def test_a_long_cell_is_heard_of(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody on another machine would take over a cell whose file is not touched."""
+    monkeypatch.setattr(sweeper, "BEAT_S", 0.0)
+    ages = []
+
+    def watch(progress: sweeper.Progress) -> None:
+        for path in (runs / "sweeps" / "grid").glob("*-000.json"):
+            ages.append(path.stat().st_mtime)
+            os.utime(path, (0, 0))  # as if nobody had touched it since long
+
+    sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}}, watch=watch)
+    assert len(ages) >= 2 and min(ages) > 0, "each look found it touched since the last"
 
 
 def test_children_that_end_together_are_both_heard_of() -> None:

@@ -114,9 +114,22 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
 
     >>> named({"collective": "ring", "codec": "top-k", "width": 3})
     {'collective': Ring(), 'codec': TopK(fraction=None, k=None), 'width': 3}
+    >>> named({"collective": "Ring(codec=TopK(k=5))"})["collective"].codec.k
+    5
     """
     makers: dict[str, Callable[[str], Any]] = {"collective": collectives.get, "codec": codecs.get, "staleness": parse_staleness}
-    return {key: makers[key](value) if key in makers and isinstance(value, str) else value for key, value in settings.items()}
+    return {key: _named(makers[key], value) if key in makers and isinstance(value, str) else value for key, value in settings.items()}
+
+
+def _named(make: Callable[[str], Any], text: str) -> Any:
+    """Written out, as records have it, or by name."""
+    return build(text, _parts()) if text.endswith(")") else None if text.lower() == "none" else make(text)
+
+
+def _parts() -> dict[str, Callable[..., Any]]:
+    """What a method's settings are made of: name -> class."""
+    classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
+    return classes | {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
 
 
 def get(name: str, **settings: Any) -> Algorithm:
@@ -145,11 +158,9 @@ def recorded(method: dict[str, Any]) -> Algorithm | None:
     3
     """
     kind = globals().get(str(method.get("name"))) if method.get("name") in __all__ else None
-    classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
-    classes |= {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
     try:
         settings = {
-            key: build(value, classes) if isinstance(value, str) and value.endswith(")") else value
+            key: build(value, _parts()) if isinstance(value, str) and value.endswith(")") else value
             for key, value in (method.get("settings") or {}).items()
         }
         return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None

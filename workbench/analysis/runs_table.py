@@ -172,7 +172,7 @@ def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, An
             results = results_of(folder)
             if row["status"] in OVER:
                 index.put(folder.name, states, results)
-        found.append({**row, **results, "steps": results.get("steps")})
+        found.append({**row, **results})
     index.save(path.name for path in (root.iterdir() if root.is_dir() else ()))
     return found
 

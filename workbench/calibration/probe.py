@@ -185,9 +185,11 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
     else:
         per_byte = Estimate(found.s_per_byte)
     alpha, message = Estimate(found.sum_latency_s), Estimate(found.message_latency_s)
+    less = line.s_per_byte.value - per_byte.value
     draws = tuple(
-        {**draw, "latency_s": alpha.value, "message_latency_s": message.value, "s_per_byte": draw.get("s_per_byte", per_byte.value)}
+        {**draw, "latency_s": alpha.value, "message_latency_s": message.value, "s_per_byte": max(beta - less, 0.5 * beta)}
         for draw in calibration.draws
+        for beta in (draw.get("s_per_byte", line.s_per_byte.value),)
     )
     probed = replace(
         calibration,
@@ -220,7 +222,15 @@ def without_hold_up(calibration: Calibration) -> Calibration:
     if held_up_s <= 0 or num_workers < 2:
         return calibration
     sent = native_bytes(num_workers, calibration.shapes.num_bytes)
-    beta = line.s_per_byte.value + 2 * (num_workers - 1) * held_up_s / sent
+    wire = 2 * (num_workers - 1) * held_up_s / sent
+    beta = line.s_per_byte.value + wire
     alpha = line.message_latency_s
     line = replace(line, latency_s=alpha, s_per_byte=Estimate(beta, line.s_per_byte.error))
-    return replace(calibration, line=line, draws=tuple({**draw, "latency_s": alpha.value} for draw in calibration.draws))
+    return replace(
+        calibration,
+        line=line,
+        draws=tuple(
+            {**draw, "latency_s": alpha.value, "s_per_byte": draw.get("s_per_byte", line.s_per_byte.value - wire) + wire}
+            for draw in calibration.draws
+        ),
+    )

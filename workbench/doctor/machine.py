@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -49,8 +50,10 @@ def _limit(value: int) -> str:
 def store() -> Finding:
     """Whether runs can be written, and how much room there is."""
     root = runs_root().absolute()
-    place = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    place = next(path for path in (root, *root.parents) if path.exists())
     try:
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{place} is no folder")
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-"):
             pass
     except OSError as error:

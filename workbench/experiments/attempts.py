@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, final
 
-import psutil
-
 from workbench.experiments.grid import Cell
+from workbench.experiments.who import is_there, this_process
 
 State = Literal["open", "running", "finished", "failed", "interrupted"]
 SILENT_S = 120.0  # a claim on another machine whose file was not touched for so long is nobody's
@@ -89,9 +88,7 @@ def claim(folder: Path, sweep: str, cell: Cell, number: int) -> Attempt | None:
         "values": cell.values,
         "attempt": number,
         "status": "running",
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "process_started": psutil.Process().create_time(),
+        **this_process(),
         "started": datetime.now(UTC).isoformat(),
     }
     try:
@@ -121,10 +118,7 @@ def is_alive(attempt: Attempt) -> bool:
     """Whether who made a running attempt may still be at it: on this machine, its process is there; elsewhere, it was heard of."""
     record = attempt.record
     if record.get("host") == socket.gethostname():
-        try:
-            return bool(abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0)
-        except (psutil.Error, KeyError, TypeError):
-            return False
+        return is_there(record)
     return _age_s(attempt.path) < SILENT_S
 
 

@@ -42,14 +42,10 @@ def parameters_of(path: Path) -> tuple[Parameter, ...]:
     Raises:
         ConfigError: papermill is missing, or the file is no notebook.
     """
-    try:
-        import papermill
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"notebooks need {error.name}: pip install 'sgd-workbench[notebooks]'") from error
-    try:
-        found = papermill.inspect_notebook(path)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path} is no notebook ({str(error)[:80]}): give an .ipynb file") from None
+    cells = _cells(path)
+    import papermill
+
+    found = papermill.inspect_notebook(path) if cells else {}
     return tuple(Parameter(name, _type(item), item["default"], item["help"]) for name, item in found.items())
 
 
@@ -57,19 +53,34 @@ def _type(item: dict[str, Any]) -> str:
     return "" if item["inferred_type_name"] == "None" else str(item["inferred_type_name"])
 
 
+def _cells(path: Path) -> list[Any]:
+    """The cells of a notebook.
+
+    Raises:
+        ConfigError: papermill is missing, or the file is not there or no notebook.
+    """
+    try:
+        import nbformat
+        import papermill  # noqa: F401 - the notebooks extra has both or neither
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"notebooks need {error.name}: pip install 'sgd-workbench[notebooks]'") from error
+    if not path.is_file():
+        raise ConfigError(f"there is no notebook {path}")
+    try:
+        return list(nbformat.read(path, as_version=4).cells)  # type: ignore[no-untyped-call]
+    except (ValueError, KeyError, AttributeError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
+        raise ConfigError(f"{path} is no notebook ({str(error)[:80]}): give an .ipynb file") from None
+
+
 def question_of(path: Path) -> str:
     """The first line of a notebook."""
-    import nbformat
-
-    cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
+    cells = _cells(path)
     return str(cells[0].source).partition("\n")[0].lstrip("# ") if cells else ""
 
 
 def papers_of(path: Path) -> tuple[str, ...]:
     """Keys of the papers that a notebook is about: those that its text and code name."""
-    import nbformat
-
-    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)  # type: ignore[no-untyped-call]
+    text = "\n".join(cell.source for cell in _cells(path))
     return tuple(dict.fromkeys(key for key in KEY.findall(text) if key in paper_keys()))
 
 

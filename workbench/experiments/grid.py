@@ -18,6 +18,7 @@ from workbench.train_command import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
 NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} gives settings too
+REPEATED = ("stragglers",)  # options that may be given several times: a list is one value of theirs
 REFUSED = ("json", "resume")  # options of `workbench train` that are not about what is run
 
 
@@ -200,16 +201,24 @@ class _Train:
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options with plain values, settings flat."""
-        return _merged(*(self._option(str(name), value) for name, value in given.items()))
+        found = _merged(*(self._option(str(name), value) for name, value in given.items()))
+        for name, value in found.items():
+            self._check_one(name, value)
+        return found
 
     def choice(self, axis: str, value: Any) -> dict[str, Any]:
         """What one value of an axis sets; an axis that is no option sets those that its mappings name."""
         known = axis.split(".")[0] in self._known
-        return self._option(axis, value) if known or not isinstance(value, Mapping) else self.options(value)
+        return self.options({axis: value}) if known or not isinstance(value, Mapping) else self.options(value)
 
     def pattern(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What `exclude` looks for."""
-        return self.options(given)
+        """What `exclude` looks for; a list stands for any of its values."""
+        return _merged(*(self._option(str(name), value) for name, value in given.items()))
+
+    def _check_one(self, name: str, value: Any) -> None:
+        """The command line would take the last of a list."""
+        if isinstance(value, list) and "." not in name and name not in REPEATED:
+            raise ConfigError(f"{self._where}: {name}: {value}: one value; several, to be run one by one, belong under axes")
 
     def check(self, cell: Cell) -> None:
         """Raise `ConfigError` for what `workbench train` would refuse."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.experiments.catalogue import parameters_of
+from workbench.naming import unknown
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -46,6 +47,8 @@ def run_notebook(
     from workbench.experiments.papermill_engine import WorkbenchEngine
 
     path, output = Path(path), Path(output)
+    if output.suffix != ".ipynb" or output.is_dir():
+        raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are put beside it")
     parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in (parameters or {}).items()}
     _check_parameters(path, parameters)  # a tuple, as "1,4" is read, papermill would hand over as text
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,16 +79,10 @@ def run_notebook(
 
 def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
     """Papermill only warns of a parameter that the notebook does not have, and runs it with other values than asked for."""
-    import papermill
-
-    if not path.is_file():
-        raise ConfigError(f"there is no notebook {path}")
-    known = papermill.inspect_notebook(path)
+    known = [parameter.name for parameter in parameters_of(path)]
     for name in parameters:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"{path} has no parameter {name!r}: {hint}")
+            raise unknown(f"parameter of {path.name}", name, known)
 
 
 def tagged_text(notebook: Path, tag: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
+from workbench.experiments.who import is_there, this_process
 
 PACKAGES = ("sgd-workbench", "torch", "numpy", "ipyparallel", "mpi4py", "papermill", "plotly")
 GIT_S = 10.0
@@ -31,8 +32,6 @@ def record_path(output: Path | str) -> Path:
 
 def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Write that a notebook runs."""
-    import psutil
-
     record = {
         "notebook": notebook,
         "output": str(output),
@@ -42,9 +41,7 @@ def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str,
         "started": datetime.now(UTC).isoformat(),
         "ended": None,
         "error": None,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "process_started": psutil.Process().create_time(),
+        **this_process(),
         "versions": {"python": platform.python_version(), **versions()},
         "commit": _commit(Path(notebook).parent),
     }
@@ -63,8 +60,6 @@ def read_record(output: Path | str) -> dict[str, Any]:
     Raises:
         ConfigError: there is none.
     """
-    import psutil
-
     path = record_path(output)
     try:
         record: dict[str, Any] = json.loads(path.read_text())
@@ -73,10 +68,7 @@ def read_record(output: Path | str) -> dict[str, Any]:
             f"{path} cannot be read ({error}): it is written by `workbench notebook run` and papermill --engine workbench"
         ) from None
     if record.get("status") == "running" and record.get("host") == socket.gethostname():
-        alive = False
-        with suppress(psutil.Error, KeyError):
-            alive = abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0
-        return record if alive else {**record, "status": "killed"}
+        return record if is_there(record) else {**record, "status": "killed"}
     return record
 
 

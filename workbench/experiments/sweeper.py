@@ -180,6 +180,9 @@ class _Sweeper:
 
     def _process(self, cell: Cell, attempt: Attempt, env: dict[str, str]) -> subprocess.Popen[bytes] | WarmProcess:
         if cell.notebook is None and cell.values.get("runtime") == "simulated":
+            if self._warm is not None and self._warm.has_ended:
+                self._warm.close()
+                self._warm = None
             self._warm = self._warm or WarmServer({**os.environ, self._mark: "1"})
             return self._warm.start([*cell.train_arguments()[1:], "--json"], env, str(attempt.log))
         with attempt.log.open("wb") as log:
@@ -251,16 +254,21 @@ class _Sweeper:
 
     def close(self) -> None:
         """End what still runs, so that it is run again next time; then the warden."""
-        if self._warm is not None:
-            self._warm.close()
-        end_marked(self._mark)
+        with contextlib.ExitStack() as steps:  # last first, each also when one before it fails
+            steps.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            steps.callback(self._warden.wait)
+            steps.callback(self._warden.kill)
+            steps.callback(self._interrupt)
+            steps.callback(end_marked, self._mark)
+            if self._warm is not None:
+                steps.callback(self._warm.close)
+
+    def _interrupt(self) -> None:
+        """Write down that cells were cut off."""
         for running in self._running:
             self._close_runs(running.attempt, "interrupted: the sweep was ended")
             conclude(running.attempt, "interrupted")
         self._running.clear()
-        self._warden.kill()
-        self._warden.wait()
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _status(folder: Path) -> str:
@@ -272,6 +280,9 @@ def _status(folder: Path) -> str:
 
 def _last_words(log: Path) -> str:
     """What a failed command said: its own error, else its last line."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    try:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:  # it ended before it could write
+        return ""
     own = [line.removeprefix("workbench: ") for line in lines if line.startswith("workbench: ")]
     return (own or lines or [""])[-1]

@@ -69,10 +69,15 @@ class WarmServer:
 
     def close(self) -> None:
         """End the server and its children."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # one that still imports does not see that its input has ended
             self._process.communicate(timeout=10)
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone, and can start no more."""
+        return self._process.poll() is not None
 
 
 @final

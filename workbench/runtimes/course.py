@@ -123,7 +123,7 @@ def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
     """Where ranks are at steps of their own, and all their programs have ended: begin the next ones, if the run went on from there."""
     found = simulation.course.meet()
     computing = simulation.workers[: simulation.algorithm.num_computing(simulation.num_workers)]
-    if found is None or all(worker.last_end.step + 1 >= worker.num_steps for worker in computing):
+    if found is None or all(worker.last_end.step + 1 >= simulation.end_of(worker) for worker in computing):
         return False
     simulation.algorithm, rate = found
     simulation.ending.clear()
@@ -132,7 +132,7 @@ def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
         if rate is not None:
             worker.trained.set_lr(rate)
         worker.trained.forget_words()
-        ctx.stopping, ctx.num_steps = False, worker.num_steps
+        ctx.stopping, ctx.num_steps = False, simulation.end_of(worker)
         begin_again(ctx, worker.last_end)
         thread.take_up(simulation.algorithm.worker(ctx))
     return True

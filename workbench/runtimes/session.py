@@ -103,7 +103,8 @@ class Session:
             goes_on = not stopped and self._algorithm is not method
             if self._algorithm.asynchronous:
                 goes_on, asked = self._meet(ctx, end_of_run)
-                stopped = asked or (self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps)
+                at_end = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
+                stopped = asked or (at_end and not goes_on)
             if goes_on:
                 self._begin_again(ctx)
         return last, stopped
@@ -157,7 +158,7 @@ class Session:
         stop = end.step == self._stop_after
         if self._replica.control_seen > self._helm.num_taken:
             self._interpreter.complete_all(end.state)  # nothing is under way while the run is held
-            stop = self._helm.take(end.step + 1)[1] or stop
+            stop = self._helm.take(end.step + 1, left=end.step + 1 < self._worker.num_steps)[1] or stop
         if stop:
             self._checkpoint(end)
         return stop

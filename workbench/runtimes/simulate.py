@@ -20,7 +20,7 @@ from workbench.replica import compute_threads
 from workbench.runtimes.cohort import Cohort
 from workbench.runtimes.endpoint import size_of
 from workbench.runtimes.lockstep import Formula, Lockstep
-from workbench.runtimes.simulated import Simulation, run_info_of
+from workbench.runtimes.simulated import Simulation, run_info_of, without_what_is_there
 from workbench.runtimes.worker import check_what
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -83,8 +83,8 @@ def run_simulation(
     if detail == "formula":
         _check_formula(algorithm, network, timing_only=timing_only or native)
     if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
-        simulation = Simulation(algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only)
-        return simulation.run()
+        with without_what_is_there():  # no name for the simulation: it is to be gone at the end
+            return Simulation(algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only).run()
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
     algorithm.check(workers)

@@ -105,7 +105,7 @@ class Simulation:
         self.stop_after = stop_after
         self.alone = self.algorithm.asynchronous and self.scripts is None  # without values, nobody can be asked to stop
         self.checkpoints = [{} for _ in self.workers]
-        with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1), _without_what_is_there():
+        with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
             threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
@@ -142,9 +142,14 @@ class Simulation:
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
-        if self.algorithm.asynchronous and self.stop_after is not None:
-            ctx.num_steps = min(worker.num_steps, self.stop_after + 1)
+        ctx.num_steps = self.end_of(worker)
         return ctx
+
+    def end_of(self, worker: SimWorker) -> int:
+        """Steps of a worker in this run: where ranks are at steps of their own, a stop is an early end."""
+        if self.algorithm.asynchronous and self.stop_after is not None:
+            return min(worker.num_steps, self.stop_after + 1)
+        return worker.num_steps
 
     def _program_ended(self, value: Any) -> None:
         """A worker's program is over: time-outs that nobody waits for any more do not count."""
@@ -250,7 +255,7 @@ class Simulation:
 
 
 @contextmanager
-def _without_what_is_there() -> Iterator[None]:
+def without_what_is_there() -> Iterator[None]:
     """Garbage is looked for among what is made from here on: the modules that are loaded would be gone through each time. And seldom:
     nearly all that lives for a while is the record, which stays."""
     usual = gc.get_threshold()
@@ -259,7 +264,7 @@ def _without_what_is_there() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # and so is what the run leaves, by the next collection
+        gc.collect()  # a simulation nobody holds any more is cycles: unfrozen, they would be among the old that is hardly ever looked at
         gc.set_threshold(*usual)
         gc.unfreeze()
 

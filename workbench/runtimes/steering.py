@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 from workbench import codecs, collectives
@@ -59,7 +59,7 @@ def changed(
     values = {name: _read(algorithm, name, value) for name, value in changes.items()}
     _check_names(algorithm, values)
     lr = values.pop("lr", None)
-    if "lr" in changes and (isinstance(lr, bool) or not isinstance(lr, int | float) or not (isfinite(lr) and lr > 0)):
+    if "lr" in changes and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr <= float_info.max):
         raise ConfigError(f"lr={lr!r}: a finite number above 0")
     if not values:
         return algorithm, float(lr)
@@ -131,7 +131,10 @@ def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
     own = {item.name for item in fields(algorithm)}
     values = dict(values)
     if "delay" in values and "delay" not in own:
-        values |= _delayed(algorithm, values.pop("delay"))
+        ((name, value),) = _delayed(algorithm, values.pop("delay")).items()
+        if name in values:
+            raise ConfigError(f"delay and {name} say the same of {type(algorithm).__name__}: give one of them")
+        values[name] = value
     if "codec" in values and "codec" not in own:
         values["collective"] = _coded(values.get("collective", getattr(algorithm, "collective", None)), values.pop("codec"))
     check_kinds(type(algorithm).__name__, type(algorithm), values)
