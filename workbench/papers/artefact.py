@@ -6,7 +6,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from workbench import __version__, resources
+from workbench import resources
 from workbench.errors import ConfigError
 from workbench.experiments.catalogue import paper_keys, question_of
 from workbench.naming import unknown
@@ -119,7 +119,7 @@ def appendix(paper: Paper, names: list[str]) -> str:
         "## Requirements",
         _requirements(paper),
         "## Install",
-        INSTALL.format(version=f"{__version__}{at}"),
+        INSTALL.format(version=f"{metadata.version('sgd-workbench')}{at}"),
         "## How to run",
         RUN.format(key=key),
         _notebooks(paper, names),

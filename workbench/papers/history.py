@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import workbench
+from workbench import resources
 from workbench.errors import WorkbenchError
 from workbench.papers.claims import Claim, read_claims
 
 GIT_S = 20.0
+PACKAGE = Path(resources.__file__).parent
 GENERATED = tuple(f":(exclude){path}" for path in ("*/records/*", "*/figures/*", "README.md", "*/card.md"))  # of the folder of papers
 
 
@@ -42,7 +43,7 @@ def commit_of(papers: Path) -> dict[str, Any] | None:
     It is that of the papers' repository, or of the package's where the papers are in none.
     """
     if not has_history(papers):
-        papers = Path(workbench.__file__).parents[1] / "papers"
+        papers = PACKAGE.parent / "papers"
         if not has_history(papers):
             return None
     sha = (git(papers, "rev-parse", "HEAD") or "").strip()
@@ -52,7 +53,7 @@ def commit_of(papers: Path) -> dict[str, Any] | None:
 
 def code_digest() -> str:
     """A hash of the package's own source: two records of the same are of the same code, whatever else was committed between."""
-    root = Path(workbench.__file__).parent
+    root = PACKAGE
     total = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")

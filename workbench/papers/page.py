@@ -14,7 +14,8 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1b1f24; background: #fff; }
 table { border-collapse: collapse; margin: 1rem 0 2rem; width: 100%; }
 th, td { border-bottom: 1px solid #d6dae0; padding: .35rem .7rem .35rem 0; text-align: left; vertical-align: top; }
-th { font-weight: 600; white-space: nowrap; }
+th { font-weight: 600; }
+.claim { min-width: 18rem; } .day { white-space: nowrap; }
 .word { white-space: nowrap; font-weight: 600; }
 .good { color: #17663a; } .bad { color: #a3241b; } .open { color: #7a5200; } .none { color: #5b6470; }
 small { color: #5b6470; display: block; }
@@ -52,12 +53,12 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
         why = f"<small>{_text(claim.explanation)}</small>" if claim.explanation and row.verdict.word != "reproduced" else ""
         cells = [
             _text(claim.paper),
-            f"<code>{_text(claim.id)}</code><small>{_text(claim.statement)} ({_text(claim.source)})</small>",
+            f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',
             f'<span class="word {KINDS.get(row.verdict.word, "none")}">{_text(row.verdict.word)}</span>{why}',
             f"{_text(row.ours)}<small>{_text(row.beside)}</small>",
             _text(row.spread),
             f"{_link(claim.notebook, page)}<small>{_text(row.where)}</small>",
-            _text(row.date),
+            f'<span class="day">{_text(row.date)}</span>',
         ]
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     names = ("paper", "claim", "verdict", "ours beside what is expected", "spread", "notebook, where", "date")

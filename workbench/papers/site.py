@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 def without_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as a record may keep them: of a folder of data its last part alone.
 
-    >>> without_paths({"folder": "/home/me/imagenet", "epochs": 2})
+    >>> without_paths({"folder": "~/data/imagenet", "epochs": 2})
     {'folder': '.../imagenet', 'epochs': 2}
     """
     return {

@@ -30,25 +30,27 @@ def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path
     import plotly.io as pio
 
     drawn = [go.Figure(data=figure["data"], layout=figure.get("layout"), skip_invalid=True) for figure in figures.values()]
-    sizes = [figure.get("layout", {}) for figure in figures.values()]
-    for figure, size in zip(drawn, sizes, strict=True):
+    layouts = [figure.get("layout") or {} for figure in figures.values()]
+    widths, heights = ([layout.get(name) or usual for layout in layouts] for name, usual in zip(("width", "height"), SIZE, strict=True))
+    for figure in drawn:
         for place, trace in enumerate(figure.data):
             trace.uid = f"trace-{place}"  # else drawn at random
-        figure.update_layout(width=size.get("width") or SIZE[0], height=size.get("height") or SIZE[1])
     svg = [path.with_name(f"{path.name}.svg") for path in figures]
     for path in svg:
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        pio.write_images(drawn, [str(path) for path in svg])
-        large = [(figure, path) for figure, path in zip(drawn, svg, strict=True) if _plain(path) > SVG_BYTES]
+        pio.write_images(drawn, [str(path) for path in svg], width=widths, height=heights)
+        large = [place for place, path in enumerate(svg) if _plain(path) > SVG_BYTES]
         if large:
-            pio.write_images([figure for figure, _ in large], [str(path.with_suffix(".png")) for _, path in large])
+            png = [str(svg[place].with_suffix(".png")) for place in large]
+            sizes = {name: [of[place] for place in large] for name, of in (("width", widths), ("height", heights))}
+            pio.write_images([drawn[place] for place in large], png, **sizes)
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LaunchError(f"figures are not drawn: {reason} (they need the package kaleido, and Chrome or Chromium)") from None
-    for _, path in large:
-        path.unlink()
-    kept = [path.with_suffix(".png") if any(path == other for _, other in large) else path for path in svg]
+    for place in large:
+        svg[place].unlink()
+    kept = [path.with_suffix(".png") if place in large else path for place, path in enumerate(svg)]
     for path in kept:
         path.with_suffix(".svg" if path.suffix == ".png" else ".png").unlink(missing_ok=True)
     return dict(zip(figures, kept, strict=True))
