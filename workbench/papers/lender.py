@@ -94,6 +94,8 @@ class Lender:
 
 def _start(words: str) -> _Lent:
     num_ranks, launcher = parse_ranks(words)
+    if launcher.startswith("emulated"):
+        raise LaunchError("an emulated network ends with the process that made it")
     if launcher == "local" and Allocation.here() is not None:
         launcher = "slurm"  # in a job, ranks go to all its nodes
     cluster = Cluster(num_ranks, launcher=launcher, name="lent", quiet=True)
