@@ -18,7 +18,7 @@ import pytest
 from tests.papers_share import FIGURE, KEY, RANKS, commit, finding, git, make_share, write_claims, write_notebook
 from workbench.experiments.notebooks import tagged_text
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(600)]
 
 DIES = """import os, signal
 from workbench import papers
@@ -35,7 +35,7 @@ def environment(share: Path) -> dict[str, str]:
 def reproduce(share: Path, *words: str, status: int = 0) -> tuple[str, str]:
     """(standard output, standard error) of `workbench reproduce`."""
     command = [sys.executable, "-m", "workbench", "reproduce", *words]
-    done = subprocess.run(command, env=environment(share), capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment(share), capture_output=True, text=True, timeout=550)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -75,19 +75,19 @@ def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_pat
 @pytest.mark.usefixtures("no_process_left")
 def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Signals) -> None:
     share = make_share(tmp_path / "share")
-    slow = RANKS.replace("print(", f"open({str(tmp_path / 'there')!r}, 'w').close(); import time; time.sleep(250); print(")
+    slow = RANKS.replace("print(", f"open({str(tmp_path / 'there')!r}, 'w').close(); import time; time.sleep(500); print(")
     write_notebook(share, "20-slow", ("ranks", slow), finding("20-slow"), ranks="['local:2']")
     write_claims(share, "20-slow")
     running = subprocess.Popen([sys.executable, "-m", "workbench", "reproduce", KEY], env=environment(share), stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 300
         while not (tmp_path / "there").exists():
             assert running.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         engines = [process for process in psutil.process_iter() if _is_engine(process, share)]
         assert len(engines) >= 2, "the ranks are there"
         running.send_signal(how)
-        running.wait(60)
+        running.wait(120)
         assert running.returncode != 0
         _gone, alive = psutil.wait_procs(engines, 20)
         assert not alive

@@ -50,6 +50,10 @@ def test_what_is_in_order_is_called_so(share: Path, capsys: pytest.CaptureFixtur
     assert main(["papers", "check"]) == 0
     assert capsys.readouterr().out == "1 claims, 1 records: all in order\n"
     assert main(["papers", "table", "--check"]) == 0
+    capsys.readouterr()
+    assert main(["papers", "list", "--json", KEY]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["claim"], told["verdict"], told["mean"]) == (CLAIM, "reproduced", 1.0)
 
 
 CLAIMS, RECORD = Path("papers", KEY, "claims", f"{NAME}.yaml"), Path("papers", KEY, "records", f"{NAME}.ci.2-cores.json")

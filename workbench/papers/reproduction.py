@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench import resources
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.errors import ConfigError
 from workbench.experiments.notebooks import run_notebook
 from workbench.experiments.record import versions
 from workbench.papers import history
@@ -93,7 +93,7 @@ class Reproduction:
         before = [None if self.again else self._recorded_s(*each) for each in zip(jobs, identities, strict=True)]
         outcomes: list[Outcome] = []
         lender = Lender(lambda words: self.say(f"  {words}"))
-        with only_writer(self.output):
+        with only_writer(self.output), only_writer(self.records):
             try:
                 for place, (job, identity) in enumerate(zip(jobs, identities, strict=True)):
                     todo = [other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None]
@@ -115,6 +115,8 @@ class Reproduction:
         if recorded_s is not None:
             self.say(f"  there already, of {recorded_s:.0f} s (--again executes it again)")
             return Outcome(status="there already", seconds=recorded_s, **about)
+        for path in (executed, executed.with_suffix(".html")):
+            path.unlink(missing_ok=True)  # of an earlier execution
         began = time.monotonic()
         try:
             claims = {key: {claim.id: claim for claim in read_claims(key).claims} for key in job.papers}
@@ -124,12 +126,12 @@ class Reproduction:
             export_html(executed, executed.with_suffix(".html"))
             facts = {**identity, "seconds": seconds, "command": f"workbench reproduce {job.name} {self.options}".strip()}
             notes = self._record(job, facts, claims, executed)
-        except WorkbenchError as error:
+        except Exception as error:  # noqa: BLE001 - whatever became of one notebook, the others are executed
             seconds = round(time.monotonic() - began, 1)
             if executed.exists():
                 export_html(executed, executed.with_suffix(".html"))
-            self.say(f"  failed after {seconds:.0f} s: {error}")
-            told = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            self.say(f"  failed after {seconds:.0f} s: {error or type(error).__name__}")
+            told = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
             return Outcome(status="failed", seconds=seconds, error=told, **about)
         self.say(f"  finished in {seconds:.0f} s")
         for note in notes:
