@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,7 +94,8 @@ class Reproduction:
         before = [None if self.again else self._recorded_s(*each) for each in zip(jobs, identities, strict=True)]
         outcomes: list[Outcome] = []
         lender = Lender(lambda words: self.say(f"  {words}"))
-        with only_writer(self.output), only_writer(self.records):
+        apart = self.records.resolve() != self.output.resolve()
+        with only_writer(self.output), only_writer(self.records) if apart else nullcontext():
             try:
                 for place, (job, identity) in enumerate(zip(jobs, identities, strict=True)):
                     todo = [other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None]
