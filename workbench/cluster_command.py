@@ -89,14 +89,16 @@ def _status(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     from workbench.clusters.engines import Engines
-    from workbench.clusters.register import DETACHED, find
+    from workbench.clusters.register import find
 
     entry = find(options.name)
     if not entry.is_here and not entry.record.get("reachable"):
         raise ConfigError(f"cluster {entry.id} is on host {entry.record['host']}: stop it there")
     if entry.owner is not None and not options.force:
         raise ConfigError(f"process {entry.owner} holds cluster {entry.id}: end it there, or here with --force")
-    if (entry.folder / DETACHED).exists():
+    if not entry.is_here and entry.detached is None and not options.force:  # nobody here knows whether its holder lives
+        raise ConfigError(f"cluster {entry.id} was not detached on host {entry.record['host']}: stop it there, or here with --force")
+    if entry.detached is not None:
         try:
             Engines.attach(entry).stop()  # as its launcher ends it: a job is cancelled
         except LaunchError as error:
@@ -112,8 +114,8 @@ def _book_the_end(entry: Entry) -> None:
     """A training that it was ended in is recorded as failed."""
     from pathlib import Path
 
-    from workbench.trace.store import read_info, update_run
+    from workbench.trace.store import OVER, read_info, update_run
 
     folder = entry.record.get("run")
-    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] in ("starting", "running"):
+    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] not in OVER:
         update_run(Path(folder), status="failed", error="the cluster was stopped while it trained")

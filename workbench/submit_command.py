@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, LaunchError
-from workbench.naming import parse_pairs
-from workbench.train_command import add_train_options
+from workbench.train_command import add_train_options, check_train
 
 EXAMPLES = """
 What is after -- is given to `workbench`, inside the job; its --workers are the job's tasks:
@@ -115,7 +114,7 @@ def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *
 
 def _checked(argv: list[str]) -> int:
     """The number of ranks; what would fail in the job, after hours in a queue, is refused now."""
-    from workbench import algorithms, problems
+    from workbench.clusters.jobs import checkpoint_of
 
     if argv[:1] != ["train"]:
         raise ConfigError("say what to train, after --: workbench submit --time 01:00:00 -- train pipe-sgd --workers 4")
@@ -130,6 +129,7 @@ def _checked(argv: list[str]) -> int:
         raise ConfigError("ranks of a Slurm job are started by mpiexec: leave --runtime out, or have --runtime mpi")
     if train.json:
         raise ConfigError("--json prints to who started it: leave it out, and ask `workbench show last --json` for the numbers")
-    algorithms.get(train.method, **parse_pairs(train.set, "--set")).check(train.workers)
-    problems.get(train.problem, **parse_pairs(train.option, "--option"))
+    check_train(argv[1:])
+    if train.resume:
+        checkpoint_of(train.resume, train.workers)
     return int(train.workers)

@@ -31,12 +31,7 @@ class Outcome:
 
 def nurse(connection_number: int) -> None:
     """Fork a torch rank for each world that the test process sends, until it hangs up."""
-    import torch
-
-    import workbench.runtimes.launch  # noqa: F401 - imported before the fork, for all
-
-    torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports the compiler
+    _import_all()  # before the fork, for all
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for ranks: they must not stay as zombies
     _leave_with_parent()
     connection = Connection(connection_number)
@@ -72,10 +67,21 @@ def serve_torch(world: dict[str, str]) -> None:
 
 def serve_mpi() -> None:
     """A rank of MPI."""
+    _import_all()  # or the first training of a session takes seconds longer, which a test of promptness may be
     from mpi4py import MPI
 
     _serve(MPI.COMM_WORLD.Get_rank())
     threading.Timer(GRACE_S / 2, os._exit, (0,)).start()  # what failed runs left in MPI may wait for peers for ever
+
+
+def _import_all() -> None:
+    """What a training imports."""
+    import torch
+
+    import workbench.runtimes.launch  # noqa: F401
+
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports the compiler
 
 
 def _serve(rank: int) -> None:

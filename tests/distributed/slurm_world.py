@@ -148,6 +148,11 @@ class SlurmWorld:
         """Numbers of the jobs in the queue."""
         return self.sh("squeue -h -o %i").split()
 
+    def told(self, job: str) -> str:
+        """What Slurm says of a job: the queue, the job itself, and the ends of its daemons' logs."""
+        logs = "\n".join(f"{path.name}: ...{path.read_text()[-2000:]}" for path in sorted(self.root.glob("slurm*.log")))
+        return f"squeue:\n{self.sh('squeue')}\nscontrol show job:\n{self.sh(f'scontrol show job {job}')}\n{logs}"
+
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of a test returns that runs on the login host, in one process for all of them."""
         if self._shell is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from workbench.cli import main
 from workbench.trace.run import Run
 
 COMMAND = [sys.executable, "-m", "workbench"]
@@ -199,10 +200,20 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_clear_error_and_status_2(arguments: list[str], words: str) -> None:
-    done = workbench(*arguments, status=2)
-    assert words in done.stderr
+def test_bad_input_is_one_clear_error_and_status_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process: what is refused starts no other. The next test sees a whole process refuse."""
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.startswith("workbench: ")
+    assert "Traceback" not in told
+
+
+def test_bad_input_is_the_exit_status_of_the_process() -> None:
+    done = workbench("train", "pipe-sgd", "--set", "width=0", status=2)
+    assert "width of at least 1" in done.stderr
     assert done.stderr.startswith("workbench: ")
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch", "simulated"])

@@ -122,10 +122,15 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
         cluster.train(SynchronousSGD(), plane(), steps=9, resume=cluster.run)
 
 
-def test_a_busy_engine_does_not_hold_the_table_up(cluster: Cluster) -> None:
-    busy = cluster.client[1].apply_async(lambda: __import__("time").sleep(4))
+def test_a_busy_engine_does_not_hold_the_table_up(cluster: Cluster, tmp_path: Path) -> None:
+    def waits_for(file: str) -> None:
+        while not __import__("os").path.exists(file):
+            __import__("time").sleep(0.02)
+
+    busy = cluster.client[1].apply_async(waits_for, str(tmp_path / "go"))
     table = cluster.status()
     assert not busy.done()
+    (tmp_path / "go").touch()
     assert [row["state"] for row in table] == ["ready", "busy"]
     assert table[1]["memory_bytes"] > 50e6
     busy.get(60)
@@ -155,7 +160,7 @@ def test_a_dead_rank_is_replaced_and_the_last_words_are_of_this_run(
     assert "[1] words of this run" in str(caught.value)
     assert "long ago" not in str(caught.value)
     assert within(10, lambda: cluster.state == "lost")
-    assert cluster.status()[1]["state"] == "gone"
+    assert [row["state"] == "gone" for row in cluster.status()] == [False, True]
     with pytest.raises(LaunchError, match=r"heal\(\)"):
         cluster.train(SynchronousSGD(), plane(), steps=1)
     monkeypatch.setattr(cluster, "_quiet", False)
@@ -165,6 +170,7 @@ def test_a_dead_rank_is_replaced_and_the_last_words_are_of_this_run(
     assert (cluster.state, cluster.id) == ("ready", identity)
     assert not set(old) & {rank["pid"] for rank in cluster.ranks}
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in old)
+    assert within(30, lambda: [row["state"] for row in cluster.status()] == ["ready", "ready"]), "new ranks do not train in the old run"
     client = cluster.client
     assert cluster.heal().client is client, "nothing was to be healed"
     assert cluster.scale(1).train(SynchronousSGD(), plane(), steps=2).wait(60).status == "finished"
@@ -208,7 +214,13 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_training_outlives_its_notebook_and_is_taken_up_whole(cache: Path, runs: Path, no_process_left: None) -> None:
+def interrupted(self: Cluster, words: str) -> None:
+    raise KeyboardInterrupt(words)
+
+
+def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
+    cache: Path, runs: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process, name = holder("detach()", steps=150)
     assert name.startswith("holder-")
     end(process)
@@ -216,6 +228,11 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(cache: Path, run
     entry = next(row for row in listing if row["id"] == name)
     assert (entry["state"], entry["num_ranks"]) == ("detached", 2)
     assert name in cli("status", name).stdout
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "_say", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workbench.attach(name, quiet=True)
+    assert find(name).state == "detached", "who did not get it in hand does not end it"
     with workbench.attach(name, quiet=True) as taken:
         assert taken.run is not None
         assert taken.run.wait(120).status == "finished"
@@ -246,6 +263,7 @@ def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Pat
         assert within(10, lambda: taken.run.done and taken.run.status == "failed")
         again = taken.detach()
     assert taken.state == "detached"
+    assert [row["state"] for row in taken.status()] == ["ready", "ready"], "not gone, where nobody holds them"
     with pytest.raises(LaunchError, match="was detached"):
         taken.train(SynchronousSGD(), plane(), steps=1)
     assert cli("stop", again).stdout.startswith(f"stopped {again}")

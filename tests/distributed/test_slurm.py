@@ -332,17 +332,23 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, run
     job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
 
     def started(count: int) -> bool:
-        world.sh(f"scontrol update JobId={job} StartTime=now")  # Slurm lets a job that was put back rest for two minutes
         found = list(list_runs())
         return len(found) == count and found[-1].status == "running" and bool(Run.load(found[-1].folder).curve()[0].size)
 
-    assert within(60, lambda: started(1)), log.read_text()
+    def told() -> str:
+        return f"{log.read_text() if log.exists() else 'no output'}\n{world.told(job)}"
+
+    assert within(60, lambda: started(1)), told()
     world.sh(f"scancel --batch --signal=USR1 {job}")
-    assert within(120, lambda: started(2)), log.read_text()
+    assert within(60, lambda: world.sh(f"squeue -h -j {job} -o %T").strip(), lambda state: state == "PENDING") == "PENDING", told()
+    # Slurm lets a job that was put back rest for two minutes. Without any rest, slurmd takes the new start for the old one: it
+    # has revoked the credentials made up to the second of the old one's end, and the job is over ("Job credential revoked").
+    world.sh(f"scontrol update JobId={job} StartTime=now+2")
+    assert within(120, lambda: started(2)), told()
     world.sh(f"scancel {job}")
-    assert within(60, world.jobs, lambda jobs: jobs == []) == [], log.read_text()
+    assert within(60, world.jobs, lambda jobs: jobs == []) == [], told()
     first, second = list_runs()
-    assert (first.status, second.status) == ("stopped", "failed"), log.read_text()
+    assert (first.status, second.status) == ("stopped", "failed"), told()
     assert Path(second.info["resumed"]).name == first.id
     assert Run.load(second.folder).steps()[0]["step"] == Run.load(first.folder).steps()[-1]["step"] + 1
     assert second.info["error"] == "terminated"

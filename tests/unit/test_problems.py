@@ -25,7 +25,7 @@ import workbench
 from workbench import problems
 from workbench.errors import ConfigError, DataMissing
 from workbench.gradients import trainable
-from workbench.problems import image_data
+from workbench.problems import digits, image_data
 from workbench.problems.base import Problem, Sampler, accuracy, as_dataset, fetch
 from workbench.problems.models import CropAndFlip, Standardise
 from workbench.problems.text import TextTransformer, load_text
@@ -152,8 +152,23 @@ def test_importing_the_registry_imports_neither_torch_nor_data() -> None:
         assert not {"torch", "sklearn", "torchvision"} & set(sys.modules)
         problems.digits_mlp()
         problems.get("mnist-mlp", synthetic=True)
+        problems.digits_mlp().train()
         assert not {"sklearn", "torchvision"} & set(sys.modules)
     """)
+
+
+def test_the_digits_are_scikit_learns_own_also_where_its_file_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn import datasets
+
+    expected = datasets.load_digits()
+    for _ in range(2):
+        pixels, labels = digits._table()
+        assert np.array_equal(pixels, expected.data) and np.array_equal(labels, expected.target)
+        assert (pixels.dtype, labels.dtype) == (np.float64, np.int64)
+        monkeypatch.setattr(digits, "DATA", Path("moved", "digits.csv.gz"))
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install scikit-learn"):
+        digits._table()
 
 
 def test_functions_and_names_agree() -> None:

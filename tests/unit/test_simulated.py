@@ -184,4 +184,4 @@ def test_a_simulation_is_gone_when_its_run_is_there() -> None:
     """It is a cycle, and a hundred predictions make a hundred."""
     run = wb.simulate(wb.AsyncSGD(), tiny.problem(), workers=2, steps=2, timing_only=True)
     assert run.steps()
-    assert not [item for item in gc.get_objects() if isinstance(item, Simulation)]
+    assert not [item for item in gc.get_objects() if type(item) is Simulation]

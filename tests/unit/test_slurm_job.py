@@ -82,6 +82,11 @@ def test_the_warning_becomes_a_stop_word_of_the_training_that_runs(tmp_path: Pat
         assert within(20, (run / "control.jsonl").exists)
         assert within(5, lambda: json.loads((run / "control.jsonl").read_text() or "{}") == {"stop": True})
         assert process.poll() is None  # the ranks go on: whoever holds them decides
+        (late := tmp_path / "late").mkdir()
+        (folder / "cluster.json").write_text(json.dumps({"run": str(late)}))
+        assert within(20, (late / "control.jsonl").exists), "a training that begins after the warning ends with a checkpoint, too"
+        time.sleep(3 * slurm_job.POLL_S)
+    assert [(run / "control.jsonl").read_text().count("stop") for run in (run, late)] == [1, 1]
 
 
 def test_a_warning_before_any_training_does_no_harm(tmp_path: Path) -> None:
@@ -95,7 +100,7 @@ def test_a_warning_before_any_training_does_no_harm(tmp_path: Path) -> None:
 
 TRAINS = """
 echo started $*
-trap 'echo "run: {run}"; exit 0' INT
+trap 'echo "run: {run}"; test $# = 0 && exit 0' INT  # resumed, it takes its time
 touch {folder}/runs
 while true; do sleep 0.1; done
 """
@@ -121,6 +126,9 @@ def test_a_command_line_is_interrupted_and_its_run_goes_on_in_the_next_turn(tmp_
     with job(folder, command, on_warning="interrupt", requeue=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"started --resume {run}\n"
+        process.send_signal(signal.SIGUSR1)  # the warning, and the end before the command is done with it
+        assert "the time limit is near" in process.stdout.readline()
+        assert process.stdout.readline() == f"run: {run}\n"
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
     assert not told.exists()  # who is cancelled does not come back

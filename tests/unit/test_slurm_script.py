@@ -9,10 +9,12 @@ import pytest
 
 import workbench.clusters
 from workbench.cli import main
+from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
 from workbench.clusters.slurm import Slurm
 from workbench.clusters.slurm_job import for_steps
 from workbench.clusters.slurm_queue import Allocation, State, address_for_nodes, counts, submit
 from workbench.errors import ConfigError, LaunchError
+from workbench.trace import new_run
 
 EVERYTHING = (
     "slurm:partition=gpu,account=physics,time=1-02:00,qos=high,constraint=a100&ib,nodes=2,gpus-per-task=2,cpus-per-task=8,mem=64G,"
@@ -124,6 +126,25 @@ def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPat
     assert counts("") == []
 
 
+@pytest.mark.notebooks
+def test_what_a_job_that_runs_has_settled_is_refused() -> None:
+    from workbench.clusters.slurm_launcher import StepLauncher
+
+    def step(words: str) -> StepLauncher:
+        return StepLauncher(MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec"), Slurm.parse(words), Allocation("7", 4, (4,)))
+
+    for words, name in (
+        ("partition=gpu", "partition"),
+        ("nodes=2", "nodes"),
+        ("gpus-per-task=2", "gpus_per_rank"),
+        ("controller=job", "controller"),
+    ):
+        with pytest.raises(ConfigError, match=rf"Slurm's job 7, .*: {name} of a job that runs"):
+            step(f"slurm:{words}").check(2)
+    step("slurm").check(4)
+    step("slurm:nodes=1,mpi=pmix,controller=here").check(4)
+
+
 def test_a_jobs_state_in_words() -> None:
     assert State("PENDING", "Resources").waits == "pending: Resources"
     assert State("CONFIGURING", "None").waits == "configuring"
@@ -140,16 +161,26 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         address_for_nodes()
 
 
-def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     assert main(["submit", "--time", "30", "--nodes", "2", "--requeue", "--dry-run", "--", "train", "pipe-sgd", "--workers", "4"]) == 0
     said = capsys.readouterr().out
     for words in ("--time=30", "--ntasks=4", "--ntasks-per-node=2", "--requeue", "--signal=B:USR1@60"):
         assert f"#SBATCH {words}" in said.splitlines()
+    assert main(["submit", "--warn", "300", "--dry-run", "--", "train", "pipe-sgd"]) == 0
+    signals = [line for line in capsys.readouterr().out.splitlines() if "--signal" in line]
+    assert signals[-1] == "#SBATCH --signal=B:USR1@300", "sbatch takes the last"
     for argv, words in (
         ([], "say what to train"),
         (["train", "pipe-sdg"], "pipe-sgd"),
         (["train", "pipe-sgd", "--runtime", "simulated"], "one process"),
         (["train", "pipe-sgd", "--json"], "show last --json"),
+        (["train", "pipe-sgd", "--workers", "0"], "--workers 0: at least 1"),
+        (["train", "pipe-sgd", "--batch-size", "0"], "batch_size=0"),
+        (["train", "pipe-sgd", "--lr", "-1"], "lr=-1"),
+        (["train", "pipe-sgd", "--optimizer", "Adan"], "did you mean Adam"),
+        (["train", "pipe-sgd", "--network", "infiniband-hdr"], "of simulated workers"),
+        (["train", "pipe-sgd", "--resume", "nope"], "no run 'nope'"),
+        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "kept no checkpoint"),
     ):
         assert main(["submit", "--", *argv]) == 2
         assert words in capsys.readouterr().err

@@ -26,6 +26,7 @@ LARGE = {
     "program.py:Context": "all that a program is told, one named field each; two have no default",
     "gradients.py": "the layout of flat buffers and nothing else; its halves would import each other",
     "settings.py:Settings": "the settings of a run, one named field each, all with a default",
+    "papers/claims.py:Claim": "a claim as its file has it, one named entry each",
     "problems/base.py:Problem": "a problem is its parts, one named field each; three have no default",
 }
 

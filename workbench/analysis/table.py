@@ -24,6 +24,17 @@ def seconds(value: float) -> str:
     return f"{three_digits(value / 1e-6)} µs" if value else "0 s"
 
 
+def ago(value: float) -> str:
+    """Seconds since then.
+
+    >>> ago(0.4), ago(1.25), ago(75.2)
+    ('now', '1.2 s ago', '75 s ago')
+    """
+    if value < 1:
+        return "now"
+    return f"{value:.1f} s ago" if value < 9.95 else f"{value:.0f} s ago"
+
+
 def num_bytes(value: float) -> str:
     """Three digits and a unit of powers of 1000.
 

@@ -29,17 +29,18 @@ def choose_launcher(words: Where, n: int, mpi: str | Path | MPIInstall | None, *
     if needs_mpi(words):
         install = mpi if isinstance(mpi, MPIInstall) else find_mpi(mpi, oversubscribe=oversubscribe)
     launcher = make_launcher(words, n, install)
-    check_places(launcher, n, oversubscribe=oversubscribe)
+    launcher.oversubscribe = oversubscribe
+    check_places(launcher, n)
     return launcher
 
 
-def check_places(launcher: Launcher, n: int, *, oversubscribe: bool = True) -> None:
+def check_places(launcher: Launcher, n: int) -> None:
     """Refuse a number of ranks that a launcher has no places for.
 
     Raises:
         ConfigError: says how to have more.
     """
-    check_num_ranks(n, oversubscribe=oversubscribe, here=launcher.is_here)
+    check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here)
     launcher.check(n)
 
 

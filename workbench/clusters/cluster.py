@@ -17,10 +17,9 @@ from workbench.clusters.engines import Engines
 from workbench.clusters.folder_results import follow_ends
 from workbench.clusters.handle import RunHandle
 from workbench.clusters.jobs import prepare, submit
-from workbench.clusters.launchers import LOOPBACK
 from workbench.clusters.mpi_install import MPIInstall
 from workbench.clusters.progress import Progress, count
-from workbench.clusters.start import Start, end_engines
+from workbench.clusters.start import Start, end_engines, or_let_go
 from workbench.clusters.status import status_table
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
@@ -76,7 +75,7 @@ class Cluster:
             raise ConfigError(f"name={name!r}: letters, digits, - and _ only")
         starts = choose_launcher(launcher, n, mpi, oversubscribe=oversubscribe)
         self._hold(Engines(starts, n, name), choose_runtime(runtime, starts), quiet, timeout_s)
-        about = {"runtime": self.runtime, "reachable": starts.controller_ip() != LOOPBACK}
+        about = {"runtime": self.runtime, "reachable": starts.reachable}
         self._launch(lambda engines, progress: engines.start(timeout_s, progress, about), wait=wait)
 
     def _hold(self, engines: Engines, runtime: RuntimeName, quiet: bool, timeout_s: float) -> None:
@@ -249,7 +248,7 @@ class Cluster:
         self._engines.detach(run=str(run.folder) if run is not None else None, ranks=self._ranks)
         self._finalizer.detach()
         if run is not None and not run.done:
-            run.readdress(follow_ends(run.folder, None, self.num_ranks))
+            run.readdress(follow_ends(run.folder, None, self._ranks))
         self._say(f"detached: wb.attach({self.id!r}) takes it up again, `workbench cluster stop {self.id}` ends it")
         return self.id
 
@@ -265,12 +264,14 @@ class Cluster:
         engines = Engines.attach(entry)
         told = entry.detached or {}
         (cluster := cls.__new__(cls))._hold(engines, entry.record["runtime"], quiet, START_S)
-        cluster._ranks = told["ranks"]
-        if told.get("run") and Path(told["run"]).is_dir():
-            folder = Path(told["run"])
-            run = RunHandle(folder, follow_ends(folder, engines, engines.num_ranks), engines)
-            cluster._active = cluster._followed(run, from_now=True)
-        cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
+        with or_let_go(engines, told):
+            cluster._ranks = told["ranks"]
+            if told.get("run") and Path(told["run"]).is_dir():
+                folder = Path(told["run"])
+                cluster._active = RunHandle(folder, follow_ends(folder, engines, cluster._ranks), engines)
+            cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
+            if cluster._active is not None:
+                cluster._followed(cluster._active, from_now=True)
         return cluster
 
     def _say(self, words: str) -> None:

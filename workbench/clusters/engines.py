@@ -23,7 +23,7 @@ from workbench.clusters.launchers import Launcher
 from workbench.clusters.loop import LoopThread
 from workbench.clusters.options import new_cluster, options
 from workbench.clusters.progress import Progress
-from workbench.clusters.vitals import lines_since
+from workbench.clusters.vitals import lines_since, write_whole
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import LaunchError
 
@@ -76,7 +76,7 @@ class Engines:
         for folder in (self.folder, self.folder / "log"):
             folder.mkdir(parents=True, mode=0o700)
         facts = {"id": self.id, "mark": self.mark, "num_ranks": self.num_ranks, "title": self.launcher.title, "started_s": time.time()}
-        register.write_record(self.folder, {**facts, **register.me(), **about})
+        write_whole(self.folder / register.RECORD, {**facts, **register.me(), **about})
         self._warden = start_warden(self.mark, str(self.folder))
         self._bring_up(timeout_s, progress)
 
@@ -201,6 +201,9 @@ class Engines:
             self.client.close()
             self.detached, self._owner = True, 0  # from here on nothing here ends it
             self._cluster.cluster_file = ""  # nor writes of it: who attaches does, and who ends it removes the folder
+            started = self._cluster.engine_set
+            for part in (self._cluster.controller, started, *getattr(started, "launchers", {}).values()):
+                part.output_file = ""  # nor reads and removes its log when it ends
             self.client = self._cluster = None  # the loop stays: threads that wait for the processes' ends tell it
 
     @classmethod
@@ -211,7 +214,7 @@ class Engines:
             LaunchError: somebody holds it, its processes have ended, or they do not answer.
         """
         if not entry.is_here and not entry.record.get("reachable"):
-            raise LaunchError(f"cluster {entry.id} listens on {entry.record['host']} alone: attach to it there")
+            raise LaunchError(f"the controller of cluster {entry.id} is a process of {entry.record['host']}: attach to it there")
         if entry.is_here and not entry.processes() and not entry.in_job:
             raise LaunchError(f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes what is left")
         register.take_up(entry)

@@ -46,7 +46,7 @@ def local_error(rank: int, error: BaseException, last_words: str) -> WorkbenchEr
     if error.ename == "EngineError":
         return RankFailed(
             f"rank {rank}'s process is gone: killed (out of memory?), or crashed in native code. "
-            f"The other ranks of its world end with it: heal() the cluster, or start a new one.{last_words}"
+            f"Its world cannot train on without it: heal() the cluster, or start a new one.{last_words}"
         )
     if error.ename == "KeyboardInterrupt":
         return RankFailed(f"rank {rank} was interrupted, and the run ended with it; the ranks can train again")

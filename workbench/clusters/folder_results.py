@@ -6,14 +6,17 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from ipyparallel import error as ipp_error
 
 from workbench.clusters.engines import Engines
+from workbench.clusters.launchers import ended_here
 from workbench.clusters.vitals import end_name
+from workbench.errors import RunNotFound
+from workbench.trace.store import OVER, read_info
 
 POLL_S = 0.1
 LAST_S = 1.0  # how long the last files of ranks whose processes are gone may take to be seen
@@ -54,19 +57,27 @@ class FolderResult:
             callback(self)
 
 
-def follow_ends(folder: Path, engines: Engines | None, num_ranks: int) -> list[FolderResult]:
-    """Answers of all ranks, settled as the ranks leave word in the folder, or their `engines` are seen to be gone."""
-    results = [FolderResult() for _ in range(num_ranks)]
+def follow_ends(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]]) -> list[FolderResult]:
+    """Answers of all ranks, settled as the ranks leave word in the folder, or are seen to be gone.
+
+    Args:
+        engines: what shows whether they are there; None: the run's record does, and this machine of processes of its own.
+        ranks: who they are.
+    """
+    results = [FolderResult() for _ in ranks]
     _look(folder, results)
     if not all(result.done() for result in results):
-        threading.Thread(target=_follow, args=(folder, engines, results), name="workbench-ends", daemon=True).start()
+        threading.Thread(target=_follow, args=(folder, engines, ranks, results), name="workbench-ends", daemon=True).start()
     return results
 
 
-def _follow(folder: Path, engines: Engines | None, results: list[FolderResult]) -> None:
-    while folder.is_dir() and not all(result.done() for result in results):
-        present = set(range(len(results)))
-        if engines is not None:
+def _follow(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]], results: list[FolderResult]) -> None:
+    while not all(result.done() for result in results) and (engines is None or folder.is_dir()):
+        info = _recorded(folder) if engines is None else {}
+        over = info.get("status") in OVER
+        if engines is None:
+            present = {rank for rank, who in enumerate(ranks) if not over and not ended_here(who)}
+        else:
             client = engines.client
             if client is None:  # stopped, or let go of again
                 return
@@ -76,8 +87,27 @@ def _follow(folder: Path, engines: Engines | None, results: list[FolderResult]) 
         _look(folder, results)
         for rank, result in enumerate(results):
             if rank not in present and not result.done():
-                result.settle(ipp_error.RemoteError("EngineError", f"engine {rank} died", ""))
+                result.settle(_without_word(rank, info) if over else _died(rank))
         time.sleep(POLL_S)
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    try:
+        return read_info(folder)
+    except RunNotFound:
+        return {} if folder.is_dir() else {"status": "failed", "error": "the run's folder was removed"}
+
+
+def _without_word(rank: int, info: dict[str, Any]) -> BaseException | None:
+    """What to say of a rank that left none, in a run that is over as its record says."""
+    if info["status"] != "failed":
+        return None
+    return ipp_error.RemoteError("PeerFailed", info["error"], "") if info.get("error") else _died(rank)
+
+
+def _died(rank: int) -> BaseException:
+    error: BaseException = ipp_error.RemoteError("EngineError", f"engine {rank} died", "")
+    return error
 
 
 def _look(folder: Path, results: list[FolderResult]) -> None:

@@ -14,13 +14,13 @@ from typing import Any, final
 
 from workbench.clusters.engines import Engines
 from workbench.clusters.failures import consequence, first_cause, local_error
-from workbench.clusters.steer import OVER, say, say_set
+from workbench.clusters.steer import say, say_set
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.words import PAUSE, RESUME, STOP, write_word
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
 from workbench.trace.run import XAxis, YAxis
-from workbench.trace.store import read_info
+from workbench.trace.store import OVER, read_info
 
 POLL_S = 0.05
 CAUSE_S = 2.0  # how long the cause of a failure may come after the ranks that left because of it

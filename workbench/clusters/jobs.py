@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from workbench.clusters import remote
-from workbench.clusters.engines import Engines
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.settings import Settings
 from workbench.trace import new_run
 from workbench.trace.store import find_run
+
+if TYPE_CHECKING:
+    from workbench.clusters.engines import Engines
 
 
 def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], runtime: Any, num_ranks: int) -> tuple[Any, dict[str, Any]]:

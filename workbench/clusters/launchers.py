@@ -31,6 +31,7 @@ class Launcher(ABC):
     is_mpi = True  # whether the engines are ranks of one MPI world
     starts_at_once = False  # whether engines may start before the controller listens: they find its address in the cluster's folder
     is_here = True  # whether they are on this machine, whose cores then limit their number
+    oversubscribe = True  # whether they may outnumber them, as the cluster was asked for: also when it is scaled
 
     @property
     @abstractmethod
@@ -41,6 +42,11 @@ class Launcher(ABC):
     def starter(self) -> str:
         """The command that starts them, for the words of a failure."""
         return self.title
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a cluster that was detached can be taken up, and ended, on other machines: no process of it is tied to this one."""
+        return not isinstance(self.controller, str)  # one in a job, which knows itself where that is
 
     def check(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most
         """Refuse what cannot be started, before anything is.
@@ -196,6 +202,16 @@ def runs(process: Any) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def ended_here(who: dict[str, Any]) -> bool:
+    """Whether a rank was a process of this machine and is none any more."""
+    if who["host"] != socket.gethostname():
+        return False
+    try:
+        return not runs(psutil.Process(who["pid"]))
+    except psutil.Error:
+        return True
 
 
 def written(launcher: Any) -> str:

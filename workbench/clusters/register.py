@@ -19,6 +19,7 @@ from typing import Any, final
 
 import psutil
 
+from workbench.clusters.vitals import write_whole
 from workbench.clusters.warden import AT_END, end_marked, marked, run_last
 from workbench.errors import ConfigError, LaunchError
 
@@ -28,11 +29,6 @@ RECORD, LAUNCHER, DETACHED = "cluster.json", "launcher.pickle", "detached.json"
 def state_folder() -> Path:
     """Where clusters keep their records and connection files: under $XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "clusters"
-
-
-def boot_s() -> int:
-    """When this machine started, in seconds since 1970: process numbers of before mean nothing."""
-    return int(psutil.boot_time())
 
 
 @final
@@ -95,19 +91,12 @@ class Entry:
 def me() -> dict[str, Any]:
     """What a record says of the process that holds a cluster."""
     process = psutil.Process()
-    return {"owner": process.pid, "owner_created_s": process.create_time(), "host": socket.gethostname(), "boot_s": boot_s()}
-
-
-def write_record(folder: Path, record: dict[str, Any], name: str = RECORD) -> None:
-    """So that a reader sees the old one or the new one."""
-    draft = folder / f".{name}-{secrets.token_hex(4)}"
-    draft.write_text(json.dumps(record, indent=1))
-    draft.replace(folder / name)
+    return {"owner": process.pid, "owner_created_s": process.create_time(), "host": socket.gethostname()}
 
 
 def change_record(folder: Path, **changes: Any) -> None:
     """Change some of what a cluster's record says; only who holds it may."""
-    write_record(folder, {**json.loads((folder / RECORD).read_text()), **changes})
+    write_whole(folder / RECORD, {**json.loads((folder / RECORD).read_text()), **changes})
 
 
 def entries() -> list[Entry]:
@@ -139,7 +128,7 @@ def find(name: str) -> Entry:
 
 def let_go(folder: Path, **words: Any) -> None:
     """Record that the holder leaves the cluster running: from here on, nobody's end is its own."""
-    write_record(folder, {"by": os.getpid(), "at_s": time.time(), **words}, DETACHED)
+    write_whole(folder / DETACHED, {"by": os.getpid(), "at_s": time.time(), **words})
 
 
 def take_up(entry: Entry) -> None:

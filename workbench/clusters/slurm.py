@@ -40,7 +40,8 @@ class Slurm:
         controller: where the controller of the ranks lives: "here", beside the notebook, or in the "job", so that a cluster that
             was detached outlives the notebook's machine.
         extra: other options for sbatch: ["--qos=high", "--constraint=a100", "--exclusive"]. A minute before the time limit a
-            training is asked to stop, so that it ends with a checkpoint; "--signal=B:USR1@300" makes it five.
+            training is asked to stop, so that it ends with a checkpoint; "--signal=B:USR1@300" makes it five. In a job that was
+            there before (`salloc`) nobody is warned: `stop()` a training in time.
 
     Raises:
         ConfigError: a value that cannot be.

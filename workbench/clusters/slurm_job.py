@@ -45,6 +45,7 @@ class Job:
         self.processes: list[subprocess.Popen[str]] = []
         self.warned = self.told = self.ended = False
         self.run: Path | None = None  # that a command line said it made
+        self.stopped: str | None = None  # a cluster's, that was asked to stop
         for sign, act in ((signal.SIGUSR1, self._warn), (signal.SIGTERM, self._end), (signal.SIGINT, self._end)):
             signal.signal(sign, act)
 
@@ -84,23 +85,25 @@ class Job:
                 self.run = Path(found[1].strip()).resolve()
 
     def tell(self, ranks: subprocess.Popen[str]) -> None:
-        """What the warning means to the training."""
-        say("the time limit is near: the training is asked to stop, with a checkpoint")
-        if self.spec["on_warning"] == "interrupt":
-            ranks.send_signal(signal.SIGINT)
-            return
-        with contextlib.suppress(OSError, ValueError):  # nothing was trained yet
-            run = json.loads((self.folder / RECORD).read_text()).get("run")
-            if run:
-                with open(Path(run) / "control.jsonl", "a") as control:
-                    control.write(json.dumps({"stop": True}) + "\n")
+        """What the warning means to the training, and to one that begins after it: a cluster's is found by its record."""
+        if not self.told:
+            self.told = True
+            say("the time limit is near: the training is asked to stop, with a checkpoint")
+            if self.spec["on_warning"] == "interrupt":
+                ranks.send_signal(signal.SIGINT)
+        if self.spec["on_warning"] == "word":
+            with contextlib.suppress(OSError, ValueError):  # nothing was trained yet
+                run = json.loads((self.folder / RECORD).read_text()).get("run")
+                if run and run != self.stopped:
+                    with open(Path(run) / "control.jsonl", "a") as control:
+                        control.write(json.dumps({"stop": True}) + "\n")
+                    self.stopped = run
 
     def watch(self, ranks: subprocess.Popen[str]) -> int:
         """Until the ranks have ended, or must; their exit status."""
         missed = 0
         while ranks.poll() is None and not self.ended:  # Slurm has told the end to all processes of the job
-            if self.warned and not self.told:
-                self.told = True
+            if self.warned:
                 self.tell(ranks)
             missed = 0 if self.path.exists() else missed + 1
             if missed == MISSED:

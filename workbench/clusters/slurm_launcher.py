@@ -25,7 +25,7 @@ from workbench.errors import ConfigError
 
 SCRIPT = str(Path(__file__).with_name("slurm_job.py"))
 SPEC, LOG = "job.json", "job.log"
-SETTLED = ("partition", "account", "time_limit", "extra")
+SETTLED = ("partition", "account", "time_limit", "gpus_per_rank", "extra")
 GONE_S = 8.0  # how long a cancelled job may take to be gone
 
 
@@ -249,6 +249,8 @@ class StepLauncher(MPILauncher):
     def check(self, num_ranks: int) -> None:
         self.options.check(num_ranks)
         settled = [name for name in SETTLED if getattr(self.options, name)]
+        settled += ["nodes"] if self.options.nodes not in (None, len(self.allocation.nodes)) else []
+        settled += ["controller"] if self.options.controller == "job" else []
         if settled:
             raise ConfigError(
                 f"this process is in Slurm's job {self.allocation.job}, and ranks start in it: {', '.join(settled)} of a job that runs "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from workbench.clusters import remote
@@ -49,11 +50,6 @@ class Start:
         """Whether it has ended, well or not."""
         return self._over.is_set()
 
-    @property
-    def failed(self) -> bool:
-        """Whether it has ended without ranks."""
-        return self.done and self._error is not None
-
     def wait(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """Who the ranks are, in order.
 
@@ -68,6 +64,20 @@ class Start:
         if self._error is not None:
             raise self._error
         return self._ranks
+
+
+@contextlib.contextmanager
+def or_let_go(engines: Engines, told: dict[str, Any]) -> Iterator[None]:
+    """An error or an interrupt while a cluster is taken up leaves it as it was found, with its training: detached.
+
+    Args:
+        told: what who detached it said.
+    """
+    try:
+        yield
+    except BaseException:
+        engines.detach(**told)
+        raise
 
 
 def end_engines(engines: Engines) -> None:

@@ -11,24 +11,17 @@ from typing import Any
 
 import psutil
 
-from workbench.analysis.table import Column, Table, num_bytes
-from workbench.clusters import remote
+from workbench.analysis.table import Column, Table, ago, num_bytes
+from workbench.clusters import register, remote
 from workbench.clusters.engines import Engines
-from workbench.clusters.register import Entry
-from workbench.clusters.vitals import beat_name
+from workbench.clusters.launchers import ended_here
+from workbench.clusters.vitals import beat_name, end_name
+from workbench.errors import RunNotFound
 from workbench.trace.recorder import metrics_name, trace_name
+from workbench.trace.store import OVER, read_info
 
 ASK_S = 1.0  # an idle engine answers in milliseconds
 TAIL_BYTES = 8192
-
-
-def ago(value: float) -> str:
-    """Seconds since then.
-
-    >>> ago(0.42), ago(75)
-    ('0.4 s ago', '75 s ago')
-    """
-    return f"{value:.1f} s ago" if value < 10 else f"{value:.0f} s ago"
 
 
 COLUMNS = (
@@ -51,9 +44,12 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
         ranks: who they are.
         run: folder of the training that runs, or of the last one.
     """
-    present = set(engines.client.ids) if engines.client is not None and engines.alive else set()
+    if engines.detached:
+        return look(register.find(engines.id))
+    there = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)  # a world of MPI ends as one
+    present = set(engines.client.ids) if there else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
-    training = run is not None and any("ended" not in begun[rank] for rank in begun) and bool(present)
+    training = run is not None and not _is_over(run) and any("ended" not in begun[rank] for rank in begun) and bool(present)
     asked = {} if training else _ask(engines, present)
     rows = []
     for rank, who in enumerate(ranks):
@@ -69,16 +65,16 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
     return Table(rows, COLUMNS, caption)
 
 
-def look(entry: Entry) -> Table:
+def look(entry: register.Entry) -> Table:
     """The same of a cluster that another process holds, or nobody: nothing is asked of the engines, only looked at."""
     ranks = (entry.detached or entry.record).get("ranks") or []
     run = Path(entry.record["run"]) if entry.record.get("run") else None
+    over = run is None or _is_over(run)
     rows = []
     for rank, who in enumerate(ranks):
         found = _of_run(run, rank) if run is not None else {}
-        ended = run is None or found.pop("ended", False)
-        here = who["host"] == socket.gethostname()
-        gone = here and not psutil.pid_exists(who["pid"])
+        ended = found.pop("ended", False) or over
+        gone = ended_here(who)
         state = "gone" if gone else "ready" if ended else "training"
         row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, "state": state}
         if ended and not gone:
@@ -100,6 +96,14 @@ def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
     return answers
 
 
+def _is_over(run: Path) -> bool:
+    """Whether nobody trains in it any more, whatever word its ranks left: those of a killed one are new."""
+    try:
+        return read_info(run).get("status") in OVER
+    except RunNotFound:
+        return True
+
+
 def _of_run(folder: Path, rank: int) -> dict[str, Any]:
     """What a rank has left in the run's folder so far."""
     found: dict[str, Any] = {}
@@ -112,7 +116,7 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
         if "evaluation" not in row and "step" in row:
             found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
             break
-    if (folder / f"ended-{rank:05d}.json").exists():
+    if (folder / end_name(rank)).exists():
         found["ended"] = True
     return found
 

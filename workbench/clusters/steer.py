@@ -11,9 +11,7 @@ from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.runtimes.steering import changed, encoded
 from workbench.runtimes.words import Word, read_words, write_word
-from workbench.trace.store import read_info
-
-OVER = ("finished", "stopped", "failed")
+from workbench.trace.store import OVER, read_info
 
 
 def check_goes_on(folder: Path, what: str) -> dict[str, Any]:

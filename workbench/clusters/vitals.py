@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import sys
 import threading
 import time
@@ -76,8 +77,8 @@ def memory_bytes() -> int:
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
     """So that a reader sees the old or the new one."""
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(content))
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft.write_text(json.dumps(content, indent=1))
     draft.replace(path)
 
 

@@ -47,10 +47,8 @@ def run_notebook(
     from workbench.experiments.papermill_engine import WorkbenchEngine
 
     path, output = Path(path), Path(output)
-    if output.suffix != ".ipynb" or output.is_dir():
-        raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are put beside it")
     parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in (parameters or {}).items()}
-    _check_parameters(path, parameters)  # a tuple, as "1,4" is read, papermill would hand over as text
+    _check(path, output, parameters)  # a tuple, as "1,4" is read, papermill would hand over as text
     output.parent.mkdir(parents=True, exist_ok=True)
     papermill_engines.register("workbench", WorkbenchEngine)
     where = f"the notebook as far as it ran: {output}"
@@ -77,8 +75,10 @@ def run_notebook(
     return output
 
 
-def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
+def _check(path: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Papermill only warns of a parameter that the notebook does not have, and runs it with other values than asked for."""
+    if output.suffix != ".ipynb" or output.is_dir():
+        raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are put beside it")
     known = [parameter.name for parameter in parameters_of(path)]
     for name in parameters:
         if name not in known:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, final
 
-FIRST = ("torch", "sklearn.datasets", "workbench.train_command", "workbench.runtimes.simulate", "workbench.costs", "workbench.analysis")
+FIRST = ("torch", "workbench.train_command", "workbench.runtimes.simulate", "workbench.costs", "workbench.analysis")
 POLL_S = 0.02
 COMMAND = (sys.executable, "-c", "from workbench.experiments.warm import main; main()")
 

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from IPython.display import display
 
 from workbench.analysis.labels import distinct_labels
-from workbench.analysis.table import MISSING, Column, Table, num_bytes, seconds, three_digits
+from workbench.analysis.table import MISSING, Column, Table, ago, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
 from workbench.plots.buttons import Action, RunButtons, answer_while_busy
 from workbench.plots.html import PLOTLY
@@ -40,7 +40,7 @@ STATUS_COLUMNS = (
     Column("loss", "loss", three_digits),
     Column("bytes_sent", "sent", num_bytes),
     Column("staleness", "staleness"),
-    Column("age_s", "last heard", lambda age_s: f"{seconds(age_s)} ago" if age_s >= 1 else "now"),
+    Column("age_s", "last heard", ago),
 )
 
 
