@@ -21,7 +21,6 @@ LARGE = {
     "algorithms/diloco.py:DiLoCo": "the outer optimizer, streaming and eager updates, each under its paper's own words; all have a default",
     "clusters/cluster.py:Cluster": "how many ranks, where, and how they are started, one named argument each; all but one have a default",
     "ops.py": "the closed list of requests: one place to read them all",
-    "papers/claims.py:Claim": "the entries of a claim in its file, one named field each; seven have a default",
     "replica.py": "all that one rank does with its model; every part needs the same private views",
     "program.py:Context": "all that a program is told, one named field each; two have no default",
     "gradients.py": "the layout of flat buffers and nothing else; its halves would import each other",
