@@ -35,4 +35,5 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").split(".")[0] == "workbench":
             raise
         raise ConfigError(f"clusters need {error.name}: pip install 'sgd-workbench[mpi,notebooks]'") from error
-    return getattr(module, name)
+    value = globals()[name] = getattr(module, name)  # in place of the module of that name, which its import put there
+    return value
