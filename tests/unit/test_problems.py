@@ -39,10 +39,17 @@ SMALL: dict[str, dict[str, Any]] = {
     "cifar10-cnn": {"synthetic": True, "channels": [4, 8], "hidden": 16},
     "cifar10-resnet18": {"synthetic": True, "small_stem": False, "augment": False},
     "cifar100-resnet18": {"synthetic": True, "small_stem": False, "augment": False},
+    "cifar100-softmax": {"synthetic": True},
+    "imagenet-alexnet": {"synthetic": True, "classes": 5, "samples": 8},
+    "imagenet-googlenet": {"synthetic": True, "classes": 5, "samples": 8, "auxiliary": False},
+    "imagenet-resnet18": {"synthetic": True, "classes": 5, "samples": 8},
+    "imagenet-resnet50": {"synthetic": True, "classes": 5, "samples": 8},
+    "imagenet-inception-v3": {"synthetic": True, "classes": 5, "samples": 8, "auxiliary": False},
     "resnet18-synthetic": {"samples": 64},
     "wide-mlp": {"megabytes": 0.5, "samples": 512},
 }
-SLOW = ("cifar10-resnet18", "cifar100-resnet18", "resnet18-synthetic")
+IMAGENET = tuple(name for name in problems.names() if name.startswith("imagenet-"))
+SLOW = ("cifar10-resnet18", "cifar100-resnet18", "resnet18-synthetic", *IMAGENET)
 SOURCE_ROOT = str(Path(workbench.__file__).parents[1])
 
 

@@ -26,7 +26,13 @@ REGISTRY = MappingProxyType(
         "mnist-cnn": ("vision", "mnist_cnn"),
         "cifar10-cnn": ("vision", "cifar10_cnn"),
         "cifar10-resnet18": ("vision", "cifar10_resnet18"),
+        "cifar100-softmax": ("vision", "cifar100_softmax"),
         "cifar100-resnet18": ("vision", "cifar100_resnet18"),
+        "imagenet-alexnet": ("imagenet", "imagenet_alexnet"),
+        "imagenet-googlenet": ("imagenet", "imagenet_googlenet"),
+        "imagenet-resnet18": ("imagenet", "imagenet_resnet18"),
+        "imagenet-resnet50": ("imagenet", "imagenet_resnet50"),
+        "imagenet-inception-v3": ("imagenet", "imagenet_inception_v3"),
         "resnet18-synthetic": ("vision", "synthetic"),
         "wide-mlp": ("wide", "wide_mlp"),
     }
