@@ -97,13 +97,15 @@ def _imagenet(
     positive_ints("classes and samples", [classes, samples])
     if synthetic and folder is not None:
         raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or made-up ones; give one of the two")
+    train: Any
+    test: Any
     if synthetic:  # no more pictures than images: a thousand of them would take 150 MB of every rank
         train, test = made_up_images((3, side, side), min(classes, samples), samples)
         mean, std = made_up_moments(3)
     else:
         root = find_photographs(folder)
         classes = len(class_names(Path(root) / "train"))
-        train, test = (partial(photographs, root, part, side) for part in ("train", "val"))
+        train, test = partial(photographs, root, "train", side), partial(photographs, root, "val", side)
         mean, std = MEAN, STD
     plain_name = model_name.replace("_", "-")
     return Problem(
