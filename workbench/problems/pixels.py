@@ -154,20 +154,6 @@ class PixelCNN(nn.Module):
         return scores
 
 
-@torch.no_grad()
-def sample_images(model: PixelCNN, image: tuple[int, int, int], num: int, generator: torch.Generator) -> Tensor:
-    """Images (num, C, H, W) int64 drawn from the model, pixel by pixel and colour by colour."""
-    model.eval()
-    levels = torch.zeros(num, *image, dtype=torch.int64)
-    channels, height, width = image
-    for row in range(height):
-        for column in range(width):
-            for channel in range(channels):
-                chances = model(levels)[:, :, channel, row, column].softmax(1)
-                levels[:, channel, row, column] = torch.multinomial(chances, 1, generator=generator)[:, 0]
-    return levels
-
-
 @lru_cache(maxsize=2)
 def digit_levels(train: bool) -> tuple[Tensor, Tensor]:
     """Levels 0 to 16 of the digits (N, 1, 8, 8) int64, twice: what is seen, and what is to be foretold."""
