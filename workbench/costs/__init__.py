@@ -2,6 +2,7 @@
 
 from workbench.costs import stragglers
 from workbench.costs.compute import Compute
+from workbench.costs.count import count_compute
 from workbench.costs.measure import Measured, measure_compute, measure_steps
 from workbench.costs.network import Network, Route
 from workbench.costs.profiles import (
@@ -74,6 +75,7 @@ __all__ = [  # noqa: RUF022 - in reading order
     "Compute",
     "Measured",
     "measure_compute",
+    "count_compute",
     "measure_steps",
     "stragglers",
     "Stragglers",

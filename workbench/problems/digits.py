@@ -66,15 +66,26 @@ def load_digits(train: bool, dtype: torch.dtype = torch.float32) -> tuple[Tensor
 
     The same split everywhere and always, with no random number in it; digits are equally frequent in both parts.
     """
-    pixels, target = _table()
-    pictures = pixels.reshape(-1, *IMAGE[1:])
-    by_digit = np.argsort(target, kind="stable")
+    images, labels, is_test = _bundle()
+    training_images = images[~is_test]
+    chosen = is_test != train
+    centred = (images[chosen] - training_images.mean(0)) / training_images.std()
+    return torch.tensor(centred, dtype=dtype).unsqueeze(1), torch.tensor(labels[chosen], dtype=torch.int64)
+
+
+def pixel_levels(train: bool) -> Tensor:
+    """The same images as they are, (N, 1, 8, 8) int64: 17 levels of grey, 0 to 16."""
+    images, _, is_test = _bundle()
+    return torch.tensor(images[is_test != train], dtype=torch.int64).unsqueeze(1)
+
+
+def _bundle() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images (1797, 8, 8), labels, and which are for testing."""
+    pixels, labels = _table()
+    by_digit = np.argsort(labels, kind="stable")
     is_test = np.zeros(len(by_digit), dtype=bool)
     is_test[by_digit[::TEST_SHARE]] = True
-    training_images = pictures[~is_test]
-    chosen = is_test != train
-    images = (pictures[chosen] - training_images.mean(0)) / training_images.std()
-    return torch.tensor(images, dtype=dtype).unsqueeze(1), torch.tensor(target[chosen], dtype=torch.int64)
+    return pixels.reshape(-1, *IMAGE[1:]), labels, is_test
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -83,6 +84,13 @@ def cifar100_resnet18(*, folder: Folder = None, synthetic: bool = False, augment
     return _resnet18("cifar100", folder, synthetic, augment, small_stem)
 
 
+def cifar100_softmax(*, folder: Folder = None, synthetic: bool = False) -> Problem:
+    """Softmax regression (one linear layer) on CIFAR-100: convex. 307,300 parameters. Arguments: `cifar10_resnet18`."""
+    source = SOURCES["cifar100"]
+    network = partial(mlp, math.prod(source.image), (), source.num_classes)
+    return _from_source("cifar100", "softmax", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.01))
+
+
 def synthetic(
     *,
     model_name: str = "resnet18",
@@ -120,10 +128,12 @@ def synthetic(
     )
 
 
-def network(model_name: str, num_classes: int, small_stem: bool = False) -> nn.Module:
-    """A torchvision classification network with fresh weights; `small_stem` as in `cifar10_resnet18`."""
-    # These two would return auxiliary outputs beside the scores while training.
-    extra = {"aux_logits": False, "init_weights": True} if model_name in ("googlenet", "inception_v3") else {}
+def network(model_name: str, num_classes: int, small_stem: bool = False, *, auxiliary: bool = False) -> nn.Module:
+    """A torchvision classification network with fresh weights; `small_stem` as in `cifar10_resnet18`.
+
+    `auxiliary`: GoogLeNet and Inception v3 return auxiliary outputs beside the scores while training.
+    """
+    extra = {"aux_logits": auxiliary, "init_weights": True} if model_name in ("googlenet", "inception_v3") else {}
     module = torchvision().models.get_model(model_name, weights=None, num_classes=num_classes, **extra)
     if small_stem:
         module.conv1 = nn.Conv2d(3, module.conv1.out_channels, kernel_size=3, padding=1, bias=False)

@@ -1,0 +1,202 @@
+"""The large networks of the papers, on ImageNet (or any photographs sorted by class) from a folder, or on made-up images.
+
+Photographs are read when a minibatch takes them; a random part of each is cut out and mirrored half of the time while training, and
+the middle part is taken while testing, as is usual. The networks are torchvision's, which are not in all details the papers': its
+AlexNet is that of one GPU (61.1 million parameters), its GoogLeNet has batch normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from workbench.errors import ConfigError, DataMissing
+from workbench.problems.base import Batch, Problem
+from workbench.problems.image_data import made_up_images, made_up_moments
+from workbench.problems.models import positive_ints
+from workbench.problems.torchvision_door import torchvision
+from workbench.problems.vision import SYNTHETIC_NOTE, Folder, network, with_input_layers
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, a channel, in [0, 1]
+CLASSES, SAMPLES, SIDE = 1000, 128, 224
+RESIZED = 256 / 224  # of the side that is tested on, the side that photographs are first made as long as
+AUXILIARY_WEIGHT = MappingProxyType({"googlenet": 0.3, "inception_v3": 0.4})  # of each auxiliary loss, as torchvision trains them
+
+
+def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
+    """AlexNet: five convolutions and three fully connected layers, which hold 96 % of the 61.1 million parameters.
+
+    Args:
+        folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
+        synthetic: random images of the shape that the network takes instead, `samples` of them and a quarter as many to test on.
+        classes: of made-up images; from a folder it is as many as there are folders in `train`.
+        samples: how many made-up images.
+
+    Raises:
+        DataMissing: the folder is not there, or is not laid out like that; says what is expected.
+    """
+    optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-4)
+    return _imagenet("alexnet", folder, synthetic, classes, samples, optimizer)
+
+
+def imagenet_googlenet(
+    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES, auxiliary: bool = True
+) -> Problem:
+    """GoogLeNet; with its two auxiliary classifiers while training, 13.0 million parameters. More arguments: `imagenet_alexnet`.
+
+    Args:
+        auxiliary: whether the two are there; their losses count 0.3 each, and nothing in tests. 6.6 million parameters without.
+    """
+    optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=2e-4)
+    return _imagenet("googlenet", folder, synthetic, classes, samples, optimizer, auxiliary=auxiliary)
+
+
+def imagenet_resnet18(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
+    """ResNet-18, 11.7 million parameters. Arguments: `imagenet_alexnet`."""
+    return _imagenet("resnet18", folder, synthetic, classes, samples, partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4))
+
+
+def imagenet_resnet50(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
+    """ResNet-50, 25.6 million parameters. Arguments: `imagenet_alexnet`."""
+    return _imagenet("resnet50", folder, synthetic, classes, samples, partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4))
+
+
+def imagenet_inception_v3(
+    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES, auxiliary: bool = True
+) -> Problem:
+    """Inception v3 on images of 299 x 299; with its auxiliary classifier while training, 27.2 million parameters.
+
+    RMSProp with decay and momentum 0.9 and a rate of 0.045 is chen2016revisiting's; the epsilon of 1 is not in its text.
+
+    Args:
+        auxiliary: whether that classifier is there; its loss counts 0.4, and nothing in tests. 23.8 million parameters without.
+    """
+    optimizer = partial(torch.optim.RMSprop, lr=0.045, alpha=0.9, momentum=0.9, eps=1.0)
+    return _imagenet("inception_v3", folder, synthetic, classes, samples, optimizer, side=299, auxiliary=auxiliary)
+
+
+def _imagenet(
+    model_name: str,
+    folder: Folder,
+    synthetic: bool,
+    classes: int,
+    samples: int,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    *,
+    side: int = SIDE,
+    auxiliary: bool = False,
+) -> Problem:
+    positive_ints("classes and samples", [classes, samples])
+    if synthetic and folder is not None:
+        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or made-up ones; give one of the two")
+    train: Any
+    test: Any
+    if synthetic:  # no more pictures than images: a thousand of them would take 150 MB of every rank
+        train, test = made_up_images((3, side, side), min(classes, samples), samples)
+        mean, std = made_up_moments(3)
+    else:
+        root = find_photographs(folder)
+        classes = len(class_names(Path(root) / "train"))
+        train, test = partial(photographs, root, "train", side), partial(photographs, root, "val", side)
+        mean, std = MEAN, STD
+    plain_name = model_name.replace("_", "-")
+    return Problem(
+        name=f"imagenet-{plain_name}" + ("-synthetic" if synthetic else ""),
+        model=partial(with_input_layers, partial(network, model_name, classes, auxiliary=auxiliary), mean, std, False),
+        loss=partial(auxiliary_loss, AUXILIARY_WEIGHT[model_name]) if auxiliary else cross_entropy,
+        whole_batch=auxiliary,
+        train=train,
+        test=test,
+        optimizer=optimizer,
+        note=SYNTHETIC_NOTE if synthetic else "",
+    )
+
+
+def auxiliary_loss(weight: float, model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy; while training, `weight` times that of each auxiliary output on top."""
+    images, labels = batch
+    output = model(images)
+    if isinstance(output, Tensor):
+        return cross_entropy(output, labels)
+    scores, *auxiliary = output
+    return cross_entropy(scores, labels) + weight * torch.stack([cross_entropy(more, labels) for more in auxiliary]).sum()
+
+
+def find_photographs(folder: Folder) -> str:
+    """The absolute folder with `train` and `val`.
+
+    Raises:
+        DataMissing: no folder was given, or it is not laid out as it must be.
+    """
+    layout = "train/CLASS/*.JPEG and val/CLASS/*.JPEG, one folder for each class and the same ones in both"
+    advice = f"Expected are FOLDER/{layout}. To try the code without the data: synthetic=True, for random images of the same shapes"
+    if folder is None:
+        raise DataMissing(f"imagenet: say where the photographs are with folder=... {advice}")
+    root = Path(folder).expanduser().absolute()
+    if not root.is_dir():
+        raise DataMissing(f"imagenet: looked in {root}: there is no such folder. {advice}")
+    found = {part: class_names(root / part) for part in ("train", "val")}
+    for part, names in found.items():
+        if not names:
+            flat = (root / part).is_dir() and any((root / part).iterdir())
+            trouble = f"the files in {part} are not sorted into folders by class" if flat else f"{part} is not in it, or empty"
+            raise DataMissing(f"imagenet: looked in {root}: {trouble}. {advice}")
+    different = sorted({*found["train"]} ^ {*found["val"]})
+    if different:
+        raise DataMissing(f"imagenet: looked in {root}: {', '.join(different[:3])} is in one of train and val alone. {advice}")
+    return str(root)
+
+
+def class_names(folder: Path) -> list[str]:
+    """The folders in a folder, in the order in which classes are numbered; none where it is not there."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+@lru_cache(maxsize=4)
+def photographs(root: str, part: str, side: int) -> Photographs:
+    """The photographs of `root/part`; listing a million files takes a while, so it is done once.
+
+    Raises:
+        DataMissing: a class without photographs.
+    """
+    vision = torchvision()
+    look = vision.transforms
+    if part == "train":
+        cut = [look.RandomResizedCrop(side), look.RandomHorizontalFlip()]
+    else:
+        cut = [look.Resize(round(side * RESIZED)), look.CenterCrop(side)]
+    try:
+        return Photographs(vision.datasets.ImageFolder(f"{root}/{part}", look.Compose([*cut, look.PILToTensor()])))
+    except FileNotFoundError as error:
+        raise DataMissing(f"imagenet: {error}") from error
+
+
+@final
+class Photographs(Dataset[Any]):
+    """(image (3, side, side) uint8, class number) of each file, read when it is asked for.
+
+    Draws which part to cut from PyTorch's default generator, which is seeded for each rank and step.
+    """
+
+    def __init__(self, files: Any) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        try:
+            image, label = self._files[index]
+        except OSError as error:  # also what is no image
+            raise DataMissing(
+                f"imagenet: {self._files.samples[index][0]} cannot be read ({error}): copy it anew or take it away"
+            ) from error
+        return image, label
