@@ -21,15 +21,16 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketTimes:
-    """Medians over ranks and steps, in seconds; buckets in the order of backward.
+    """Medians over steps, in seconds; buckets in the order of backward. A step's origin is the mean of its begins on all ranks.
 
     Attributes:
-        forward_s, backward_s: of a step: up to the end of the last gradient.
+        forward_s, backward_s: until the last rank has done its forward, and from then until the last has done its backward: no sum
+            is complete without it.
         begin_s, end_s: of each bucket's sum, since the step's forward began; it begins when the last rank has come to it and the
             sum before it has ended.
         communication_s: of each bucket's sum, from then on.
         update_s: of each bucket's update; an update of the whole counts for all in equal parts.
-        step_s: from the begin of forward to the end of the last update.
+        step_s: from the origin to the end of the last update, mean over ranks.
     """
 
     forward_s: float
@@ -76,25 +77,23 @@ def bucket_times(run: Run) -> BucketTimes:
 
 
 def _step(run: Run, step: int, sums: NDArray[np.void]) -> tuple[Floats, Floats, Floats, Floats]:
-    """(forward, backward, step), and of each bucket begin, end and update, of one step, means over ranks."""
+    """(forward, backward, step), and of each bucket begin, end and update, of one step."""
     spans, ranks = run.spans.select(steps=slice(step, step + 1)), np.unique(sums["rank"])
     num_buckets = int(sums["bucket"].max()) + 1
     begin, end = np.full((len(ranks), num_buckets), np.nan), np.full((len(ranks), num_buckets), np.nan)
-    update, phases = np.zeros((len(ranks), num_buckets)), np.zeros((len(ranks), 3))
+    update, marks = np.zeros((len(ranks), num_buckets)), np.zeros((len(ranks), 4))
     for row, rank in enumerate(ranks.tolist()):
-        mine = spans.of_rank(rank)
+        mine, of_rank = spans.of_rank(rank), sums[sums["rank"] == rank]
         forward, backward, apply = (mine.select(kinds=[kind]).table for kind in ("forward", "backward", "apply"))
-        origin_s, backward_end_s = float(forward["start_s"].min()), float(backward["end_s"].max())
-        phases[row] = forward["end_s"].max() - origin_s, backward_end_s - forward["end_s"].max(), apply["end_s"].max() - origin_s
-        of_rank = sums[sums["rank"] == rank]
-        begin[row, of_rank["bucket"]], end[row, of_rank["bucket"]] = of_rank["start_s"], of_rank["end_s"] - origin_s
+        marks[row] = forward["start_s"].min(), forward["end_s"].max(), backward["end_s"].max(), apply["end_s"].max()
+        begin[row, of_rank["bucket"]], end[row, of_rank["bucket"]] = of_rank["start_s"], of_rank["end_s"]
         lengths = apply["end_s"] - apply["start_s"]
         if (apply["bucket"] >= 0).all():
             np.add.at(update[row], apply["bucket"], lengths)
         else:
             update[row] = lengths.sum() / num_buckets
-    origins_s = np.array([spans.of_rank(rank).select(kinds=["forward"]).table["start_s"].min() for rank in ranks.tolist()])
-    ends_s = end.mean(axis=0)
-    begins_s = (begin.max(axis=0)[None, :] - origins_s[:, None]).mean(axis=0)  # ranks' clocks are one
-    begins_s = np.maximum(begins_s, np.append(0.0, np.maximum.accumulate(ends_s)[:-1]))
-    return phases.mean(axis=0), begins_s, np.maximum(ends_s, begins_s), update.mean(axis=0)
+    origin_s, computed_s = marks[:, 0].mean(), marks.max(axis=0)  # ranks' clocks are one
+    phases = np.array([computed_s[1] - origin_s, computed_s[2] - computed_s[1], marks[:, 3].mean() - origin_s])
+    ends_s = end.mean(axis=0) - origin_s
+    begins_s = np.maximum(begin.max(axis=0) - origin_s, np.append(0.0, np.maximum.accumulate(ends_s)[:-1]))
+    return phases, begins_s, np.maximum(ends_s, begins_s), update.mean(axis=0)
