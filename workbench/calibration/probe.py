@@ -17,6 +17,7 @@ from workbench.calibration.parts import Estimate
 from workbench.calibration.record import as_tuples
 from workbench.codecs import Codec
 from workbench.collectives import native_bytes
+from workbench.runtimes.launch import transport_here
 from workbench.runtimes.transport import CLOCK_TAG, Handle, Patience, Transport
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes
@@ -125,6 +126,15 @@ def probe(transport: Transport, patience: Callable[[str], Patience], names: Sequ
         sum_s_per_byte=next(rest),
         codecs=tuple((name, next(rest), next(rest)) for name in names),
     )
+
+
+def probe_here(names: Sequence[str] = (), timeout_s: float = 60.0) -> Probe:
+    """`probe` on the ranks of the world this process was started in; all of them call it."""
+    transport = transport_here(timeout_s)
+    try:
+        return probe(transport, lambda what: Patience(what, transport.peer_failure, timeout_s), names)
+    finally:
+        transport.close()
 
 
 def _stolen_s_per_byte(transport: Transport, patience: Callable[[str], Patience]) -> float:
