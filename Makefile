@@ -53,6 +53,10 @@ lint: $(INSTALLED) ## style, format, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+.PHONY: papers
+papers: $(INSTALLED) ## every notebook that tests a paper's claims, at its smallest size
+	$(BIN)/python -m pytest -m papers tests/notebooks/test_smoke.py
+
 .PHONY: bench
 bench: $(INSTALLED) ## step times against torch's DDP on this machine
 	$(BIN)/python tests/benchmarks/step_time.py

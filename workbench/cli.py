@@ -16,8 +16,10 @@ from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kernels_command import add_kernels_options
-from workbench.notebook_command import add_demo_options, add_notebook_options, add_reproduce_options
+from workbench.notebook_command import add_demo_options, add_notebook_options
+from workbench.papers_command import add_artefact_options, add_papers_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.reproduce_command import add_reproduce_options
 from workbench.runs_command import add_runs_options
 from workbench.steer_command import add_steer_options
 from workbench.submit_command import add_submit_options
@@ -87,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     add_notebook_options(commands.add_parser("notebook", help="execute a notebook, or list those that come with the package"))
-    add_reproduce_options(commands.add_parser("reproduce", help="execute the notebooks about a paper"))
+    add_reproduce_options(commands.add_parser("reproduce", help="execute the notebooks about a paper, or all; records and verdicts"))
+    add_papers_options(commands.add_parser("papers", help="claims of papers and their verdicts: list them, check them, write their pages"))
+    add_artefact_options(commands.add_parser("artefact", help="bundle a paper's notebooks, claims, records and environment"))
     add_demo_options(commands.add_parser("demo", help="execute the tour: three methods on four MPI engines; prints its table"))
 
     add_kernels_options(commands.add_parser("kernels", help="the Jupyter kernels of the package: list them, install them"))

@@ -26,6 +26,15 @@ def kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
+def same_word(one: str, other: str) -> bool:
+    """Whether two spellings are of one name: a class's and the command line's, whatever letters are large.
+
+    >>> same_word("DiLoCo", "diloco"), same_word("PipeSGD", "pipe-sgd"), same_word("PipeSGD", "pipe")
+    (True, True, False)
+    """
+    return re.sub("[-_]", "", one).lower() == re.sub("[-_]", "", other).lower()
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that is none of `known`.
 

@@ -1,11 +1,11 @@
-"""`workbench notebook`, `reproduce` and `demo`: notebooks executed from a shell."""
+"""`workbench notebook` and `demo`: notebooks executed from a shell."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,12 @@ def add_notebook_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench notebook`, and what runs it."""
     add = parser.add_argument
     add("words", nargs="+", metavar="run NAME | list [NAME]", help="NAME is such as 00-tour, or a path; NAME alone runs it too")
-    _add_run_options(parser)
+    add_run_options(parser)
     add("--output", "-o", type=Path, help="executed notebook; under the run store by default. A record and an HTML page are put beside it")
+    add("--size", help="smoke, ci or full: the parameters that its sizes file names; -f and -p go before them")
     add("--kernel", "-k", help="name of the kernel; the notebook's own by default")
     add("--json", action="store_true", help="with list: one JSON object a notebook; with run: the record")
     parser.set_defaults(command=_notebook)
-
-
-def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench reproduce`, and what runs it."""
-    parser.add_argument("name", help="key of a paper, such as chen2016revisiting, or a notebook")
-    _add_run_options(parser)
-    parser.set_defaults(command=_reproduce)
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
@@ -42,14 +36,16 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_demo)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that executes notebooks."""
     add = parser.add_argument
     add("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE", help="`workbench notebook list` tells names and defaults")
     add("--file", "-f", action="append", default=[], metavar="FILE", help="parameters from a YAML file; -p goes before it")
     add("--timeout", type=float, default=None, metavar="SECONDS", help="how long the whole notebook may take")
 
 
-def _parameters(options: argparse.Namespace) -> dict[str, Any]:
+def given_parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that those options give: of files, then of words."""
     from workbench.experiments.yaml_file import read_yaml
 
     found: dict[str, Any] = {}
@@ -61,13 +57,17 @@ def _parameters(options: argparse.Namespace) -> dict[str, Any]:
 def _notebook(options: argparse.Namespace) -> int:
     from workbench.experiments.catalogue import find_notebook
     from workbench.experiments.record import read_record
+    from workbench.papers.sizes import check_size, values_at
 
     word, *names = options.words if options.words[0] in WORDS else ["run", *options.words]
     if word == "list":
         return _list(names, options.json)
     if len(names) != 1:
         raise ConfigError(f"notebook run {' '.join(names)}: give one notebook; `workbench notebook list` lists them")
-    executed, page = execute(find_notebook(names[0]), options.output, _parameters(options), options.timeout, options.kernel)
+    path, parameters = find_notebook(names[0]), given_parameters(options)
+    if options.size is not None:
+        parameters = {**values_at(path, check_size(options.size)), **parameters}
+    executed, page = execute(path, options.output, parameters, options.timeout, options.kernel)
     print(json.dumps(read_record(executed)) if options.json else f"notebook: {executed}\npage:     {page}")
     return 0
 
@@ -77,16 +77,21 @@ def _list(names: list[str], as_json: bool) -> int:
 
     from workbench import resources
     from workbench.experiments.catalogue import find_notebook, papers_of, parameters_of, question_of
+    from workbench.papers.sizes import read_sizes
 
     for name in names or resources.notebooks():
         path = find_notebook(name)
+        sizes = read_sizes(path)
         about: dict[str, Any] = {"name": path.stem, "question": question_of(path), "papers": papers_of(path)}
         parameters = parameters_of(path)
         if as_json:
-            print(json.dumps({**about, "path": str(path), "parameters": [asdict(parameter) for parameter in parameters]}))
+            about |= {"path": str(path), "parameters": [asdict(parameter) for parameter in parameters]}
+            about |= {"sizes": {str(size): values for size, values in sizes.parameters.items()}, "ranks": sizes.ranks} if sizes else {}
+            print(json.dumps(about))
         else:
             papers = f"  ({', '.join(about['papers'])})" if about["papers"] else ""
-            print(f"{path.stem}: {about['question']}{papers}", *map(_line, parameters), "", sep="\n")
+            told = [_size_line(size, values) for size, values in sizes.parameters.items()] if sizes else []
+            print(f"{path.stem}: {about['question']}{papers}", *map(_line, parameters), *told, "", sep="\n")
     return 0
 
 
@@ -96,28 +101,8 @@ def _line(parameter: Parameter) -> str:
     return f"  {parameter.name}{kind} = {parameter.default}{comment}"
 
 
-def _reproduce(options: argparse.Namespace) -> int:
-    from workbench.experiments.catalogue import notebooks_about, parameters_of
-
-    paths = notebooks_about(options.name)
-    parameters = _parameters(options)
-    failed = 0
-    for path in paths:
-        known = {parameter.name for parameter in parameters_of(path)}
-        own = parameters if len(paths) == 1 else {name: value for name, value in parameters.items() if name in known}
-        print(f"{path.stem} ...", file=sys.stderr, flush=True)
-        try:
-            executed, page = execute(path, None, own, options.timeout, None)
-        except ConfigError:
-            raise
-        except Exception as error:
-            if len(paths) == 1:
-                raise
-            failed += 1
-            print(f"workbench: {error}", file=sys.stderr)
-        else:
-            print(f"notebook: {executed}\npage:     {page}")
-    return 1 if failed else 0
+def _size_line(size: str, values: Mapping[str, Any]) -> str:
+    return f"  --size {size}: {', '.join(f'{name} = {value!r}' for name, value in values.items()) or 'as above'}"
 
 
 def _demo(options: argparse.Namespace) -> int:

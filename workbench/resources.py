@@ -1,7 +1,11 @@
-"""Files that travel with the package: notebooks and paper cards, found in a checkout and in an installed wheel alike."""
+"""Files that travel with the package: notebooks and paper cards, found in a checkout and in an installed wheel alike.
+
+The variable WORKBENCH_SHARE names a folder of your own that holds `notebooks/` and `papers/` in their place.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -9,15 +13,17 @@ from workbench.errors import ConfigError
 from workbench.naming import unknown
 
 _PACKAGE = Path(__file__).resolve().parent
+OWN = "WORKBENCH_SHARE"
 
 
 def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
-    """The folder of that kind: inside the package where a wheel was installed, beside it in a checkout.
+    """The folder of that kind: your own where there is one, else inside the package where a wheel was installed, beside it in a checkout.
 
     >>> shared("notebooks").name
     'notebooks'
     """
-    for folder in (_PACKAGE / "_share" / kind, _PACKAGE.parent / kind):
+    own: list[Path] = [Path(os.environ[OWN]).resolve() / kind] if os.environ.get(OWN) else []
+    for folder in (*own, _PACKAGE / "_share" / kind, _PACKAGE.parent / kind):
         if folder.is_dir():
             return folder
     raise ConfigError(f"this installation holds no {kind}: install sgd-workbench from its wheel, or in a checkout with `make install`")

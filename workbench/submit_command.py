@@ -30,56 +30,76 @@ def add_submit_options(submit: argparse.ArgumentParser) -> None:
     """The options of `workbench submit`, and what runs it."""
     submit.formatter_class = argparse.RawDescriptionHelpFormatter
     submit.epilog = EXAMPLES
-    add = submit.add_argument
+    add_job_options(submit, short=True)
+    submit.add_argument("--requeue", action="store_true", help="go on from the checkpoint in a next turn, until the training has ended")
+    submit.add_argument("argv", nargs="*", metavar="train ...", help="after --")
+    submit.set_defaults(command=_submit)
+
+
+def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, short: bool) -> None:
+    """What a job asks for.
+
+    Args:
+        short: also by sbatch's letters.
+    """
+
+    def add(name: str, letter: str, **about: Any) -> None:
+        parser.add_argument(name, *([letter] if short else []), **about)
+
     add("--partition", "-p")
     add("--account", "-A")
     add("--qos", "-q")
     add("--constraint", "-C")
     add("--time", "-t", dest="time_limit", metavar="HH:MM:SS", help="or minutes, or D-HH:MM")
     add("--nodes", "-N", type=int)
-    add("--gpus-per-rank", type=int, default=0)
-    add("--cpus-per-rank", type=int)
-    add("--memory", help="of each node, such as 16G")
-    add(
-        "--warn",
-        type=int,
-        default=60,
-        metavar="SECONDS",
-        help="before the time limit: how long a step and a checkpoint may take",
-    )
-    add("--requeue", action="store_true", help="go on from the checkpoint in a next turn, until the training has ended")
-    add("--extra", action="append", default=[], metavar="OPTION", help="another option of sbatch, such as --extra=--exclusive")
-    add("--dry-run", action="store_true", help="print the batch script, and submit nothing")
-    add("argv", nargs="*", metavar="train ...", help="after --")
-    submit.set_defaults(command=_submit)
+    more = parser.add_argument
+    more("--gpus-per-rank", type=int, default=0)
+    more("--cpus-per-rank", type=int)
+    more("--memory", help="of each node, such as 16G")
+    more("--warn", type=int, default=60, metavar="SECONDS", help="before the time limit: how long a step and a checkpoint may take")
+    more("--extra", action="append", default=[], metavar="OPTION", help="another option of sbatch, such as --extra=--exclusive")
+    more("--dry-run", action="store_true", help="print the batch script, and submit nothing")
 
 
 def _submit(options: argparse.Namespace) -> int:
+    return submit_words(options, _checked(options.argv), options.argv, what="train", requeue=options.requeue)
+
+
+def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *, what: str, requeue: bool = False) -> int:
+    """Have `workbench ARGV` run in a job of so many ranks, which is interrupted before its time limit; returns the exit status.
+
+    Args:
+        options: those of `add_job_options`.
+        what: how the job's name begins.
+
+    Raises:
+        ConfigError: this process is in a job.
+        LaunchError: Slurm does not take it.
+    """
     from workbench.clusters.slurm import WITHOUT_TASK_GPUS, Slurm
     from workbench.clusters.slurm_queue import Allocation, jobs_folder, submit
 
-    num_ranks = _checked(options.argv)
     extra = [f"--{word}={getattr(options, name)}" for name, word in EXTRA.items() if getattr(options, name) is not None]
     extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
     slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
-    name = f"train-{secrets.token_hex(4)}"
+    name = f"{what}-{secrets.token_hex(4)}"
     folder = jobs_folder() / name
     runner = Path(__file__).with_name("clusters") / "slurm_job.py"
     command = [sys.executable, "-P", str(runner), str(folder / "job.json")]
-    script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=options.requeue)
+    script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=requeue)
     if options.dry_run:
         print(script, end="")
         return 0
     if Allocation.here() is not None:
-        raise ConfigError("this shell is in a Slurm job already: `workbench train` runs in it, on all its nodes; or submit outside of it")
+        raise ConfigError(f"this shell is in a Slurm job already: `workbench {what}` runs in it, on all its nodes; or submit outside of it")
     spec: dict[str, Any] = {
-        "command": [*WITHOUT_TASK_GPUS, sys.executable, "-m", "workbench", *options.argv],
+        "command": [*WITHOUT_TASK_GPUS, sys.executable, "-m", "workbench", *argv],
         "environment": {"PYTHONUNBUFFERED": "1"},  # the job's output can be followed
         "folder": str(folder),
         "controller": None,
         "connection": None,
         "on_warning": "interrupt",
-        "requeue": options.requeue,
+        "requeue": requeue,
     }
     folder.mkdir(parents=True, mode=0o700)
     (folder / "job.json").write_text(json.dumps(spec))

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from tests.distributed.slurm_world import SlurmWorld, send_by_value
+from tests.papers_share import KEY, finding, make_share, write_claims, write_notebook
 from workbench.clusters.mpi_install import find_mpi
 from workbench.clusters.slurm import Slurm
+from workbench.experiments.notebooks import tagged_text
 from workbench.runtimes.transport import local_rank, ranks_here
 from workbench.trace.run import Run
 from workbench.trace.store import list_runs
@@ -350,3 +352,23 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, run
     assert Path(second.info["resumed"]).name == first.id
     assert Run.load(second.folder).steps()[0]["step"] == Run.load(first.folder).steps()[-1]["step"] + 1
     assert second.info["error"] == "terminated"
+
+
+HOSTS = """from workbench import papers
+with papers.ranks(2) as cluster:
+    print(*sorted(rank["host"] for rank in cluster.ranks))"""
+
+
+def test_a_paper_is_reproduced_in_a_job_with_ranks_on_its_nodes(world: SlurmWorld, tmp_path: Path) -> None:
+    share = make_share(tmp_path / "share")
+    write_notebook(share, "20-one", ("hosts", HOSTS), finding("20-one"), ranks="['local:2']")
+    write_claims(share, "20-one")
+    env = {"WORKBENCH_SHARE": str(share)}
+    reproduce = f"{sys.executable} -m workbench reproduce {KEY} --submit slurm --output {tmp_path / 'out'}"
+    said = world.sh(f"{reproduce} --nodes 2 --time 30", env=env)
+    assert said.startswith("job "), said
+    log = Path(said.split("output: ")[1].strip())
+    assert within(200, world.jobs, lambda jobs: jobs == []) == [], log.read_text()
+    record = tmp_path / "out" / "papers" / KEY / "records" / "20-one.smoke.slurm-workbench.json"
+    assert record.is_file(), log.read_text()
+    assert tagged_text(tmp_path / "out" / "20-one.ipynb", "hosts") == "host1 host2", log.read_text()

@@ -18,7 +18,7 @@ from workbench import algorithms
 from workbench.catalogue import describe
 from workbench.dashboard.board import SIMULATED, Dashboard
 from workbench.dashboard.form import MethodForm
-from workbench.dashboard.session import Choice, Session
+from workbench.dashboard.session import Choice, Entry, Session
 from workbench.errors import ConfigError
 
 pytestmark = pytest.mark.notebooks
@@ -114,9 +114,10 @@ def test_what_cannot_be_is_refused_before_it_begins(session: Session) -> None:
 class FakeCluster:
     """A cluster of which only `train` is asked; its handles end when they are told to."""
 
-    num_ranks, status = 2, "ready"
+    num_ranks = 2
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.state = "ready"
         self.asked: list[tuple[Any, ...]] = []
         self.stopped = False
 
@@ -129,6 +130,9 @@ class FakeCluster:
         self.answer: Future[Any] = Future()
         self.handle = RunHandle(new_run(info), [self.answer], None)  # type: ignore[arg-type]
         return self.handle
+
+    def status(self) -> None:
+        """A table, in a real one."""
 
     def stop(self) -> None:
         self.stopped = True
@@ -146,6 +150,63 @@ def test_a_cluster_that_was_given_trains_and_is_left_alone(runs: Any) -> None:
     assert entry.over.wait(10) and entry.status == "failed" and "no memory" in str(entry.error)
     session.close()
     assert not cluster.stopped
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[FakeCluster]:
+    """Those that were started."""
+    made: list[FakeCluster] = []
+
+    def start(*given: Any, **named: Any) -> FakeCluster:
+        made.append(FakeCluster(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr("workbench.clusters.Cluster", start, raising=False)
+    return made
+
+
+def on_ranks(session: Session) -> Entry:
+    entry = session.start(Choice(algorithm=wb.PipeSGD(), problem="digits-mlp", workers=2, settings={"steps": 3}))
+    until(lambda: entry.handle is not None or entry.over.is_set(), "it trains")
+    return entry
+
+
+@pytest.mark.parametrize("state", ["lost", "stopped"])
+def test_ranks_that_are_gone_are_replaced(runs: Any, session: Session, clusters: list[FakeCluster], state: str) -> None:
+    for number, before in enumerate(("ready", "ready", state)):
+        if clusters:
+            clusters[-1].state = before
+        entry = on_ranks(session)
+        assert len(clusters) == (1 if number < 2 else 2)
+        clusters[-1].answer.set_result(None)
+        assert entry.over.wait(10)
+    assert [cluster.stopped for cluster in clusters] == [True, False]
+
+
+def test_the_last_rows_of_a_run_are_seen_though_nobody_looks_after_its_end(
+    runs: Any, session: Session, clusters: list[FakeCluster]
+) -> None:
+    from workbench.trace import FileRecorder
+
+    entry = on_ranks(session)
+    recorder = FileRecorder(entry.handle.folder, 0, {"rank": 0})
+    for step in range(3):
+        row = {
+            "step": step,
+            "seconds": 0.1 * step,
+            "samples": 64,
+            "bytes_sent": 1,
+            "staleness": 0,
+            "loss": 1.0,
+            "num_samples": 32,
+            "lr": 0.1,
+        }
+        recorder.metrics(row)
+    assert entry.run is None or not entry.run.metrics.get(0)
+    recorder.close()
+    clusters[0].answer.set_result(None)
+    assert entry.over.wait(10) and entry.error is None
+    assert entry.run is not None and len(entry.run.metrics[0]) == 3
 
 
 # ---------------------------------------------------------------- what is shown

@@ -30,7 +30,10 @@ from workbench.resources import kernels
             "%launcher emulated:1gbit,latency=5ms\n%ranks 2\n\n%%rank 1\ny",
             Cell((("launcher", "emulated:1gbit,latency=5ms"), ("ranks", "2")), "y", ranks="1"),
         ),
-        ("%pip install x", Cell(body="%pip install x", local=True)),
+        ("%pip install x", Cell((("pip", "install x"),))),
+        ("%pip install \\\n  x y\nimport x", Cell((("pip", "install x y"),), "import x")),
+        ("%load_ext autoreload", Cell(body="%load_ext autoreload", local=True)),
+        ("%load_ext autoreload\n%autoreload 2\nx", Cell(body="%load_ext autoreload\n%autoreload 2\nx")),
         ("%timeit f()", Cell(body="%timeit f()")),
         ("%%time\nf()", Cell(body="%%time\nf()")),
         ("x = 'a\n%ranks 2'", Cell(body="x = 'a\n%ranks 2'")),
@@ -62,7 +65,8 @@ def test_ranks_are_numbers_and_ranges(words: str | None, ranks: list[int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "fix"), [("4", "0 to 3"), ("x", "no rank; write 0"), ("3-1", "write 1-3"), ("-1", "no rank"), ("1-9", "no rank 9")]
+    ("words", "fix"),
+    [("4", "0 to 3"), ("x", "no rank; write 0"), ("3-1", "write 1-3"), ("-1", "no rank"), ("1-9", "no rank 9"), (", ", "names no rank")],
 )
 def test_other_ranks_are_refused(words: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):

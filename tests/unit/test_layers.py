@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import grimp
@@ -48,6 +49,14 @@ def test_no_module_imports_the_front_page() -> None:
 def test_import_of_the_package_loads_nothing_heavy(heavy: str) -> None:
     code = f"import sys, workbench; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0, f"import workbench loads {heavy}"
+
+
+@pytest.mark.parametrize("package", ["clusters", "plots"])
+def test_a_name_that_is_imported_when_asked_for_is_none_of_a_module(package: str) -> None:
+    """The first look would import the module, and every later one find it in the name's place."""
+    found = import_module(f"workbench.{package}")
+    assert set(found._HOMES) == set(found.__all__)
+    assert {path.stem for path in (PACKAGE / package).glob("*.py")} & set(found._HOMES) == set()
 
 
 def imported(path: Path) -> set[str]:

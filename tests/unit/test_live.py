@@ -14,8 +14,9 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 
 from workbench import plots
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.plots import recent
+from workbench.plots import live, recent
 from workbench.plots.buttons import RunButtons
+from workbench.plots.html import PLOTLY
 from workbench.plots.live import status_table
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail
@@ -53,6 +54,16 @@ class Writer:
             recorder.close()
         update_run(self.folder, status=status)
         return self
+
+
+class Display:
+    """Where a view is shown: what was sent there."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def update(self, data: dict[str, Any], raw: bool) -> None:
+        self.sent.append(data)
 
 
 # ---------------------------------------------------------------- buttons
@@ -126,12 +137,20 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
     writer = Writer(tmp_path).steps(2)
     views: list[Any] = []
 
+    reads = 0
+
     class Handle:
         folder = writer.folder
-        run = property(lambda self: Run.load(self.folder))
         shown_by = staticmethod(views.append)
 
+        @property
+        def run(self) -> Run:
+            nonlocal reads
+            reads += 1
+            return Run.load(self.folder)
+
     assert [len(make([Handle()], "steps").data[0].x) for make in (plots.curves, plots.convergence)] == [2, 2]
+    reads = 0
     view = plots.watch(Handle(), x="steps")
     assert views == [view]
     view.settle()
@@ -139,16 +158,11 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
     writer.steps(3).end()
     view.settle()
     assert len(view.static().data[0].x) == 5
+    assert reads == 1, "the whole record is read once, what is new of it by each look"
 
 
 def test_a_picture_that_a_thread_left_is_sent_again_by_the_cell_that_waits(tmp_path: Path) -> None:
     """nbclient drops what is sent for a cell that is over, and the thread's word may be just that."""
-
-    class Display:
-        sent: int = 0
-
-        def update(self, data: dict[str, Any], raw: bool) -> None:
-            self.sent += 1
 
     writer = Writer(tmp_path).steps(5)
     for view in (plots.watch(Run.load(writer.folder)), plots.LiveTimeline(writer.folder)):
@@ -156,9 +170,39 @@ def test_a_picture_that_a_thread_left_is_sent_again_by_the_cell_that_waits(tmp_p
         if writer.num_steps == 5:
             writer.steps(1).end()
         view.finish()  # as the thread does
-        before = shown.sent
+        before = len(shown.sent)
         view.settle()
-        assert (before, shown.sent) == (1, 2)
+        assert (before, len(shown.sent)) == (1, 2)
+
+
+def test_why_curves_are_no_longer_drawn_stays_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path).steps(3)
+    looks = 0
+
+    def look() -> list[Run]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise OSError("<stale>")
+        return [Run.load(writer.folder)]
+
+    view = plots.LiveCurves(x="steps")
+    view._handle = shown = Display()
+    view.follow(look).join(20)
+    assert [list(data) for data in shown.sent] == [["text/html"]]
+    assert "No longer updated" in shown.sent[0]["text/html"] and "<b>OSError:</b> &lt;stale&gt;" in shown.sent[0]["text/html"]
+    writer.steps(2).end()
+    view.settle()
+    assert list(shown.sent[-1]) == [PLOTLY] and len(view.static().data[0].x) == 5, "who waits for the run has the whole curve"
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("no room")
+
+    view = plots.LiveCurves()
+    view._handle = shown = Display()
+    monkeypatch.setattr(live, "convergence", broken)
+    view.follow(lambda: [Run.load(writer.folder)]).join(20)
+    assert view._ended.is_set() and "<b>ValueError:</b> no room" in shown.sent[-1]["text/html"]
 
 
 def test_there_must_be_something_to_watch() -> None:
@@ -167,6 +211,11 @@ def test_there_must_be_something_to_watch() -> None:
 
 
 # ---------------------------------------------------------------- the newest steps
+
+
+def sent_revision(view: plots.LiveTimeline) -> Any:
+    """What tells Plotly that a figure is the one before, drawn again."""
+    return json.loads(view._moving._source.value)["layout"].get("uirevision", "")
 
 
 def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
@@ -198,9 +247,11 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     writer.steps(10)
     assert view.update() and view.widget.children
     assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(view._moving.figure.layout.annotations)
+    before = sent_revision(view)
     writer.steps(10)
     assert view.update()
     assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(view._moving.figure.layout.annotations)
+    assert before == sent_revision(view) != "", "what is zoomed into stays"
     view.settle()
     assert not view._ended.is_set()
     writer.end()
@@ -222,8 +273,10 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypat
 
     writer = Writer(tmp_path).steps(5).end()
     view = plots.LiveTimeline(writer.folder)
+    view._handle = shown = Display()
     monkeypatch.setattr(recent, "timelines", broken)
     view.settle()
+    assert shown.sent == [{"text/html": view.widget.children[0].value}], "and can be seen"
     assert "<b>ValueError:</b> &lt;no room&gt;" in view.widget.children[0].value and view._ended.is_set()
 
 

@@ -427,17 +427,18 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
         wb.PipeSGD(width=3, collective=wb.collectives.Ring(codec=wb.codecs.Truncate16())),
         wb.LayerwiseSGD(bucket_bytes=2e5, lanes=2, collective=wb.collectives.Ring()),
         wb.BackupSGD(backups=1),
-        wb.LocalSGD(),
+        wb.SynchronousSGD(collective=wb.collectives.Ring(chunks=3)),
+        *map(wb.algorithms.get, wb.algorithms.names()),
     ],
+    ids=str,
 )
 def test_a_record_tells_its_method(algorithm: Any) -> None:
     assert method_of(Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})) == algorithm
 
 
 def test_a_record_that_tells_only_a_part_of_its_method_asks_for_it() -> None:
-    algorithm = wb.SynchronousSGD(collective=wb.collectives.Ring(chunks=3))
-    run = Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})
-    with pytest.raises(ConfigError, match="give algorithm="):
+    run = Run(info={"method": {"name": "SynchronousSGD", "settings": {"collective": "OfMine(chunks=3)"}}}, metrics={})
+    with pytest.raises(ConfigError, match=r"SynchronousSGD\(collective=OfMine\(chunks=3\)\).*give algorithm="):
         method_of(run)
 
 

@@ -18,7 +18,7 @@ from workbench import plots
 from workbench.analysis import critical_path, overlap
 from workbench.errors import ConfigError
 from workbench.trace import from_profiler
-from workbench.trace.profile import calls
+from workbench.trace.profile import Row, calls, on_one_clock
 
 Event = dict[str, Any]
 
@@ -188,6 +188,17 @@ def test_all_ranks_are_on_one_clock_and_the_path_goes_over_them(tmp_path: Path) 
     path = critical_path(spans, slice(5, 6))
     kinds = list(zip(path.rank.tolist(), path.kind_names, strict=True))
     assert (1, "backward") in kinds and (0, "backward") not in kinds, "who came last to the sum"
+
+
+def test_one_sum_that_ended_late_moves_no_clock() -> None:
+    """The other host's clock is 7 s ahead; its first sum is seen to end 3 s after the others'."""
+
+    def sums(*ends_s: float) -> list[Row]:
+        return [("all_reduce", "comm", end_s - 0.5, end_s, step, 0, 4, -1) for step, end_s in enumerate(ends_s)]
+
+    here, there = on_one_clock([(0, "here", sums(10, 11, 12)), (1, "there", sums(20, 18, 19))])
+    assert here.table["end_s"].tolist() == [0.5, 1.5, 2.5]
+    assert sorted(there.table["end_s"].tolist()) == [1.5, 2.5, 3.5]
 
 
 def test_times_that_count_from_different_days_are_brought_together(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from workbench import algorithms
 from workbench.analysis import runs_table
 from workbench.analysis.export import METRICS, export_runs
-from workbench.analysis.runs_table import Condition
+from workbench.analysis.runs_table import Condition, _in_order
 from workbench.cli import main
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import FileRecorder, list_runs, new_run, update_run
@@ -174,6 +176,13 @@ def test_conditions_choose_runs(some: list[Path], where: list[str], expected: li
         assert {row["run"] for row in runs_table(where=where)} == {some[number].name for number in expected}
 
 
+@pytest.mark.parametrize("name", [name for name in algorithms.names() if isinstance(algorithms.find(name), type)])
+def test_a_method_is_found_by_the_name_it_is_asked_for_by(name: str) -> None:
+    row = {"method": type(algorithms.get(name)).__name__}
+    assert [other for other in algorithms.names() if Condition("method", "=", other).holds(row)] == [name]
+    assert Condition("method", "=", row["method"]).holds(row)
+
+
 def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
     names = [folder.name for folder in some]
     assert {row["run"] for row in runs_table(since="1d")} == set(names[:3])
@@ -181,6 +190,14 @@ def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
     assert [row["run"] for row in runs_table(sweep="widths")] == [names[2]]
     assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]]
     assert [row["run"] for row in runs_table(sort="accuracy")] == [names[3], names[0], names[1], names[2]]
+    info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
+    bare = new_run({**info, "created": "2021-01-01T00:00:00+00:00"}, some[0].parent).name  # no step and no evaluation
+    assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]], "nothing is not the greatest"
+    assert [row["run"] for row in runs_table(sort="accuracy", limit=2)] == [names[1], names[2]]
+    assert [row["run"] for row in runs_table(sort="-accuracy")] == [names[2], names[1], names[0], names[3], bare]
+    assert [row["run"] for row in runs_table(sort="accuracy", limit=5)][-1] == bare
+    assert len(runs_table(sort="accuracy", limit=0)) == 0
+    assert [row["x"] for row in _in_order([{"x": math.nan}, {"x": 1.0}, {"x": "a"}], "x", True, 2)] == ["a", 1.0]
     assert runs_table(columns=["run", "set.width"]).cells()[0] == [names[3], "3"], "the oldest first"
 
 

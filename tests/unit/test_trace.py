@@ -23,6 +23,7 @@ import workbench as wb
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import KINDS, FileRecorder, MemoryRecorder, Run, Spans, find_run, list_runs, new_run, runs_root, update_run
 from workbench.trace.follow import Follower
+from workbench.trace.read import parse_lines
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.rows import sublanes
 from workbench.trace.store import read_info, write_info
@@ -275,6 +276,31 @@ def test_an_unknown_axis_is_refused_with_the_choices() -> None:
         run.curve("epochs", "loss")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="y='acc': choose one of loss, test_loss, accuracy"):
         run.curve("steps", "acc")  # type: ignore[arg-type]
+
+
+def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run(INFO, tmp_path)
+    recorder = FileRecorder(folder, 0, HEADER)
+    for step in range(3):
+        recorder.metrics(row(step))
+    recorder.close()
+    midway, seen = threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> Any:
+        if not midway.is_set():
+            midway.set()
+            seen.wait(0.5)  # until the other one has looked, if it goes on in the midst of this
+        return parse_lines(*given)
+
+    monkeypatch.setattr("workbench.trace.follow.parse_lines", slowly)
+    follower = Follower(folder)
+    first = threading.Thread(target=follower.poll)
+    first.start()
+    assert midway.wait(10)
+    assert len(follower.poll().metrics.get(0, [])) == 3
+    seen.set()
+    first.join(10)
+    assert [one["step"] for one in follower.poll().metrics[0]] == [0, 1, 2]
 
 
 def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:

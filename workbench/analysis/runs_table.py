@@ -14,7 +14,7 @@ from typing import Any, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.naming import kebab, parse_value, unknown
+from workbench.naming import parse_value, same_word, unknown
 from workbench.trace.index import Index, state_of
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
@@ -85,7 +85,9 @@ class Condition:
     def _same(self, value: Any) -> bool:
         if isinstance(value, float) and isinstance(self.value, int | float):
             return math.isclose(value, self.value, rel_tol=1e-12)
-        return bool(value == self.value) or (value is not None and str(self.value) in (str(value), kebab(str(value))))
+        if isinstance(value, str) and isinstance(self.value, str):
+            return same_word(value, self.value)
+        return bool(value == self.value) or (value is not None and str(self.value) == str(value))
 
 
 def runs_table(
@@ -104,9 +106,10 @@ def runs_table(
         where: conditions that all must hold, such as "method=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
         since: made within so long, "2d", "3h", or since a date, "2026-11-21".
         sweep: of the sweep of this name.
-        sort: a key, the least first; "-accuracy" for the greatest first.
+        sort: a key, the least first; "-accuracy" for the greatest first. Runs that have no such value, or NaN, come behind all others.
         columns: which to show; those of `workbench runs` by default, seeds only where they are needed.
-        limit: the last so many of them.
+        limit: at most so many: the last ones of the least first, the first ones of the greatest first; runs without a value only
+            where those with one are fewer.
         root: the store; None for `runs_root()`.
 
     Raises:
@@ -128,8 +131,7 @@ def runs_table(
     rows = [row for row in rows if all(item.holds(row) for item in early) and (not moment or _made(row) >= moment)]
     if late or sort_key in RESULTS or limit is None:
         rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
-    rows.sort(key=lambda row: _rank(row.get(sort_key)), reverse=sort.startswith("-"))
-    rows = rows[-limit:] if limit and not sort.startswith("-") else rows[:limit]
+    rows = _in_order(rows, sort_key, sort.startswith("-"), limit)
     shown = tuple(Column(key, TITLES.get(key, key), TEXTS.get(key, str)) for key in column_keys)
     return Table(add_results(rows, root), shown, caption="\n".join(f"skipped: {reason}" for reason in listing.damaged))
 
@@ -230,10 +232,21 @@ def _moment(since: str | None) -> datetime | None:
     return moment if moment.tzinfo else moment.astimezone()
 
 
+def _in_order(rows: list[dict[str, Any]], key: str, greatest_first: bool, limit: int | None) -> list[dict[str, Any]]:
+    """As `runs_table` describes it for `sort` and `limit`."""
+    have = [row for row in rows if not _is_nothing(row.get(key))]
+    have.sort(key=lambda row: _rank(row[key]), reverse=greatest_first)
+    lack = [row for row in rows if _is_nothing(row.get(key))]
+    if limit is not None:
+        have = have[:limit] if greatest_first else have[max(0, len(have) - limit) :]
+        lack = lack[: limit - len(have)]
+    return have + lack
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Numbers before words before nothing."""
-    if value is None:
-        return 2, 0.0, ""
-    if isinstance(value, int | float) and not math.isnan(value):
-        return 0, float(value), ""
-    return 1, 0.0, str(value)
+    """Numbers before words."""
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))

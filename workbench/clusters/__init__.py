@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from workbench.clusters.attach import attach
     from workbench.clusters.cluster import Cluster
+    from workbench.clusters.detached import attach
     from workbench.clusters.handle import RunHandle
     from workbench.clusters.slurm import Slurm
 
 __all__ = ["Cluster", "RunHandle", "Slurm", "attach"]
 
-_HOMES = {"Cluster": "cluster", "RunHandle": "handle", "Slurm": "slurm", "attach": "attach"}
+_HOMES = {  # no module is called like a name of these: importing it would hide the name
+    "Cluster": "cluster",
+    "RunHandle": "handle",
+    "Slurm": "slurm",
+    "attach": "detached",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -30,4 +35,5 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").split(".")[0] == "workbench":
             raise
         raise ConfigError(f"clusters need {error.name}: pip install 'sgd-workbench[mpi,notebooks]'") from error
-    return getattr(module, name)
+    value = globals()[name] = getattr(module, name)  # in place of the module of that name, which its import put there
+    return value

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -240,8 +239,7 @@ class RunHandle:
         follower = Follower(self.folder)
 
         def look() -> list[Run]:
-            run = follower.poll()
-            return [replace(run, info={**run.info, "status": "paused"})] if self.status == "paused" else [run]
+            return [follower.poll()]
 
         def ask(what: str) -> Callable[[], Any] | None:
             return getattr(self, what, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -55,6 +56,7 @@ class Entry:
         self.going.set()
         self.num_gradients = 0  # computed by simulated workers
         self._follower: Follower | None = None
+        self._lock = threading.Lock()  # whoever looked later must not be overtaken by who looked before
 
     @property
     def status(self) -> str:
@@ -71,10 +73,11 @@ class Entry:
 
     def look(self) -> Run | None:
         """The run as far as it is written."""
-        if self.handle is not None:
-            self._follower = self._follower or Follower(self.handle.folder)
-            self.run = self._follower.poll()
-        return self.run
+        with self._lock:
+            if self.handle is not None:
+                self._follower = self._follower or Follower(self.handle.folder)
+                self.run = self._follower.poll()
+            return self.run
 
 
 @final
@@ -168,6 +171,8 @@ class Session:
         except Exception as error:  # noqa: BLE001 - it is shown, whatever it is: a thread has nobody above it to tell
             entry.error = error
         finally:
+            with suppress(WorkbenchError, OSError):  # the folder was removed under us: what was seen of it stays
+                entry.look()  # nobody does any more once it is over
             entry.over.set()
 
     def _simulate(self, entry: Entry, choice: Choice) -> Run:
@@ -204,7 +209,7 @@ class Session:
         if (
             self._cluster is not None
             and self._owned
-            and (self._cluster.num_ranks != num_ranks or self._cluster.status in ("lost", "stopped"))
+            and (self._cluster.num_ranks != num_ranks or self._cluster.state in ("lost", "stopped"))
         ):
             self._cluster.stop()
             self._cluster = None

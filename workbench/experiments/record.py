@@ -42,7 +42,7 @@ def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str,
         "ended": None,
         "error": None,
         **this_process(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **versions()},
         "commit": _commit(Path(notebook).parent),
     }
     _write(record_path(output), record)
@@ -86,7 +86,8 @@ def _told(error: BaseException | None) -> str | None:
     return f"{name}: {value}"[:2000]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that results depend on."""
     found = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -11,7 +11,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core.inputtransformer2 import TransformerManager
 
-from workbench.kernel.cells import Cell, parse_cell
+from workbench.kernel.cells import parse_cell
 from workbench.kernel.ranks import Ranks
 
 
@@ -51,7 +51,7 @@ def _is_local(code: str) -> bool:
     try:
         return parse_cell(code).local
     except Exception:  # noqa: BLE001 - half a cell may be anything
-        return Cell().local
+        return False
 
 
 def _complete(code: str, cursor_pos: int) -> Any:

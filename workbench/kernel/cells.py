@@ -10,7 +10,7 @@ from typing import final
 from workbench.errors import ConfigError
 
 COMMANDS = ("ranks", "launcher", "attach", "detach", "status", "restart_ranks", "stop_ranks")
-LOCAL_MAGICS = ("pip", "conda", "mamba", "uv", "load_ext", "unload_ext")  # one process of them is enough, or they are the notebook's own
+INSTALLERS = ("pip", "conda", "mamba", "uv")  # above a cell they run once, in the notebook's own process
 
 
 @final
@@ -19,7 +19,7 @@ class Cell:
     """A cell, taken apart.
 
     Attributes:
-        commands: (name, argument) of the kernel's own commands above it, in order.
+        commands: (name, argument) of the kernel's own commands above it, and of installers, in order.
         body: the rest.
         local: whether the body runs in the notebook's own process.
         ranks: which ranks it is for, as written; None for all.
@@ -51,9 +51,12 @@ def parse_cell(text: str) -> Cell:
         found = re.match(r"%(\w+)\b\s*(.*)$", first)
         if first == "" or (first.startswith("#") and commands):
             lines.pop(0)
-        elif found and found[1] in COMMANDS:
-            commands.append((found[1], found[2].strip()))
+        elif found and found[1] in (*COMMANDS, *INSTALLERS):
+            argument = found[2].strip()
             lines.pop(0)
+            while argument.endswith("\\") and lines:  # goes on in the next line
+                argument = f"{argument[:-1].rstrip()} {lines.pop(0).strip()}"
+            commands.append((found[1], argument))
         else:
             break
     first = lines[0].strip() if lines else ""
@@ -76,7 +79,8 @@ def parse_cell(text: str) -> Cell:
         near = difflib.get_close_matches(word[1], ("local", "rank"), n=1)[0]
         raise ConfigError(f"there is no %%{word[1]}: did you mean %%{near}?")
     body = "\n".join(lines)
-    return Cell(tuple(commands), body, local=any(re.match(rf"%{name}\b", first) for name in LOCAL_MAGICS))
+    said = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    return Cell(tuple(commands), body, local=bool(said) and all(re.match(r"%(un)?load_ext\b", line) for line in said))
 
 
 def parse_ranks(words: str | None, num_ranks: int) -> list[int]:
@@ -101,6 +105,8 @@ def parse_ranks(words: str | None, num_ranks: int) -> list[int]:
         if last < first:
             raise ConfigError(f"%%rank {words}: {part} goes backwards; write {last}-{first}")
         chosen.update(range(first, last + 1))
+    if not chosen:
+        raise ConfigError(f"%%rank {words} names no rank; write %%rank 0, %%rank 0,2 or %%rank 1-3")
     return sorted(chosen)
 
 

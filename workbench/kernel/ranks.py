@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, final
 
+from IPython.core.inputtransformer2 import cell_magic
+
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
-from workbench.kernel.cells import COMMANDS, Cell, parse_cell, parse_ranks
+from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
 from workbench.kernel.execution import Execution, stuck
 
 DEFAULT_RANKS = 4
+PREPARE_S = 60.0
 PREPARE = """
 import workbench as wb
 rank, world_size = {rank}, {world_size}
@@ -57,7 +61,7 @@ class Ranks:
     # -- cells -----------------------------------------------------------------------------------------------------
 
     def transform(self, lines: list[str]) -> list[str]:
-        """A cell as IPython is to run it: `%%local` ones as they are, all others as a call of `run`."""
+        """A cell as IPython is to run it: `%%local` ones as they are, behind a call of `prepare`, all others as a call of `run`."""
         text = "".join(lines)
         if not text.strip() or text.startswith("__ranks__."):
             return lines
@@ -65,8 +69,9 @@ class Ranks:
             cell = parse_cell(text)
         except ConfigError:
             cell = Cell(body=text)  # `run` says what is wrong with it
-        if cell.local and not cell.commands and not cell.names:
-            return cell.body.splitlines(keepends=True)
+        if cell.local:
+            before = [f"__ranks__.prepare({cell.commands!r}, {cell.names!r})\n"] if cell.commands or cell.names else []
+            return [*before, *cell_magic(cell.body.splitlines(keepends=True))]  # type: ignore[no-untyped-call]
         return [f"__ranks__.run({text!r})\n"]
 
     def run(self, text: str) -> None:
@@ -75,34 +80,31 @@ class Ranks:
         Raises:
             WorkbenchError: it cannot run, or failed on a rank.
         """
-        try:
-            self._run(parse_cell(text))
-        except WorkbenchError as error:
-            _show_without_frames(error, f"{type(error).__name__}: {error}")
-            raise
-        except KeyboardInterrupt as error:
-            _show_without_frames(error, "KeyboardInterrupt")
-            raise
+        with _without_frames():
+            cell = parse_cell(text)
+            assert not cell.local, "runs in the notebook's own process"
+            for name, argument in cell.commands:
+                self.command(name, argument)
+            if not cell.body.strip():
+                return
+            self.start()
+            self._check_free()
+            self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
+            self._last.run(cell.body)
 
-    def _run(self, cell: Cell) -> None:
-        for name, argument in cell.commands:
-            self.command(name, argument)
-        if not cell.body.strip():
-            return
-        if cell.local:
-            self._fetch(cell.names)
-            result = self.shell.run_cell("%%local\n" + cell.body)
-            result.raise_error()
-            return
-        self.start()
-        self._check_free()
-        self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
-        self._last.run(cell.body)
+    def prepare(self, commands: Iterable[tuple[str, str]], names: tuple[str, ...]) -> None:
+        """What a local cell needs: its commands carried out, and copies of rank 0's variables of these names.
+
+        Raises:
+            WorkbenchError: one of them cannot be.
+        """
+        with _without_frames():
+            for name, argument in commands:
+                self.command(name, argument)
+            if names:
+                self._fetch(names)
 
     def _fetch(self, names: tuple[str, ...]) -> None:
-        """Copies of rank 0's variables, for local cells."""
-        if not names:
-            return
         self.start()
         self._check_free()
         for name in names:
@@ -113,8 +115,8 @@ class Ranks:
                 raise ConfigError(f"%%local {name}: rank 0 cannot give it ({why})") from None
 
     def ask(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
-        """What a function answers on rank 0; None if there are no ranks yet, it is busy, or takes longer."""
-        if self.cluster is None or self.busy():
+        """What a function answers on rank 0; None if there are no ranks yet, it is busy or training, or takes longer."""
+        if self.cluster is None or self.cluster.state != "ready" or self.busy():
             return None
         with suppress(Exception):  # an answer that does not come, whatever the reason, is none
             return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
@@ -151,8 +153,16 @@ class Ranks:
             cluster.client[rank].execute(PREPARE.format(rank=rank, world_size=self.num_ranks), silent=True, block=False)
             for rank in range(self.num_ranks)
         ]
-        for result in pending:
-            result.get(60)
+        if cluster.state == "training":
+            return  # they take it up behind the training
+        try:
+            for result in pending:
+                result.get(PREPARE_S)
+        except TimeoutError:
+            raise LaunchError(
+                f"the ranks of {cluster.id} do not answer: they run something that another notebook gave them. Wait for it, "
+                "or interrupt it there; %restart_ranks begins with new ones"
+            ) from None
 
     def stop(self) -> None:
         """End the ranks that this notebook started; those it attached to go on."""
@@ -161,14 +171,27 @@ class Ranks:
         if cluster is not None:
             cluster.stop() if self._owns else cluster.detach()
 
+    def _make_room(self) -> None:
+        """`stop`, and say what becomes of the ranks there are."""
+        if self.cluster is None:
+            return
+        if self._owns:
+            print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
+        else:
+            print(f"the {self.num_ranks} ranks are let go: %attach {self.cluster.id} goes on with them", file=sys.stderr)
+        self.stop()
+
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, name: str, argument: str) -> None:
-        """One of the commands that may stand above a cell.
+        """One of the commands that may stand above a cell, or an installer, which runs here, once.
 
         Raises:
             ConfigError: it does not go like that.
         """
+        if name in INSTALLERS:
+            self.shell.run_line_magic(name, argument)
+            return
         assert name in COMMANDS
         getattr(self, f"_command_{name}")(argument)
 
@@ -176,9 +199,8 @@ class Ranks:
         """%ranks N: have so many."""
         if argument:
             number = _number(argument)
-            if self.cluster is not None and number != self.num_ranks:
-                print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
-                self.stop()
+            if number != self.num_ranks:
+                self._make_room()
             self.num_ranks = number
         self.start()
 
@@ -186,9 +208,8 @@ class Ranks:
         """%launcher WORDS: where ranks are from now on, as `launcher=` of Cluster."""
         if not argument:
             raise ConfigError("%launcher wants words, as Cluster(launcher=...) does: local, emulated:1gbit, slurm:partition=debug")
-        if self.cluster is not None and argument != self.launcher:
-            print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
-            self.stop()
+        if argument != self.launcher:
+            self._make_room()
         self.launcher = argument
 
     def _command_attach(self, argument: str) -> None:
@@ -197,8 +218,9 @@ class Ranks:
 
         if not argument:
             raise ConfigError("%attach wants the name of a cluster: `workbench cluster list` shows those there are")
+        taken = clusters.attach(argument)  # before those there are go: there may be none of that name
         self.stop()
-        self._use(clusters.attach(argument), owns=False)
+        self._use(taken, owns=False)
 
     def _command_detach(self, _: str) -> None:
         """%detach: let the ranks go on without this notebook."""
@@ -218,21 +240,28 @@ class Ranks:
         display(self.cluster.status())  # type: ignore[no-untyped-call]
 
     def _command_restart_ranks(self, _: str) -> None:
-        """%restart_ranks: new ones; their variables are lost."""
+        """%restart_ranks: end the ranks, also those that were attached, and have new ones; their variables are lost."""
         self._owns = True
         self.stop()
         self.start()
 
     def _command_stop_ranks(self, _: str) -> None:
-        """%stop_ranks: end them; the next cell starts new ones."""
+        """%stop_ranks: end them, also those that were attached; the next cell starts new ones."""
         self._owns = True
         self.stop()
 
 
-def _show_without_frames(error: Any, words: str) -> None:
+@contextmanager
+def _without_frames() -> Iterator[None]:
     """IPython shows what `_render_traceback_` gives; frames of this package tell nobody anything."""
-    if not hasattr(error, "_render_traceback_"):
-        error._render_traceback_ = lambda: [words, *getattr(error, "__notes__", ())]
+    try:
+        yield
+    except (WorkbenchError, KeyboardInterrupt) as error:
+        if not hasattr(error, "_render_traceback_"):
+            words = f"{type(error).__name__}: {error}" if isinstance(error, WorkbenchError) else "KeyboardInterrupt"
+            shown: Any = error  # a name that outlives the clause
+            shown._render_traceback_ = lambda: [words, *getattr(shown, "__notes__", ())]
+        raise
 
 
 def _number(words: str) -> int:

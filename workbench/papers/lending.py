@@ -31,19 +31,38 @@ def ranks(num_workers: int, launcher: str = "local") -> Iterator[Cluster]:
         num_workers: how many ranks.
         launcher: where they are, as `Cluster` has it: "local", "torch", "emulated:1gbit", ...
     """
-    from workbench.clusters import Cluster, attach
+    from workbench.clusters import Cluster
 
-    name = json.loads(os.environ.get(LENT) or "{}").get(lent_key(num_workers, launcher))
-    if name:
-        try:
-            lent = attach(name, quiet=True)
-        except WorkbenchError:  # its ranks died in the notebook before: this one starts its own
-            pass
-        else:
-            try:
-                yield lent
-            finally:
-                lent.detach()
-            return
-    with Cluster(num_workers, launcher=launcher, quiet=True) as cluster:
-        yield cluster
+    lent = _taken_up(json.loads(os.environ.get(LENT) or "{}").get(lent_key(num_workers, launcher)))
+    if lent is None:
+        with Cluster(num_workers, launcher=launcher, quiet=True) as cluster:
+            yield cluster
+        return
+    try:
+        yield lent
+    finally:
+        _give_back(lent)
+
+
+def _taken_up(name: str | None) -> Cluster | None:
+    """The lent ranks; None where none are lent, or they died in the notebook before: this one starts its own."""
+    from workbench.clusters import Cluster
+
+    if not name:
+        return None
+    try:
+        cluster = Cluster.attach(name, quiet=True)
+    except WorkbenchError:
+        return None
+    if cluster.state == "ready":
+        return cluster
+    cluster.stop()
+    return None
+
+
+def _give_back(cluster: Cluster) -> None:
+    """As idle as it was lent; ranks that still train, or are gone, end here, and whoever lends them starts others."""
+    if cluster.state == "ready":
+        cluster.detach()
+    else:
+        cluster.stop()

@@ -78,7 +78,7 @@ def timelines(
     chosen = None if ranks is None else list(ranks)
     panels = [panel(run, window, chosen, MAX_BARS // len(runs)) for run, window in zip(runs, windows, strict=True)]
     longest_s = max(item.length_s for item in panels)
-    unit, factor = _unit(longest_s)
+    unit, factor = time_unit(longest_s)
     figure = _frame(panels)
     seen: set[str] = set()
     shapes, notes = list[Any](), list[Any]()
@@ -211,6 +211,6 @@ def _row_names(item: Panel) -> dict[str, Any]:
     return {"tickvals": centers, "ticktext": names, "range": [item.rows.ends[-1], 0], "showgrid": False, "ticks": "", "fixedrange": True}
 
 
-def _unit(length_s: float) -> tuple[str, float]:
+def time_unit(length_s: float) -> tuple[str, float]:
     """The unit in which a window's length is a convenient number, and how many of it a second has."""
     return ("µs", 1e6) if length_s < 2e-3 else ("ms", 1e3) if length_s < 10 else ("s", 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -12,23 +11,23 @@ from typing import Any, final
 
 import ipywidgets
 import plotly.graph_objects as go
-from IPython.display import display
+from IPython.display import HTML, display
 
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, ago, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.plots.buttons import Action, RunButtons, answer_while_busy
+from workbench.plots.buttons import Action, RunButtons, answer_while_busy, error_line
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, convergence
 from workbench.plots.moving import MovingFigure
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, XAxis, as_runs
+from workbench.trace.store import OVER
 
 INTERVAL_S = 0.2  # every update sends whole curves to the browser: five a second look continuous
 DRAWING_SHARE = 0.2  # of the time, at most, is spent on drawing: curves of long runs are drawn less often
 LIVE_POINTS = 500
-ENDED = ("finished", "stopped", "failed")
 MAX_RANKS = 8  # a line each up to here
 
 STATUS_COLUMNS = (
@@ -114,11 +113,11 @@ class LiveCurves:
             while not self._ended.is_set():
                 runs = poll()
                 self.update(runs)
-                if runs and all(run.info.get("status") in ENDED for run in runs):
+                if runs and all(run.info.get("status") in OVER for run in runs):
                     return
                 self._ended.wait(self._pause_s)
         except Exception as error:  # noqa: BLE001 - a thread has nobody above it to tell, whatever it is: the view says it
-            self._problem = f"<p><b>No longer updated:</b> {html.escape(f'{type(error).__name__}: {error}')}</p>"
+            self._problem = f"<p><b>No longer updated:</b> {error_line(error)}</p>"
         finally:
             self.finish()
 
@@ -129,10 +128,11 @@ class LiveCurves:
         papermill, what a thread sends for a cell that is over is not kept.
         """
         runs = self._poll() if self._poll is not None else self._runs
-        if all(run.info.get("status") in ENDED for run in runs):
+        if all(run.info.get("status") in OVER for run in runs):
             with self._lock:
                 if self._ended.is_set():
-                    self._keep()
+                    self._problem = ""  # it was looked at after all
+                    self._keep(runs)
                 self.finish(runs)
 
     def finish(self, runs: Sequence[Run] | None = None) -> None:
@@ -140,15 +140,18 @@ class LiveCurves:
         with self._lock:
             if self._ended.is_set():
                 return
-            self._runs = list(runs) if runs is not None else self._runs
-            self._redraw()
             self._ended.set()
             self._buttons.end()
-            self._keep()
+            self._keep(self._runs if runs is None else runs)
 
-    def _keep(self) -> None:
+    def _keep(self, runs: Sequence[Run]) -> None:
+        self._runs = list(runs)
+        try:
+            self._redraw()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._problem = f"<p><b>Not drawn:</b> {error_line(error)}</p>"
         if self._handle is not None:
-            self._handle.update(as_data(self.static()), raw=True)
+            self._handle.update({"text/html": self._problem} if self._problem else as_data(self.static()), raw=True)
 
     def static(self) -> go.Figure:
         """The curves as a plain figure."""
@@ -157,7 +160,7 @@ class LiveCurves:
     def _ipython_display_(self) -> None:
         with self._lock:
             if self._ended.is_set():
-                display(self.static())  # type: ignore[no-untyped-call]
+                display(HTML(self._problem) if self._problem else self.static())  # type: ignore[no-untyped-call]
             else:
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
 
@@ -183,11 +186,12 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
     """
     if not runs:
         raise ConfigError("no run to watch: give at least one, such as watch(run)")
-    followers = [Follower(run.folder) if run.info.get("status") not in ENDED and run.folder else None for run in as_runs(runs)]
+    known = as_runs(runs)  # once: of a handle, it reads the whole record
+    followers = [Follower(run.folder) if run.info.get("status") not in OVER and run.folder else None for run in known]
     view = LiveCurves(x=x)
 
     def look() -> list[Run]:
-        return [follower.poll() if follower else run for follower, run in zip(followers, as_runs(runs), strict=True)]
+        return [follower.poll() if follower else run for follower, run in zip(followers, known, strict=True)]
 
     view.update(look())
     for run in runs:
@@ -207,7 +211,7 @@ def status_table(runs: Sequence[Run]) -> Table:
     rows: list[dict[str, Any]] = []
     for label, run in zip(distinct_labels(runs), runs, strict=True):
         failures, status = run.failures, run.info.get("status")
-        ages_s = _ages_s(run) if status not in ENDED else {}
+        ages_s = _ages_s(run) if status not in OVER else {}
         latest: dict[int, dict[str, Any]] = {}
         for rank, recorded in run.metrics.items():
             latest[rank] = next((row for row in reversed(recorded) if "loss" in row), {})

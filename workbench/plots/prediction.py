@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,11 +14,9 @@ from workbench.calibration.from_run import calibrate
 from workbench.calibration.model import Calibration
 from workbench.calibration.predict import predicted_run
 from workbench.costs import Network
-from workbench.errors import ConfigError, WorkbenchError
-from workbench.naming import kebab
+from workbench.errors import ConfigError
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import step_range
-from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.trace.run import Run, as_runs
 
@@ -31,14 +28,12 @@ def beside_prediction(
     calibration: Calibration | None = None,
     *,
     algorithm: Algorithm | None = None,
-    problem: Problem | None = None,
     network: Network | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
     steps: slice | None = None,
     ranks: Iterable[int] | None = None,
     links: bool = True,
     critical: bool = False,
-    seed: int = 0,
 ) -> go.Figure:
     """The timeline of some steps of a run, and below it as many steps of the same method on as many workers, simulated.
 
@@ -47,12 +42,11 @@ def beside_prediction(
 
     Args:
         run: with a trace.
-        calibration: None: fitted to this run (`workbench.calibration.calibrate`); one of another run tells how far it carries.
+        calibration: None: `workbench.calibration.calibrate(run)`; with its `problem=`, each parameter's part of compute is measured
+            too, and one of another run tells how far it carries.
         algorithm: the run's method; needed where its record does not tell all its settings.
-        problem: what was trained: for a calibration of this run, measures each parameter's part of compute.
         network, bandwidth_bytes_per_s: as for `workbench.calibration.predict`; None: the one that was measured.
         steps, ranks, links, critical: as for `timeline`; steps are the run's.
-        seed: of the simulation.
 
     Raises:
         ConfigError: no trace there, no calibration of it, or a method that the record does not tell; says what to give.
@@ -62,10 +56,10 @@ def beside_prediction(
     first, last = step_range(run.id, rows[rows >= 0], steps)
     last = min(last, int(rows.max()) + 1)
     method = algorithm or method_of(run)
-    found = calibration or calibrate(run, problem=problem, seed=seed)
+    found = calibration or calibrate(run)
     workers = int(run.info.get("num_workers") or len(run.spans.ranks))
     place: dict[str, Any] = {"network": network, "bandwidth_bytes_per_s": bandwidth_bytes_per_s}
-    predicted = predicted_run(found, method, workers=workers, steps=WARM_UP + last - first + 1, seed=seed, **place)
+    predicted = predicted_run(found, method, workers=workers, steps=WARM_UP + last - first + 1, **place)
     windows = [slice(first, last), slice(WARM_UP, WARM_UP + last - first)]
     names = [
         f"{what}: {run.label}, {seconds(_mean_step_s(one, window))} a step"
@@ -85,24 +79,9 @@ def method_of(run: Run) -> Algorithm:
         ConfigError: the record does not tell all of it.
     """
     record = run.info.get("method") or {}
-    told, quiet = record.get("settings") or {}, record.get("defaults") or ()
-    settings = {name: _word(value) for name, value in told.items() if name not in quiet and value is not None}
-    try:
-        found = algorithms.get(kebab(str(record.get("name"))), **settings)
-    except (WorkbenchError, TypeError, ValueError) as error:
-        raise ConfigError(f"run {run.id} is of {run.label}, which its record does not tell all of ({error}): give algorithm=") from error
-    made = {name: value if isinstance(value, int | float | None) else str(value) for name, value in found.settings().items()}
-    if made != told:
-        other = ", ".join(f"{name}={value}" for name, value in told.items() if made.get(name) != value)
-        raise ConfigError(f"run {run.id} had {other or 'settings'}, which its record does not tell all of: give algorithm=")
+    found = algorithms.recorded(record)
+    if found is None:
+        quiet = record.get("defaults") or ()
+        told = ", ".join(f"{name}={value}" for name, value in (record.get("settings") or {}).items() if name not in quiet)
+        raise ConfigError(f"run {run.id} is of {record.get('name')}({told}), of which its record does not tell all: give algorithm=")
     return found
-
-
-def _word(value: Any) -> Any:
-    """A setting as it is written in a shell: "ring:truncate16" for a description of that ring.
-
-    >>> _word("Ring()"), _word("Ring(codec=Truncate16(rounding='toward-zero'))"), _word(2)
-    ('ring', 'ring:truncate16', 2)
-    """
-    match = re.fullmatch(r"(\w+)\((?:codec=(\w+)\([^()]*\))?\)", value) if isinstance(value, str) else None
-    return ":".join(kebab(part) for part in match.groups() if part) if match else value

@@ -17,9 +17,10 @@ from workbench.errors import ConfigError, RunNotFound
 from workbench.plots.buttons import error_line
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import MAX_RANKS
-from workbench.plots.live import DRAWING_SHARE, ENDED, as_data
+from workbench.plots.live import DRAWING_SHARE, as_data
 from workbench.plots.moving import MovingFigure
 from workbench.trace.run import Run
+from workbench.trace.store import OVER, read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
 
 INTERVAL_S = 2.0
@@ -45,6 +46,7 @@ class LiveTimeline:
         self._handle: Any = None
         self._tail_bytes = TAIL_BYTES
         self._shown: go.Figure | None = None
+        self._problem = ""
         self._moving = MovingFigure()
         self.widget = ipywidgets.VBox([])  # holds the figure once there is something in it
 
@@ -60,8 +62,10 @@ class LiveTimeline:
             except (ConfigError, RunNotFound):  # of a trace that has only begun, or was removed
                 return self._shown is not None
             except Exception as error:  # noqa: BLE001 - nothing that a picture lacks may end a training or hide its end
-                self.widget.children = (ipywidgets.HTML(error_line(error)),)
+                self._problem = error_line(error)
+                self.widget.children = (ipywidgets.HTML(self._problem),)
                 return self._shown is not None
+            self._problem = ""
             if new is not None and not self._ended.is_set():
                 self._shown = new
                 self._draw(new)
@@ -104,7 +108,8 @@ class LiveTimeline:
 
     def _keep(self) -> None:
         if self._handle is not None:
-            self._handle.update(as_data(self._shown) if self._shown is not None else {"text/html": ""}, raw=True)
+            figure = as_data(self._shown) if self._shown is not None and not self._problem else None
+            self._handle.update(figure or {"text/html": self._problem}, raw=True)
 
     def static(self) -> go.Figure | None:
         """The timeline as a plain figure; None if nothing was traced."""
@@ -112,14 +117,14 @@ class LiveTimeline:
 
     def _over(self) -> bool:
         try:
-            return read_tail(self.folder, 0).info.get("status") in ENDED
+            return read_info(self.folder).get("status") in OVER
         except RunNotFound:
             return True
 
     def _ipython_display_(self) -> None:
         with self._lock:
             if self._ended.is_set():
-                display(self._shown if self._shown is not None else HTML(""))  # type: ignore[no-untyped-call]
+                display(self._shown if self._shown is not None and not self._problem else HTML(self._problem))  # type: ignore[no-untyped-call]
             else:
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
 

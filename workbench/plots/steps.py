@@ -13,6 +13,7 @@ from workbench.analysis.critical import NOTHING, CriticalPath, critical_path
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.table import seconds
 from workbench.errors import ConfigError
+from workbench.plots.gantt import time_unit
 from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, safe
 from workbench.trace.run import Run, as_runs
 from workbench.trace.spans import KINDS
@@ -42,7 +43,7 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
     each = -(-len(numbers) // MAX_STEPS)  # steps a bar
     upper, lower = _parts(found, numbers, each), _kinds(path, numbers, each)
     longest_s = max(float(np.sum(list(parts.values()), axis=0).max()) for parts in (upper, lower) if parts)
-    unit, factor = ("µs", 1e6) if longest_s < 2e-3 else ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
+    unit, factor = time_unit(longest_s)
     at = numbers[::each]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.1, subplot_titles=["mean of all ranks", "critical path"])
     for row, parts in ((1, upper), (2, lower)):

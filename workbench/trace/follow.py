@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any, final
 
 from workbench.errors import RunNotFound
@@ -13,7 +14,7 @@ from workbench.trace.store import read_info
 
 @final
 class Follower:
-    """Reads a run's metrics as they grow; each `poll` reads only what is new.
+    """Reads a run's metrics as they grow; each `poll` reads only what is new. Any thread may poll.
 
     Args:
         folder: the run's folder.
@@ -23,6 +24,7 @@ class Follower:
         self.folder = Path(folder)
         self._offsets: dict[int, int] = {}
         self._rows: dict[int, list[dict[str, Any]]] = {}
+        self._lock = Lock()
 
     def poll(self) -> Run:
         """The run as it is now. A line that is still being written is left for the next poll.
@@ -30,6 +32,10 @@ class Follower:
         Raises:
             RunNotFound: the folder is gone, or holds no readable run.
         """
+        with self._lock:
+            return self._poll()
+
+    def _poll(self) -> Run:
         if not self.folder.is_dir():
             raise RunNotFound(f"the run's folder {self.folder} is gone")
         info = read_info(self.folder)  # before the rows: a run that says finished is then read to its end

@@ -1,0 +1,42 @@
+"""Figures as files: the same figure is the same bytes, a large one a PNG, and where nothing draws it is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+pytest.importorskip("kaleido", reason="needs the dev extra: pip install 'sgd-workbench[dev]'")
+
+from workbench.errors import LaunchError
+from workbench.plots import pictures
+
+
+def figure(num_points: int, **layout: Any) -> dict[str, Any]:
+    points = {"type": "scatter", "mode": "markers", "x": list(range(num_points)), "y": [place * place % 97 for place in range(num_points)]}
+    return {"data": [points, {"type": "bar", "y": [1, 2]}], "layout": {"title": {"text": "points"}, **layout}}
+
+
+@pytest.mark.browser
+def test_the_same_figure_is_the_same_file_and_a_large_one_is_a_png(tmp_path: Path) -> None:
+    small, large = figure(5, height=300), figure(2000)
+    (tmp_path / "large.svg").write_text("of a smaller one, before")
+    names = [tmp_path / "one", tmp_path / "large", tmp_path / "again"]
+    written = pictures.write_pictures(dict(zip(names, (small, large, small), strict=True)))
+    assert [path.name for path in written.values()] == ["one.svg", "large.png", "again.svg"]
+    assert written[names[0]].read_bytes() == written[names[2]].read_bytes()
+    assert 'width="860" height="300"' in written[names[0]].read_text()
+    assert written[names[1]].read_bytes().startswith(b"\x89PNG") and not (tmp_path / "large.svg").exists()
+
+
+def test_without_a_browser_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import plotly.io as pio
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Kaleido requires Google Chrome to be installed.\nmore")
+
+    monkeypatch.setattr(pio, "write_images", refuse)
+    with pytest.raises(LaunchError, match=r"are not drawn: Kaleido requires Google Chrome to be installed\. \(they need"):
+        pictures.write_pictures({tmp_path / "one": figure(3)})

@@ -1,0 +1,131 @@
+"""`workbench reproduce`: notebooks one after the other on ranks that are lent to them, their records, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.papers_share import FIGURE, KEY, RANKS, commit, finding, git, make_share, write_claims, write_notebook
+from workbench.experiments.notebooks import tagged_text
+
+pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(600)]
+
+DIES = """import os, signal
+from workbench import papers
+with papers.ranks(2) as cluster:
+    os.kill(cluster.ranks[0]["pid"], signal.SIGKILL)
+    while cluster.state != "lost":
+        pass"""
+
+
+def environment(share: Path) -> dict[str, str]:
+    return {**os.environ, "WORKBENCH_SHARE": str(share), "WORKBENCH_RUNS": str(share.parent / "runs"), "WORKBENCH_SITE": "here"}
+
+
+def reproduce(share: Path, *words: str, status: int = 0) -> tuple[str, str]:
+    """(standard output, standard error) of `workbench reproduce`."""
+    command = [sys.executable, "-m", "workbench", "reproduce", *words]
+    done = subprocess.run(command, env=environment(share), capture_output=True, text=True, timeout=550)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def share_with_ranks(folder: Path) -> Path:
+    share = make_share(folder / "share")
+    cells = {"20-one": ("ranks", RANKS), "22-two": ("ranks", RANKS), "30-dies": ("", DIES), "31-after": ("ranks", RANKS)}
+    for name, cell in cells.items():
+        write_notebook(share, name, cell, finding(name), ranks="['local:2', 'emulated:1gbit:2']")
+    write_notebook(share, "23-fails", ("", "1 / 0"), finding("23-fails"))
+    for name in (*cells, "23-fails"):
+        write_claims(share, name)
+    return share
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("no_process_left")
+def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_path: Path) -> None:
+    share = share_with_ranks(tmp_path)
+    _, told = reproduce(share, KEY, "-o", str(tmp_path / "out"), status=1)
+    shown = {name: tagged_text(tmp_path / "out" / f"{name}.ipynb", "ranks").split() for name in ("20-one", "22-two", "31-after")}
+    assert shown["20-one"] == shown["22-two"], "the same processes"
+    assert len({*shown["20-one"], *shown["31-after"]}) == 6, "others, after these were killed"
+    assert told.count("ranks emulated:1gbit:2 are not shared") == 1
+    assert "ranks local:2 did not outlive the notebook before: started anew" in told
+    order = re.findall(r"^\[\d of 5\] (\S+)", told, re.MULTILINE)
+    assert order == ["23-fails", "20-one", "22-two", "30-dies", "31-after"], "those that share ranks follow each other"
+    assert "failed after" in told and "ZeroDivisionError" in told
+    records = sorted(path.name for path in (tmp_path / "out" / "papers" / KEY / "records").iterdir())
+    assert records == [f"{name}.smoke.here.json" for name in ("20-one", "22-two", "30-dies", "31-after")]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "division by zero" in page and 'href="20-one.html"' in page
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.usefixtures("no_process_left")
+def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Signals) -> None:
+    share = make_share(tmp_path / "share")
+    slow = RANKS.replace("print(", f"open({str(tmp_path / 'there')!r}, 'w').close(); import time; time.sleep(500); print(")
+    write_notebook(share, "20-slow", ("ranks", slow), finding("20-slow"), ranks="['local:2']")
+    write_claims(share, "20-slow")
+    running = subprocess.Popen([sys.executable, "-m", "workbench", "reproduce", KEY], env=environment(share), stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "there").exists():
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        engines = [process for process in psutil.process_iter() if _is_engine(process, share)]
+        assert len(engines) >= 2, "the ranks are there"
+        running.send_signal(how)
+        running.wait(120)
+        assert running.returncode != 0
+        _gone, alive = psutil.wait_procs(engines, 20)
+        assert not alive
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def _is_engine(process: psutil.Process, share: Path) -> bool:
+    try:
+        return "workbench.clusters.engine" in process.cmdline() and process.environ().get("WORKBENCH_SHARE") == str(share)
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.usefixtures("no_process_left")
+def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> None:
+    share = make_share(tmp_path / "share")
+    write_notebook(share, "20-one", ("figure-ones", FIGURE), finding("20-one"))
+    write_claims(share, "20-one")
+    commit(share)
+    path = share / "papers" / KEY / "records" / "20-one.ci.here.json"
+    reproduce(share, "20-one", "--size", "ci", "--update")
+    facts = json.loads(path.read_text())
+    assert facts["findings"]["20-one-near-one"]["values"] == pytest.approx([1.0, 1.001, 1.002, 1.003, 1.004])
+    assert facts["findings"]["20-one-near-one"]["verdict"] == "reproduced"
+    assert (facts["command"], facts["parameters"]) == ("workbench reproduce 20-one --size ci", {"size": "ci"})
+    assert facts["commit"] == {"sha": git(share, "rev-parse", "HEAD").strip(), "dirty": False}
+    text = path.read_text()
+    assert os.uname().nodename not in text and str(tmp_path) not in text, "no names of hosts, no paths"
+    assert f"| [{KEY}]({KEY}/card.md) | `20-one-near-one`" in (share / "papers" / "README.md").read_text()
+    if any(map(shutil.which, ("chromium", "google-chrome", "chromium-browser", "chrome"))):
+        assert "one</text>" in (share / "papers" / KEY / "figures" / "20-one-ones.svg").read_text()
+        assert "![20-one-ones](figures/20-one-ones.svg)" in (share / "papers" / KEY / "card.md").read_text()
+    _, told = reproduce(share, KEY, "--size", "ci", "--update")
+    assert "there already" in told
+    written = path.stat().st_mtime_ns
+    notebook = share / "notebooks" / "20-one.ipynb"
+    notebook.write_text(notebook.read_text().replace('near one\\")', 'nearly one\\")'))
+    _, told = reproduce(share, KEY, "--size", "ci", "--update")
+    assert "there already" not in told and path.stat().st_mtime_ns > written, "another notebook of that name"

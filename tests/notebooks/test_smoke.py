@@ -1,0 +1,40 @@
+"""Every notebook that tests a paper's claims, at its smoke size, on ranks that they share: `make papers`, or `pytest -m papers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench.papers.claims import find_claim
+from workbench.papers.lender import Lender
+from workbench.papers.plan import claimed_notebooks
+from workbench.papers.records import harvest
+from workbench.papers.reproduction import Reproduction
+from workbench.papers.site import site_name
+
+pytestmark = [pytest.mark.papers, pytest.mark.notebooks, pytest.mark.timeout(600)]
+
+NUM_BYTES = 500_000
+
+
+@pytest.fixture(scope="session")
+def lender() -> Iterator[Lender]:
+    made = Lender(print)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", claimed_notebooks())
+def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(name: str, lender: Lender, tmp_path: Path, runs: Path) -> None:
+    from workbench.papers.plan import plan
+
+    (job,) = plan(name, "smoke")
+    how = Reproduction(size="smoke", site=site_name(), output=tmp_path, records=tmp_path / "papers", timeout_s=500.0)
+    outcome = how.one(job, {**how.identify(job, "0"), "commit": None}, lender)
+    assert outcome.status == "finished", outcome.error
+    assert outcome.executed.stat().st_size < NUM_BYTES
+    found = harvest(outcome.executed)
+    assert found, "it tells of some claim at every size"
+    assert all(find_claim(finding.claim).notebook == name for finding in found)

@@ -1,0 +1,169 @@
+"""`papers check` and `papers table`: an order that holds, and each way of breaking it, seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.papers_share import CARD, KEY, commit, facts, finding, git, make_share, write_claims, write_notebook
+from workbench.cli import main
+from workbench.errors import ConfigError
+from workbench.papers import history
+from workbench.papers.check import check_papers
+from workbench.papers.claims import find_claim
+from workbench.papers.records import read_record, record_file, write_record
+from workbench.papers.rows import read_paper
+from workbench.papers.table import BEGIN, stale_pages, update_pages
+
+pytestmark = pytest.mark.notebooks
+NAME = "20-one"
+CLAIM = f"{KEY}/{NAME}-near-one"
+
+
+@pytest.fixture
+def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A paper with one claim, a record of it made at the claims' commit, and its pages written."""
+    folder = make_share(tmp_path / "share", NAME)
+    monkeypatch.setenv("WORKBENCH_SHARE", str(folder))
+    record(folder, git(folder, "rev-parse", "HEAD").strip())
+    update_pages()
+    return folder
+
+
+def record(share: Path, sha: str, **more: Any) -> Path:
+    told = facts(NAME, find_claim(CLAIM), sha, **more)
+    return write_record(record_file(share / "papers", KEY, NAME, told["size"], told["site"]), told)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_what_is_in_order_is_called_so(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["papers", "check"]) == 0
+    assert capsys.readouterr().out == "1 claims, 1 records: all in order\n"
+    assert main(["papers", "table", "--check"]) == 0
+    capsys.readouterr()
+    assert main(["papers", "list", "--json", KEY]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["claim"], told["verdict"], told["mean"]) == (CLAIM, "reproduced", 1.0)
+
+
+CLAIMS, RECORD = Path("papers", KEY, "claims", f"{NAME}.yaml"), Path("papers", KEY, "records", f"{NAME}.ci.2-cores.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda share: edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]"), f"what {CLAIM} expects was edited after this record"),
+        (lambda share: edit(share / CLAIMS, "kind: numeric", "kind: numerc"), "kind='numerc': write exact"),
+        (lambda share: edit(share / CLAIMS, "cell: answer", "cell: anwer"), "did you mean answer"),
+        (lambda share: edit(share / CLAIMS, "near-one", "near-two"), f"{NAME}-near-one is claimed nowhere in"),
+        (lambda share: edit(share / RECORD, '"reproduced"', '"not reproduced"'), "its values make it 'reproduced'"),
+        (lambda share: edit(share / RECORD, "1.02", "7.02"), "its values make it 'underpowered'"),
+        (lambda share: edit(share / RECORD, '"values"', '"value"'), "has no values"),
+        (lambda share: edit(share / RECORD, '"2-cores"', '"3-cores"'), "is named otherwise than what it says of itself"),
+        (lambda share: edit(share / RECORD, f'"paper": "{KEY}"', '"paper": "roe2020two"'), "says that it is of roe2020two"),
+        (lambda share: (share / RECORD).write_text("{}"), "is no record: it lacks notebook"),
+        (lambda share: (share / RECORD).unlink(), f"{CLAIM} is called 'reproduced' without a record"),
+        (
+            lambda share: edit(share / "papers" / "README.md", "| reproduced |", "| underpowered |"),
+            "README.md is not what claims and records",
+        ),
+        (lambda share: edit(share / "papers" / KEY / "card.md", "| reproduced |", "| not run |"), "card.md is not what claims and records"),
+        (lambda share: edit(share / "papers" / KEY / "card.md", BEGIN, ""), "has no place for its generated part"),
+        (lambda share: (share / "notebooks" / f"{NAME}.ipynb").rename(share / "notebooks" / "21-other.ipynb"), "did you mean"),
+        (lambda share: (share / "notebooks" / "sizes" / f"{NAME}.yaml").unlink(), "has no sizes: write notebooks/sizes/20-one.yaml"),
+    ],
+)
+def test_what_is_out_of_order_is_said(share: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object], says: str) -> None:
+    spoil(share)
+    assert main(["papers", "check"]) == 1
+    assert says in capsys.readouterr().out
+
+
+def test_an_expectation_may_not_be_edited_and_committed_behind_its_record(share: Path) -> None:
+    """A record whose digest is forged too is found out by the claims at its commit."""
+    edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]")
+    commit(share)
+    path = share / RECORD
+    told = json.loads(path.read_text())
+    told["findings"][f"{NAME}-near-one"]["digest"] = find_claim(CLAIM).digest
+    write_record(path, told)
+    assert any("expected something else at the record's commit" in problem for problem in check_papers().problems)
+
+
+def test_a_claim_is_older_than_its_record(share: Path) -> None:
+    sha = git(share, "rev-parse", "HEAD").strip()
+    write_notebook(share, "21-late", finding("21-late"))
+    write_claims(share, "21-late")
+    commit(share)
+    late = facts("21-late", find_claim(f"{KEY}/21-late-near-one"), sha)
+    write_record(record_file(share / "papers", KEY, "21-late", "ci", "2-cores"), late)
+    assert any("was not yet claimed at the record's commit" in problem for problem in check_papers().problems)
+
+
+def test_without_history_it_is_said_that_digests_alone_are_checked(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "git", lambda *_: None)
+    result = check_papers()
+    assert result.problems == [] and "only the digests of expectations are checked" in result.notes[0]
+
+
+def test_a_commit_that_is_not_there_is_said(share: Path) -> None:
+    record(share, "0" * 40)
+    result = check_papers()
+    assert result.problems == [] and "is not in the history here: only digests are checked" in result.notes[0]
+
+
+def test_digits_never_reproduce_the_papers_own_scale(share: Path) -> None:
+    sized = "expected: {between: [0.9, 1.1]}\n    scale: paper\n    reduced: {between: [0.9, 1.1]}"
+    edit(share / CLAIMS, "expected: {between: [0.9, 1.1]}", sized)
+    sha = commit(share)
+    (share / RECORD).unlink()
+    for size, word in (("ci", "same direction at reduced scale"), ("full", "reproduced")):
+        record(share, sha, size=size, parameters={"size": size, "problem": "digits-mlp"})
+        assert read_paper(KEY).rows[0].verdict.word == word
+    assert any("about the paper's own data, and was measured on digits-mlp" in problem for problem in check_papers().problems)
+
+
+def test_the_largest_size_decides_then_the_newest_and_sites_stand_side_by_side(share: Path) -> None:
+    sha = git(share, "rev-parse", "HEAD").strip()
+    far = (2.0, 2.1, 1.9, 2.0, 2.05)
+    record(share, sha, size="smoke", site="lab-8-gpus", date="2027-01-01T00:00:00+00:00", values=far)
+    assert read_paper(KEY).rows[0].verdict.word == "reproduced", "smoke is smaller than ci"
+    record(share, sha, size="ci", site="lab-8-gpus", date="2027-01-01T00:00:00+00:00", values=far)
+    assert read_paper(KEY).rows[0].verdict.word == "not reproduced"
+    update_pages()
+    page = (share / "papers" / "README.md").read_text()
+    assert f"| {KEY} `{NAME}-near-one` | reproduced (ci) | not reproduced (ci) |" in page
+    assert "| claim | 2-cores | lab-8-gpus |" in page
+
+
+def test_the_pages_tell_ours_beside_what_is_expected(share: Path) -> None:
+    row = next(line for line in (share / "papers" / "README.md").read_text().splitlines() if f"`{NAME}-near-one`" in line)
+    cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+    assert cells[2:4] == ["reproduced", "1 (expected 0.9 to 1.1)"]
+    assert cells[4] == "[0.98, 1.02], 5 seeds"
+    assert cells[5] == f"[formula, 2-cores, ci]({KEY}/records/{NAME}.ci.2-cores.json)" and cells[6] == "2026-01-02"
+    card = (share / "papers" / KEY / "card.md").read_text()
+    assert card.startswith(CARD.partition(BEGIN)[0])
+    for words in ("## Experiments", "P-20-one", "## What reviewers asked", f"[{NAME}](../../notebooks/{NAME}.ipynb), cell `answer`"):
+        assert words in card
+    assert stale_pages() == []
+
+
+def test_a_record_is_one_line_a_list(share: Path) -> None:
+    text = (share / RECORD).read_text()
+    assert "[1.0, 1.01, 0.99, 1.02, 0.98]" in text and json.loads(text) == read_record(share / RECORD).facts
+
+
+def test_a_paper_without_claims_has_none(share: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        read_paper("doe2020oen")

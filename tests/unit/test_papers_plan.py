@@ -1,0 +1,204 @@
+"""Sizes of notebooks, which notebooks reproduce what, sites, artefacts: without running a notebook."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.papers_share import KEY, commit, facts, finding, git, make_share, write_claims, write_notebook
+from workbench import resources
+from workbench.cli import main
+from workbench.errors import ConfigError
+from workbench.papers import history
+from workbench.papers.artefact import write_artefact
+from workbench.papers.claims import find_claim
+from workbench.papers.plan import claimed_notebooks, plan
+from workbench.papers.records import harvest, notebook_digest, only_writer, record_file, write_record
+from workbench.papers.reproduction import refuse_uncommitted
+from workbench.papers.site import machine, site_name, without_paths
+from workbench.papers.sizes import read_sizes, values_at
+
+pytestmark = pytest.mark.notebooks
+
+
+@pytest.fixture
+def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = make_share(tmp_path / "share", "20-one", "21-two")
+    write_notebook(folder, "22-ranks", finding("22-ranks"), ranks="['local:4', 'emulated:1gbit:4']", ci="{scale: 1.05}")
+    write_claims(folder, "22-ranks")
+    commit(folder)
+    monkeypatch.setenv("WORKBENCH_SHARE", str(folder))
+    return folder
+
+
+def test_a_share_of_ones_own_goes_before_the_packages(share: Path) -> None:
+    assert resources.notebooks() == ("20-one", "21-two", "22-ranks")
+    assert resources.shared("kernels").parent != share, "what it does not hold comes from the package"
+
+
+def test_sizes_are_read(share: Path) -> None:
+    sizes = read_sizes(resources.notebook("22-ranks"))
+    assert sizes is not None and sizes.ranks == ("local:4", "emulated:1gbit:4")
+    assert values_at(resources.notebook("22-ranks"), "ci") == {"scale": 1.05, "size": "ci"}
+    assert values_at(resources.notebook("20-one"), "full") == {"scale": 2.0, "size": "full"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("smoke: {}\nci: {}\nfull: {}\nsmok: {}", "no size is called 'smok': did you mean smoke"),
+        ("smoke: {}\nci: {scal: 2}\nfull: {}", "no parameter of 20-one is called 'scal': did you mean scale"),
+        ("smoke: {}\nci: {}", "has no `full`"),
+        ("smoke: {}\nci: 3\nfull: {}", "ci is a mapping"),
+        ("smoke: {}\nci: {size: ci}\nfull: {}", "`size` is set by itself"),
+        ("smoke: {}\nci: {}\nfull: {}\nranks: [local]", "write LAUNCHER:NUMBER"),
+        ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "is a list of words"),
+    ],
+)
+def test_what_is_no_size_is_refused(share: Path, text: str, says: str) -> None:
+    path = share / "notebooks" / "sizes" / "20-one.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_sizes(resources.notebook("20-one"))
+    assert says in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_the_command_tells_and_takes_sizes(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["notebook", "list", "22-ranks"]) == 0
+    assert "  --size ci: scale = 1.05\n" in capsys.readouterr().out
+    assert main(["notebook", "run", "22-ranks", "--size", "cj"]) == 2
+    assert "did you mean ci" in capsys.readouterr().err
+
+
+def test_a_notebook_without_sizes_has_none_but_its_own(share: Path) -> None:
+    (share / "notebooks" / "sizes" / "20-one.yaml").unlink()
+    assert values_at(resources.notebook("20-one"), "smoke") == {"size": "smoke"}
+    with pytest.raises(ConfigError, match="20-one knows no sizes"):
+        values_at(resources.notebook("20-one"), "ci")
+
+
+def test_what_reproduces_what(share: Path) -> None:
+    assert claimed_notebooks() == dict.fromkeys(("20-one", "21-two", "22-ranks"), (KEY,))
+    for name in ("all", KEY):
+        assert [job.name for job in plan(name, "smoke")] == ["20-one", "21-two", "22-ranks"]
+    assert [job.name for job in plan("21-two", "smoke")] == ["21-two"]
+    assert [job.name for job in plan(KEY, "smoke", claim="21-two-near-one")] == ["21-two"]
+    assert [job.name for job in plan("all", "smoke", claim=f"{KEY}/22-ranks-near-one")] == ["22-ranks"]
+    assert plan(KEY, "ci", parameters={"scale": 3.0})[0].parameters == {"scale": 3.0, "size": "ci"}
+    for words, says in (
+        ({"name": "doe2020on"}, "did you mean doe2020one"),
+        ({"name": KEY, "claim": "20-one-nearone"}, "did you mean 20-one-near-one"),
+        ({"name": KEY, "parameters": {"scal": 1}}, "did you mean scale"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            plan(size="smoke", **words)  # type: ignore[arg-type]
+
+
+def test_claims_are_committed_before_they_are_recorded(share: Path) -> None:
+    jobs = plan(KEY, "smoke")
+    refuse_uncommitted(jobs, share / "papers")
+    path = share / "papers" / KEY / "claims" / "21-two.yaml"
+    path.write_text(path.read_text() + "\n# another word\n")
+    with pytest.raises(ConfigError, match=r"21-two\.yaml is not committed as it is"):
+        refuse_uncommitted(jobs, share / "papers")
+    git(share, "add", "--all")
+    with pytest.raises(ConfigError, match="is not committed"):
+        refuse_uncommitted(jobs, share / "papers")
+    git(share, "rm", "--quiet", "--cached", str(path))
+    with pytest.raises(ConfigError, match="is not committed"):
+        refuse_uncommitted(jobs, share / "papers")
+
+
+def test_a_records_commit_is_dirty_by_code_and_claims_but_not_by_records(share: Path) -> None:
+    papers = share / "papers"
+    assert history.commit_of(papers) == {"sha": git(share, "rev-parse", "HEAD").strip(), "dirty": False}
+    for name in ("records/20-one.ci.x.json", "figures/a.svg", "card.md"):
+        path = papers / KEY / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    (papers / "README.md").write_text("other")
+    assert history.commit_of(papers) == {"sha": git(share, "rev-parse", "HEAD").strip(), "dirty": False}
+    (share / "notebooks" / "20-one.ipynb").write_text("{}")
+    assert (history.commit_of(papers) or {})["dirty"]
+
+
+def test_update_takes_no_parameters(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", KEY, "--update", "-p", "scale=2"]) == 2
+    assert "--update keeps records of a size as its file says" in capsys.readouterr().err
+
+
+def test_a_site_has_a_name_that_may_be_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORKBENCH_SITE", "SLURM_JOB_ID", "SLURM_CLUSTER_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert site_name().endswith("-cores")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "Big_Iron")
+    assert site_name().endswith("-cores"), "a login node is no job"
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert site_name() == "slurm-big-iron"
+    monkeypatch.setenv("WORKBENCH_SITE", "lab")
+    assert (site_name(), site_name("desk")) == ("lab", "desk")
+    with pytest.raises(ConfigError, match="a-z, 0-9 and hyphens"):
+        site_name("my host.local")
+    assert {"cores", "memory_gib", "cpu"} <= machine().keys() <= {"cores", "memory_gib", "cpu", "gpus"}
+    assert without_paths({"folder": "~/data/cifar", "lr": 0.1}) == {"folder": ".../cifar", "lr": 0.1}
+
+
+def test_what_a_notebook_is_does_not_depend_on_its_outputs(share: Path) -> None:
+    path = resources.notebook("20-one")
+    before = notebook_digest(path)
+    content = json.loads(path.read_text())
+    content["cells"][1] |= {"execution_count": 3, "outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}]}
+    path.write_text(json.dumps(content))
+    assert notebook_digest(path) == before
+    content["cells"][1]["source"] += "\nother: int = 1"
+    path.write_text(json.dumps(content))
+    assert notebook_digest(path) != before
+    assert harvest(path) == ()
+
+
+def test_one_writes_at_a_time(tmp_path: Path) -> None:
+    with only_writer(tmp_path), pytest.raises(ConfigError, match="another `workbench reproduce` writes into"), only_writer(tmp_path):
+        pass
+    with only_writer(tmp_path):
+        pass
+
+
+def test_an_artefact_can_be_run_by_itself_and_is_the_same_twice(share: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sha = git(share, "rev-parse", "HEAD").strip()
+    write_record(record_file(share / "papers", KEY, "20-one", "ci", "2-cores"), facts("20-one", find_claim(f"{KEY}/20-one-near-one"), sha))
+    archives = [tmp_path / "one.zip", tmp_path / "two.zip"]
+    for path in archives:
+        assert main(["artefact", KEY, "-o", str(path)]) == 0
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    with zipfile.ZipFile(archives[0]) as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / KEY
+    text = (folder / "ARTEFACT.md").read_text()
+    for words in (
+        "## Abstract",
+        "## Requirements",
+        "## Install",
+        "## How long",
+        "- size ci on 2-cores: 0.1 min",
+        "single seeds from 0.98 to 1.02",
+    ):
+        assert words in text
+    assert f"workbench reproduce {KEY} --claim 20-one-near-one --size ci" in text
+    assert str(tmp_path) not in (folder / "environment.txt").read_text() and "torch==" in (folder / "environment.txt").read_text()
+    monkeypatch.setenv("WORKBENCH_SHARE", str(folder))
+    assert [job.name for job in plan(KEY, "ci")] == ["20-one", "21-two", "22-ranks"]
+    assert main(["papers", "table"]) == 0 and main(["papers", "check"]) == 0
+    with pytest.raises(ConfigError, match="did you mean doe2020one"):
+        write_artefact("doe2020oen", tmp_path / "x.zip")
+
+
+def test_a_job_runs_the_same_command(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--partition", "gpu", "--time", "02:00:00", "--nodes", "2", "--dry-run"]
+    assert main(["reproduce", KEY, "--size", "full", "--submit", "slurm", *words]) == 0
+    script = capsys.readouterr().out
+    for line in ("--ntasks=4", "--nodes=2", "--partition=gpu", "--time=02:00:00", "--no-requeue", "--signal=B:USR1@60"):
+        assert f"#SBATCH {line}\n" in script
+    assert "slurm_job.py" in script.splitlines()[-1] and "--job-name=reproduce-" in script

@@ -1,0 +1,155 @@
+"""Claims, notebooks, sizes, records and pages against each other: what `workbench papers check` says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from workbench import resources
+from workbench.errors import ConfigError
+from workbench.experiments.catalogue import paper_keys, parameters_of
+from workbench.naming import unknown
+from workbench.papers import history
+from workbench.papers.claims import Claim, Claims, Experiment, Question, read_claims
+from workbench.papers.records import Record, read_record
+from workbench.papers.rows import MEASURED
+from workbench.papers.sizes import read_sizes
+from workbench.papers.table import PART, stale_pages
+from workbench.papers.verdicts import judge
+
+DIGITS = re.compile(r"^['\"]?(digits|synthetic)")  # problems that are no data set of a paper's
+ROW = re.compile(r"^\| \[(\w+)\]\(\w+/card\.md\) \| `([a-z0-9-]+)`: .*?(?<!\\) \| ([a-z ]+) \| ", re.MULTILINE)
+
+
+@final
+@dataclass(slots=True)
+class Result:
+    """What was found: a line for each problem; notes tell what could not be looked at."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_claims: int = 0
+    num_records: int = 0
+
+
+def check_papers() -> Result:
+    """Check everything there is; see `Result`."""
+    result = Result()
+    root = resources.shared("papers")
+    with_history = history.has_history(root)
+    if not with_history:
+        result.notes.append("no git history here: only the digests of expectations are checked, not when they were written down")
+    recorded: set[str] = set()
+    for key in paper_keys():
+        try:
+            claims = read_claims(key)
+        except ConfigError as error:
+            result.problems.append(str(error))
+            continue
+        result.num_claims += len(claims.claims)
+        _check_notebooks(key, claims, result)
+        known = {claim.id: claim for claim in claims.claims}
+        for path in sorted((root / key / "records").glob("*.json")):
+            try:
+                record = read_record(path)
+            except ConfigError as error:
+                result.problems.append(str(error))
+                continue
+            result.num_records += 1
+            _check_record(record, key, known, result)
+            if with_history:
+                _check_history(record, key, root, result)
+            recorded |= {f"{key}/{name}" for name in record.facts["findings"]}
+    _check_pages(root, recorded, result)
+    return result
+
+
+def _check_notebooks(key: str, claims: Claims, result: Result) -> None:
+    """Every notebook that is spoken of is there, with its sizes and the cells that answer."""
+    items: list[Claim | Experiment | Question] = [*claims.claims, *claims.experiments, *claims.questions]
+    for name in sorted({item.notebook for item in items}):
+        about = f"{key}/claims/{name}.yaml"
+        try:
+            path = resources.notebook(name)
+            if read_sizes(path) is None:
+                result.problems.append(f"{about}: {name} has no sizes: write notebooks/sizes/{name}.yaml")
+        except ConfigError as error:
+            result.problems.append(f"{about}: {error}")
+            continue
+        tags = cell_tags(path)
+        for question in claims.questions:
+            if question.notebook == name and question.cell not in tags:
+                result.problems.append(f"{about}: question {question.id}: {unknown(f'cell of {name}', question.cell, sorted(tags))}")
+
+
+def cell_tags(notebook: Path) -> set[str]:
+    """All tags of a notebook's cells."""
+    import nbformat
+
+    cells = nbformat.read(notebook, as_version=4).cells  # type: ignore[no-untyped-call]
+    return {tag for cell in cells for tag in cell.metadata.get("tags", [])}
+
+
+def _check_record(record: Record, key: str, claims: dict[str, Claim], result: Result) -> None:
+    about = f"{key}/records/{record.path.name}"
+    if record.facts["paper"] != key:
+        result.problems.append(f"{about} says that it is of {record.facts['paper']}")
+    for name, found in record.facts["findings"].items():
+        claim = claims.get(name)
+        if claim is None or claim.notebook != record.facts["notebook"]:
+            result.problems.append(f"{about}: {name} is claimed nowhere in {key}/claims/{record.facts['notebook']}.yaml")
+            continue
+        if found["digest"] != claim.digest:
+            result.problems.append(f"{about}: what {claim.name} expects was edited after this record: undo that, or measure anew")
+            continue
+        word = judge(claim, found["values"], record.size).word
+        if found["verdict"] != word:
+            result.problems.append(f"{about}: {claim.name} is called {found['verdict']!r}; its values make it {word!r}")
+        if claim.scale == "paper" and word == "reproduced" and DIGITS.match(_problem(record)):
+            result.problems.append(f"{about}: {claim.name} is about the paper's own data, and was measured on {_problem(record)}")
+
+
+def _problem(record: Record) -> str:
+    """The problem that a record's notebook trained on; empty if it is no parameter of it."""
+    given = record.facts["parameters"].get("problem")
+    if given is not None:
+        return str(given)
+    try:
+        own = {parameter.name: parameter.default for parameter in parameters_of(resources.notebook(record.facts["notebook"]))}
+    except ConfigError:
+        return ""
+    return own.get("problem", "")
+
+
+def _check_history(record: Record, key: str, root: Path, result: Result) -> None:
+    """At the record's commit the claims were there, and expected the same."""
+    about = f"{key}/records/{record.path.name}"
+    sha = str((record.facts["commit"] or {}).get("sha", ""))
+    if not sha or not history.knows_commit(root, sha):
+        result.notes.append(f"{about}: its commit {sha[:10] or '(none)'} is not in the history here: only digests are checked")
+        return
+    then = history.claims_at(root, key, record.facts["notebook"], sha)
+    for name, found in record.facts["findings"].items():
+        if then is None or name not in then:
+            result.problems.append(
+                f"{about}: {key}/{name} was not yet claimed at the record's commit {sha[:10]}: commit claims before records"
+            )
+        elif then[name].digest != found["digest"]:
+            result.problems.append(f"{about}: {key}/{name} expected something else at the record's commit {sha[:10]}")
+
+
+def _check_pages(root: Path, recorded: set[str], result: Result) -> None:
+    """No verdict is shown without a record, and every page is what claims and records make of it."""
+    part = PART.search((root / "README.md").read_text(encoding="utf-8"))
+    for key, name, word in ROW.findall(part[0] if part else ""):
+        if word in MEASURED and f"{key}/{name}" not in recorded:
+            result.problems.append(f"README.md: {key}/{name} is called {word!r} without a record")
+    if result.problems:
+        return  # the pages are made of what is wrong
+    try:
+        for page in stale_pages():
+            result.problems.append(f"{page.relative_to(root)} is not what claims and records make of it: run `workbench papers table`")
+    except ConfigError as error:
+        result.problems.append(str(error))

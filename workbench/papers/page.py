@@ -1,0 +1,91 @@
+"""The page that `workbench reproduce` leaves: verdicts, what ran, and links to each executed notebook's own page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.papers.records import write_text
+from workbench.papers.reproduction import Outcome
+from workbench.papers.rows import Row, read_papers
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1b1f24; background: #fff; }
+table { border-collapse: collapse; margin: 1rem 0 2rem; width: 100%; }
+th, td { border-bottom: 1px solid #d6dae0; padding: .35rem .7rem .35rem 0; text-align: left; vertical-align: top; }
+th { font-weight: 600; }
+.claim { min-width: 18rem; } .day { white-space: nowrap; }
+.word { white-space: nowrap; font-weight: 600; }
+.good { color: #17663a; } .bad { color: #a3241b; } .open { color: #7a5200; } .none { color: #5b6470; }
+small { color: #5b6470; display: block; }
+pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; margin: .3rem 0; }
+"""
+KINDS = {"reproduced": "good", "same direction at reduced scale": "good", "not reproduced": "bad", "underpowered": "open"}
+
+
+def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str, site: str) -> Path:
+    """One HTML file that needs no network; links go to the pages of the executed notebooks beside it."""
+    failed = [outcome.name for outcome in outcomes if outcome.status == "failed"]
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    names = {outcome.name for outcome in outcomes}
+    keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.papers))
+    rows = [row for paper in read_papers(records, keys) for row in paper.rows if row.claim.notebook in names] if keys else []
+    head = f"{len(outcomes)} notebooks at size {size} on {site}, {seconds / 60:.1f} min" + (
+        f"; failed: {', '.join(failed)}" if failed else ""
+    )
+    body = [
+        f"<h1>Claims and what was measured of them</h1><p>{_text(head)}</p>",
+        _verdicts(rows, page),
+        _notebooks(outcomes, page),
+    ]
+    text = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Claims</title><style>{STYLE}</style></head>'
+    write_text(page, f"{text}<body>{''.join(body)}</body></html>\n")
+    return page
+
+
+def _verdicts(rows: Sequence[Row], page: Path) -> str:
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        claim = row.claim
+        why = f"<small>{_text(claim.explanation)}</small>" if claim.explanation and row.verdict.word != "reproduced" else ""
+        cells = [
+            _text(claim.paper),
+            f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',
+            f'<span class="word {KINDS.get(row.verdict.word, "none")}">{_text(row.verdict.word)}</span>{why}',
+            f"{_text(row.ours)}<small>{_text(row.beside)}</small>",
+            _text(row.spread),
+            f"{_link(claim.notebook, page)}<small>{_text(row.where)}</small>",
+            f'<span class="day">{_text(row.date)}</span>',
+        ]
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    names = ("paper", "claim", "verdict", "ours beside what is expected", "spread", "notebook, where", "date")
+    return f"<h2>Verdicts</h2><table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{''.join(lines)}</table>"
+
+
+def _notebooks(outcomes: Sequence[Outcome], page: Path) -> str:
+    lines = []
+    for outcome in outcomes:
+        kind = {"finished": "good", "failed": "bad", "there already": "none"}[outcome.status]
+        notes = "".join(f"<small>{_text(note)}</small>" for note in outcome.notes)
+        error = f"<pre>{_text(outcome.error)}</pre>" if outcome.error else ""
+        cells = [
+            _link(outcome.name, page),
+            f'<span class="word {kind}">{outcome.status}</span>{error}',
+            f"{outcome.seconds:.0f} s",
+            f"{_text(', '.join(outcome.papers))}{notes}",
+        ]
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f"<h2>Notebooks</h2><table><tr><th>notebook</th><th>how it went</th><th>took</th><th>about</th></tr>{''.join(lines)}</table>"
+
+
+def _link(name: str, page: Path) -> str:
+    """To a notebook's page, where there is one."""
+    there = page.with_name(f"{name}.html").is_file()
+    return f'<a href="{html.escape(name)}.html">{_text(name)}</a>' if there else _text(name)
+
+
+def _text(words: str) -> str:
+    return html.escape(words)

@@ -1,0 +1,67 @@
+"""The figures of executed notebooks that a paper's card shows: those of cells tagged `figure-NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError, LaunchError
+from workbench.papers.claims import Size
+from workbench.papers.records import read_records
+from workbench.papers.reproduction import Outcome
+from workbench.plots.html import PLOTLY
+from workbench.plots.pictures import write_pictures
+
+TAG = "figure-"
+
+
+def tagged_figures(executed: Path) -> dict[str, Any]:
+    """name -> the last figure, as Plotly's JSON, of each cell tagged `figure-NAME`."""
+    import nbformat
+
+    found: dict[str, Any] = {}
+    for cell in nbformat.read(executed, as_version=4).cells:  # type: ignore[no-untyped-call]
+        names = [tag.removeprefix(TAG) for tag in cell.metadata.get("tags", []) if tag.startswith(TAG)]
+        figures = [output.data[PLOTLY] for output in cell.get("outputs", []) if PLOTLY in output.get("data", {})]
+        if figures:
+            found |= dict.fromkeys(names, figures[-1])
+    return found
+
+
+def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: str) -> list[str]:
+    """Draw what has run, or was never drawn, into `figures/` beside its record, where that record is the one that decides.
+
+    Returns:
+        What there is to say: that there is no browser.
+    """
+    wanted: dict[Path, Any] = {}
+    for outcome in outcomes:
+        if outcome.status == "failed" or not outcome.executed.is_file():
+            continue
+        figures = tagged_figures(outcome.executed)
+        for key in outcome.papers:
+            folder = records / key / "figures"
+            if not _decides(records, key, outcome.name, size, site):
+                continue
+            for name, figure in figures.items():
+                path = folder / f"{outcome.name}-{name}"
+                drawn = any(path.with_name(path.name + suffix).exists() for suffix in (".svg", ".png"))
+                if outcome.status == "finished" or not drawn:
+                    wanted[path] = figure
+    if not wanted:
+        return []
+    try:
+        write_pictures(wanted)
+    except LaunchError as error:
+        return [str(error)]
+    return []
+
+
+def _decides(records: Path, key: str, notebook: str, size: Size, site: str) -> bool:
+    """Whether the record of that size and site is the one that verdicts of its notebook rest on."""
+    try:
+        of_notebook = [record for record in read_records(records, key) if record.facts["notebook"] == notebook]
+    except ConfigError:
+        return False
+    return bool(of_notebook) and (of_notebook[-1].size, of_notebook[-1].site) == (size, site)

@@ -1,0 +1,99 @@
+"""Which notebooks reproduce what: of a paper, of a claim, or all; with which parameters, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from workbench import resources
+from workbench.errors import ConfigError
+from workbench.experiments.catalogue import find_notebook, notebooks_about, paper_keys, parameters_of
+from workbench.naming import unknown
+from workbench.papers.claims import Size, find_claim
+from workbench.papers.sizes import read_sizes, values_at
+
+ALL = "all"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One notebook to be executed.
+
+    Attributes:
+        notebook: its file.
+        papers: keys of the papers whose claims it tests.
+        parameters: those of its size, and what was given on top.
+        ranks: what can be lent to it, such as "local:4".
+    """
+
+    notebook: Path
+    papers: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    ranks: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.notebook.stem
+
+
+def keys_with_claims() -> tuple[str, ...]:
+    """Keys of the papers of which something is claimed here."""
+    return tuple(key for key in paper_keys() if any((resources.shared("papers") / key / "claims").glob("*.yaml")))
+
+
+def claimed_notebooks() -> dict[str, tuple[str, ...]]:
+    """name of each notebook with claims -> keys of their papers."""
+    found: dict[str, list[str]] = {}
+    for key in keys_with_claims():
+        for path in sorted((resources.shared("papers") / key / "claims").glob("*.yaml")):
+            found.setdefault(path.stem, []).append(key)
+    return {name: tuple(found[name]) for name in sorted(found)}
+
+
+def plan(name: str, size: Size, *, claim: str | None = None, parameters: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
+    """The notebooks to execute, those that share ranks behind each other.
+
+    Args:
+        name: key of a paper, a notebook, or "all".
+        claim: only the notebook that tests this one: its id, or PAPER/ID.
+        parameters: go before the size's; of several notebooks, each is given those that it has.
+
+    Raises:
+        ConfigError: no such paper, notebook, claim, size or parameter.
+    """
+    claimed = claimed_notebooks()
+    paths = _paths(name, claim, claimed)
+    given = dict(parameters or {})
+    jobs = []
+    known = {path: {parameter.name for parameter in parameters_of(path)} for path in paths}
+    for word in given:
+        if not any(word in names for names in known.values()):
+            raise unknown("parameter", word, sorted(set().union(*known.values())))
+    for path in paths:
+        own = {word: value for word, value in given.items() if word in known[path]}
+        sizes = read_sizes(path)
+        values = {**values_at(path, size), **own}
+        jobs.append(Job(notebook=path, papers=claimed.get(path.stem, ()), parameters=values, ranks=sizes.ranks if sizes else ()))
+    return tuple(sorted(jobs, key=lambda job: (job.ranks, job.name)))
+
+
+def _paths(name: str, claim: str | None, claimed: Mapping[str, tuple[str, ...]]) -> tuple[Path, ...]:
+    if claim is not None:
+        paper = name if name in paper_keys() else ""
+        found = find_claim(claim if "/" in claim else f"{paper}/{claim}")
+        if paper and found.paper != paper:
+            raise ConfigError(f"--claim {claim} is of {found.paper}, not of {paper}: name that paper")
+        return (resources.notebook(found.notebook),)
+    if name == ALL:
+        if not claimed:
+            raise ConfigError("no notebook has claims yet: name a notebook")
+        return tuple(map(resources.notebook, claimed))
+    if name in paper_keys():
+        own = tuple(resources.notebook(notebook) for notebook, keys in claimed.items() if name in keys)
+        return own or notebooks_about(name)
+    if Path(name).suffix == ".ipynb" or name in resources.notebooks():
+        return (find_notebook(name),)
+    raise unknown("paper or notebook", name, (ALL, *paper_keys(), *resources.notebooks()))

@@ -1,0 +1,143 @@
+"""The generated parts of `papers/README.md` and of the papers' cards, from claims and records."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from workbench import resources
+from workbench.errors import ConfigError
+from workbench.papers.claims import Experiment, Question
+from workbench.papers.records import write_text
+from workbench.papers.rows import Paper, Row, read_papers
+
+BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
+PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
+HEAD = ("paper", "claim", "verdict", "ours beside theirs", "spread", "where run", "date")
+
+
+def pages() -> dict[Path, str]:
+    """path -> text, of every page with a generated part, as it should be.
+
+    Raises:
+        ConfigError: a claims file or a record is wrong, or a page has no place for its generated part.
+    """
+    root = resources.shared("papers")
+    papers = read_papers()
+    found = {root / "README.md": _in_place(root / "README.md", verdicts(papers))}
+    for paper in papers:
+        path = root / paper.key / "card.md"
+        found[path] = _in_place(path, card_part(paper))
+    return found
+
+
+def stale_pages() -> list[Path]:
+    """Pages that are not what claims and records make of them."""
+    return [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
+
+
+def update_pages() -> list[Path]:
+    """Write the pages that are stale."""
+    texts = pages()
+    stale = stale_pages()
+    for path in stale:
+        write_text(path, texts[path])
+    return stale
+
+
+def _in_place(path: Path, part: str) -> str:
+    text = path.read_text(encoding="utf-8")
+    if len(PART.findall(text)) != 1:
+        raise ConfigError(f"{path} has no place for its generated part: put the lines {BEGIN!r} and {END!r} where it belongs")
+    return PART.sub(lambda _: f"{BEGIN}\n{part.strip()}\n{END}", text)
+
+
+def verdicts(papers: Sequence[Paper]) -> str:
+    """The table of all claims; and of those that several sites have records of, what each site's say."""
+    rows = [row for paper in papers for row in paper.rows]
+    if not rows:
+        return "Nothing is claimed yet."
+    lines = [_line(HEAD), _line(["---"] * len(HEAD))]
+    lines += [_line(_cells(row)) for row in rows]
+    counted = {word: sum(row.verdict.word == word for row in rows) for word in dict.fromkeys(row.verdict.word for row in rows)}
+    summary = f"{len(rows)} claims: " + ", ".join(f"{number} {word}" for word, number in counted.items()) + "."
+    return "\n".join([summary, "", *lines, *_by_site(rows)])
+
+
+def _cells(row: Row) -> list[str]:
+    claim = row.claim
+    beside = f"{row.ours} ({row.beside})" if row.record else f"({row.beside})"
+    return [
+        f"[{claim.paper}]({claim.paper}/card.md)",
+        f"`{claim.id}`: {claim.statement} ({claim.source})",
+        row.verdict.word,
+        beside,
+        row.spread,
+        f"[{row.where}]({_link(row, claim.paper)})" if row.record else row.where,
+        row.date,
+    ]
+
+
+def _link(row: Row, folder: str) -> str:
+    assert row.record is not None
+    return f"{folder}/records/{row.record.path.name}" if folder else f"records/{row.record.path.name}"
+
+
+def _by_site(rows: Sequence[Row]) -> list[str]:
+    sites = sorted({record.site for row in rows for record in row.all})
+    if len(sites) < 2:
+        return []
+    lines = ["", _line(["claim", *sites]), _line(["---"] * (1 + len(sites)))]
+    for row in rows:
+        words = {record.site: f"{verdict.word} ({record.size})" for record in row.all if (verdict := record.verdict(row.claim))}
+        if words:
+            lines.append(_line([f"{row.claim.paper} `{row.claim.id}`", *(words.get(site, "") for site in sites)]))
+    return lines
+
+
+def card_part(paper: Paper) -> str:
+    """What a card tells of claims, experiments, questions and figures."""
+    up = os.path.relpath(resources.shared("notebooks"), resources.shared("papers") / paper.key)
+
+    def link(name: str) -> str:
+        return f"[{name}]({up}/{name}.ipynb)"
+
+    parts = ["## Claims", "", "| claim | verdict | ours | expected | spread | notebook | where run |", _line(["---"] * 7)]
+    for row in paper.rows:
+        claim = row.claim
+        where = f"[{row.where}]({_link(row, '')})" if row.record else row.where
+        about = f"`{claim.id}`: {claim.statement} ({claim.source}; {claim.provenance})"
+        parts.append(_line([about, row.verdict.word, row.ours, row.beside, row.spread, link(claim.notebook), where]))
+    told = [row for row in paper.rows if row.claim.explanation]
+    if told:
+        parts += ["", *(f"- `{row.claim.id}` ({row.verdict.word}): {_plain(row.claim.explanation)}" for row in told)]
+    parts += _experiments(paper.claims.experiments, link) + _questions(paper.claims.questions, link) + _figures(paper.key)
+    return "\n".join(parts)
+
+
+def _experiments(experiments: Sequence[Experiment], link: Callable[[str], str]) -> list[str]:
+    rows = [_line([item.id, item.artefact, item.about, link(item.notebook)]) for item in sorted(experiments, key=lambda item: item.id)]
+    return ["", "## Experiments", "", "| | of the paper | about | here |", _line(["---"] * 4), *rows] if rows else []
+
+
+def _questions(questions: Sequence[Question], link: Callable[[str], str]) -> list[str]:
+    rows = [_line([item.question, item.asked, f"{link(item.notebook)}, cell `{item.cell}`"]) for item in questions]
+    return ["", "## What reviewers asked", "", "| question | asked by | answered in |", _line(["---"] * 3), *rows] if rows else []
+
+
+def _figures(key: str) -> list[str]:
+    folder = resources.shared("papers") / key / "figures"
+    found = sorted(path for path in folder.glob("*") if path.suffix in (".svg", ".png"))
+    lines = [line for path in found for line in (f"![{path.stem}](figures/{path.name})", "")]
+    return ["", "## Figures", "", *lines] if lines else []
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
+
+
+def _plain(words: str) -> str:
+    """On one line, and no column of its own."""
+    return " ".join(words.split()).replace("|", r"\|")

@@ -1,0 +1,79 @@
+"""`workbench papers` and `workbench artefact`: claims and verdicts looked at, checked, written and bundled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def add_papers_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench papers`, and what runs it."""
+    words = parser.add_subparsers(title="what to do", required=True, metavar="list | table | check")
+    listing = words.add_parser("list", help="every claim with its verdict")
+    listing.add_argument("key", nargs="*", help="keys of papers; all by default")
+    listing.add_argument("--records", type=Path, metavar="FOLDER", help="laid out as papers/, which is the default")
+    listing.add_argument("--json", action="store_true", help="one JSON object a claim")
+    listing.set_defaults(command=_list)
+    table = words.add_parser("table", help="write the generated parts of papers/README.md and of the cards, from claims and records")
+    table.add_argument("--check", action="store_true", help="write nothing; fail if they are not as they would be written")
+    table.set_defaults(command=_table)
+    check = words.add_parser("check", help="claims, notebooks, records and pages against each other; every claim again from its record")
+    check.set_defaults(command=_check)
+
+
+def add_artefact_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench artefact`, and what runs it."""
+    parser.add_argument("key", help="of a paper")
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE.zip", help="KEY.zip here by default")
+    parser.set_defaults(command=_artefact)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from workbench.papers.rows import read_papers
+
+    for paper in read_papers(options.records, options.key):
+        for row in paper.rows:
+            if options.json:
+                mean = row.verdict.mean if row.record else None
+                about = {"claim": row.claim.name, "verdict": row.verdict.word, "mean": mean, "where": row.where, "date": row.date}
+                print(json.dumps({**about, "notebook": row.claim.notebook, "statement": row.claim.statement}))
+            else:
+                measured = f" ({row.ours}, {row.beside}; {row.where})" if row.record else ""
+                print(f"{row.claim.name}: {row.verdict.word}{measured}")
+    return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    from workbench.papers.table import stale_pages, update_pages
+
+    if options.check:
+        stale = stale_pages()
+        for page in stale:
+            print(f"{page} is not what claims and records make of it: run `workbench papers table`")
+        return 1 if stale else 0
+    for page in update_pages():
+        print(f"written: {page}")
+    return 0
+
+
+def _check(_: argparse.Namespace) -> int:
+    from workbench.papers.check import check_papers
+
+    result = check_papers()
+    for note in result.notes:
+        print(note, file=sys.stderr)
+    for problem in result.problems:
+        print(problem)
+    if not result.problems:
+        print(f"{result.num_claims} claims, {result.num_records} records: all in order")
+    return 1 if result.problems else 0
+
+
+def _artefact(options: argparse.Namespace) -> int:
+    from workbench.papers.artefact import write_artefact
+
+    path = write_artefact(options.key, options.output or Path(f"{options.key}.zip"))
+    print(f"{path}: begin with {options.key}/ARTEFACT.md in it")
+    return 0
