@@ -10,7 +10,9 @@ from workbench.trace.run import Run
 
 
 def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
-    """(updates, gradients) seconds from the update before until a server has heard the k-th gradient, k ascending.
+    """(updates, gradients) seconds until a server has heard the k-th gradient, k ascending, from the moment the iteration began.
+
+    It begins when the last of the servers has made the update before, since a worker needs the parameters of all of them.
 
     Of a server on a rank of its own, whose every gradient is a message, and of the updates whose messages are in the trace. In a
     run that waits for all workers a row is an iteration; where some are not waited for, those of a row that came are counted.
@@ -26,9 +28,12 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
         raise ConfigError(f"bucket={bucket}: no server of this run says when it updated: give a run of a method with servers")
     spans = run.spans.of_rank(updates[0]["rank"])
     heard = np.sort(spans.table[spans.is_kind(["recv"])]["end_s"])
-    ends = [row["seconds"] for row in updates]
+    begins = {0: 0.0}
+    for row in run.updates():
+        begins[row["update"]] = max(row["seconds"], begins.get(row["update"], 0.0))
     most = min(len(row["sources"]) for row in updates)
-    rows = [heard[(heard > before) & (heard <= end)][:most] - before for before, end in zip([0.0, *ends], ends, strict=False)]
+    ends = [(begins[row["update"] - 1], row["seconds"]) for row in updates]
+    rows = [heard[(heard > begin) & (heard <= end)][:most] - begin for begin, end in ends]
     whole = [row for row in rows if len(row) == most]
     if not whole:
         raise ConfigError("no update has as many messages as gradients: trace all steps, with dedicated=True")
