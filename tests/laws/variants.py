@@ -71,6 +71,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         *(PipeSGD(width=width) for width in (2, 1, 3, 4)),
         PipeSGD(width=2, collective=Ring()),
         PipeSGD(width=3, collective=Linear()),
+        PipeSGD(width=3, lanes=2),
         PipeSGD(width=3, warmup_steps=2),
         PipeSGD(width=3, first=FirstSteps.DUPLICATE),
         PipeSGD(width=2, collective=Ring(codec=Truncate16())),

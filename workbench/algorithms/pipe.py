@@ -30,7 +30,8 @@ class PipeSGD(Algorithm):
     `warmup_steps` steps have width 1. While the pipeline then fills, nothing is applied (`first="zero"`); or
     (`"duplicate"`) the last gradient of the warm-up, which is at least the first step, is applied K - 1 times again, so
     that every step takes an update. After the last step the K - 1 gradients still in flight are applied: every gradient
-    is used. K gradient buffers, and one more while duplicates are applied.
+    is used. K gradient buffers, and one more while duplicates are applied. All-reduces go one after the other on one lane,
+    or side by side on as many as `lanes`: d of them are the d communication threads of the paper's AGD(d).
 
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d): `DelayedSGD`.
     Duplicates are how BytePS primes its pipeline.
@@ -40,6 +41,7 @@ class PipeSGD(Algorithm):
     warmup_steps: int = 0
     first: FirstSteps = FirstSteps.ZERO
     collective: Collective = Native()
+    lanes: int = 1  # all-reduces side by side
 
     card: ClassVar[Card] = Card(
         paper="li2018pipesgd, Alg. 1; daily2016leveraging, section 4.3",
@@ -54,6 +56,8 @@ class PipeSGD(Algorithm):
             raise ConfigError(f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)")
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ConfigError(f"warmup_steps={self.warmup_steps}: how many steps are synchronous at first, 0 or more")
+        if not isinstance(self.lanes, int) or self.lanes < 1:
+            raise ConfigError(f"lanes={self.lanes}: how many all-reduces go side by side, 1 or more")
         if self.first not in list(FirstSteps):
             raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
@@ -73,7 +77,7 @@ class PipeSGD(Algorithm):
         num_synchronous = max(self.warmup_steps, 1) if duplicates else self.warmup_steps
         for step in ctx.steps():
             gradient = yield Backward(step)
-            in_flight.append((yield Start(self.collective.all_reduce(ctx, gradient))))
+            in_flight.append((yield Start(self.collective.all_reduce(ctx, gradient), lane=step % self.lanes)))
             filling = len(in_flight) < self.width and step >= num_synchronous
             while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
                 total = yield Wait(in_flight.popleft())
@@ -93,9 +97,11 @@ class PipeSGD(Algorithm):
 
 
 def DelayedSGD(  # noqa: N802 - the paper's other name of a class
-    *, delay: int = 1, warmup_steps: int = 0, first: FirstSteps = FirstSteps.ZERO, collective: Collective | None = None
+    *, delay: int = 1, warmup_steps: int = 0, first: FirstSteps = FirstSteps.ZERO, collective: Collective | None = None, lanes: int = 1
 ) -> PipeSGD:
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]): AGD with a fixed delay d, which is `PipeSGD(width=d + 1)`.
+
+    The paper's has `lanes=delay`, a communication thread for each step of delay.
 
     Paper: daily2016leveraging, section 4.3.
 
@@ -104,4 +110,4 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
     """
     if not isinstance(delay, int) or delay < 0:
         raise ConfigError(f"delay={delay}: a number of steps, 0 (synchronous) or more")
-    return PipeSGD(width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native())
+    return PipeSGD(width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native(), lanes=lanes)
