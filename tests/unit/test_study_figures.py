@@ -17,6 +17,16 @@ def lines(figure, axis: str) -> dict[str, list[float]]:
     return {trace.name: list(trace.y) for trace in figure.data if trace.name and (trace.xaxis or "x") == axis}
 
 
+def test_bars_of_parts_are_stacked_in_seconds() -> None:
+    figure = plots.stacked_bars(
+        {"4 MB": {"ring": {"wait": 0.001, "wire": 0.01}}, "8 MB": {"ring": {"wait": 0.0, "wire": 0.02}}}, title="sums"
+    )
+    assert [trace.name for trace in figure.data] == ["wait", "wire", "wait", "wire"]
+    assert [trace.x[0] for trace in figure.data] == pytest.approx([1.0, 10.0, 0.0, 20.0])
+    with pytest.raises(ConfigError):
+        plots.stacked_bars({}, title="none")
+
+
 def test_speed_ups_are_over_one_worker_s_share_of_the_best_mean_rate() -> None:
     figure = plots.scaling(RATES)
     assert lines(figure, "x") == {

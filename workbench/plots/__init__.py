@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from workbench.plots.prediction import beside_prediction
     from workbench.plots.recent import LiveTimeline
     from workbench.plots.steps import per_step
-    from workbench.plots.studies import curves_of, heat_map, scaling, step_bars
+    from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
 
 _HOMES = {  # no module is called like a function: importing it would hide the function
     "LiveCurves": "live",
@@ -30,6 +30,7 @@ _HOMES = {  # no module is called like a function: importing it would hide the f
     "parallel": "parallel_axes",
     "per_step": "steps",
     "scaling": "studies",
+    "stacked_bars": "studies",
     "step_bars": "studies",
     "timeline": "gantt",
     "timelines": "gantt",
@@ -50,6 +51,7 @@ __all__ = [
     "parallel",
     "per_step",
     "scaling",
+    "stacked_bars",
     "step_bars",
     "timeline",
     "timelines",

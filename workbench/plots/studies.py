@@ -33,7 +33,7 @@ from workbench.trace.run import Run
 
 HEIGHT = 430
 DASHES = ("solid", "dash", "dot", "dashdot")
-PART_COLORS = (BLUE, GREEN, VERMILION, LIGHT_GREY)
+PART_COLORS = (BLUE, GREEN, VERMILION, LIGHT_GREY, *CYCLE[3:6])
 BAR_PIXELS, ROW_GAP_PIXELS, TITLES_PIXELS = 30, 96, 84
 
 Series = Mapping[Any, float | Sequence[float]]  # x -> y, or y of every repetition
@@ -126,7 +126,25 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
     """
     if not groups or not all(groups.values()):
         raise ConfigError("no steps to show: give group -> entry -> run")
-    found = {name: {entry: parts_of(steady_overlap(run)) for entry, run in group.items()} for name, group in groups.items()}
+    return stacked_bars(
+        {name: {entry: parts_of(steady_overlap(run)) for entry, run in group.items()} for name, group in groups.items()}, title=title
+    )
+
+
+def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step") -> go.Figure:
+    """A stacked bar an entry, in groups beside each other: each with an axis of its own, entries in the same rows.
+
+    Args:
+        groups: group -> entry -> part -> seconds, the same parts of all.
+        title: of the figure.
+        of: what the seconds are of.
+
+    Raises:
+        ConfigError: no entries.
+    """
+    if not groups or not all(groups.values()):
+        raise ConfigError("nothing to show: give group -> entry -> part -> seconds")
+    found = groups
     entries = list(dict.fromkeys(entry for group in found.values() for entry in group))
     parts = list(next(iter(next(iter(found.values())).values())))
     columns = min(3, len(groups))
@@ -147,7 +165,7 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
         for part, color in zip(parts, PART_COLORS, strict=False):
             lengths_s = [group.get(entry, {}).get(part, 0.0) for entry in entries]
             figure.add_trace(_part(part, color, entries, lengths_s, factor, legend=number == 0), **place)
-        figure.update_xaxes(title=f"time of a step ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place)
+        figure.update_xaxes(title=f"time of {of} ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place)
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     figure.update_annotations(font={"size": 13})
     figure.update_layout(template=TEMPLATE, title=safe(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"})
