@@ -81,6 +81,7 @@ def curves_of(
     log_y: bool = False,
     marks: Mapping[str, float] | None = None,
     reference: float | None = None,
+    circles: str = "simulated",
 ) -> go.Figure:
     """Lines of numbers against numbers; a band from the lowest to the highest repetition where there are several.
 
@@ -91,6 +92,7 @@ def curves_of(
         log_x, log_y: logarithmic axes.
         marks: name -> the x of a point of that line that is to be seen: its best, say.
         reference: a y with a line across.
+        circles: what the legend calls the points.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
     colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(curves)}
@@ -98,7 +100,7 @@ def curves_of(
     for name, series in (points or {}).items():
         figure.add_trace(_circles(name, series, colors.get(name, GREY)))
     if points:
-        figure.add_trace(go.Scatter(x=[None], y=[None], name="simulated", **_circle(GREY)))
+        figure.add_trace(go.Scatter(x=[None], y=[None], name=circles, **_circle(GREY)))
     for name, at in (marks or {}).items():
         height = float(np.mean(curves[name][at]))
         marker = {"symbol": "star", "size": 14, "color": colors[name], "line": {"color": "white", "width": 1}}

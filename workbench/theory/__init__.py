@@ -19,6 +19,7 @@ from workbench.theory.atoms import BimodalTime, ConstantTime, EmpiricalTime
 from workbench.theory.carried import Carried, carried_steps
 from workbench.theory.collectives import all_reduce_s, codec_s, gather_s, parameter_server_s, scatter_s, server_over_ring, wire_s
 from workbench.theory.compression import break_even_bandwidth, ring_break_even_bandwidth, smallest_useful_ratio
+from workbench.theory.fluctuating import pipe_ends_s
 from workbench.theory.iterations import BackupChoice, Iterations, backups_repay, best_backups, fit_iterations, machine_seconds
 from workbench.theory.layerwise import Schedule, apply_times, dear_s, lane, layerwise
 from workbench.theory.order_statistics import (
@@ -80,6 +81,7 @@ __all__ = [
     "parameter_server_step_s",
     "pareto_order_statistic",
     "per_layer_pipe_s",
+    "pipe_ends_s",
     "pipe_s",
     "pipe_speedup",
     "pipe_unlimited_s",

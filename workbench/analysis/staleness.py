@@ -1,0 +1,83 @@
+"""How stale gradients were, bucket by bucket: as servers recorded it, and as if parameters were read when a step begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import ConfigError
+from workbench.trace.run import Run
+
+Whole = NDArray[np.int64]
+
+
+def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
+    """Bucket -> staleness of each gradient that servers applied, in updates of that bucket, in order.
+
+    Args:
+        skip: part of each bucket's updates, at the beginning, that do not count: at first nobody is late.
+
+    Raises:
+        ConfigError: no server recorded anything.
+    """
+    return {bucket: _rest([value for row in rows for value in row["staleness"]], skip) for bucket, rows in _by_bucket(run).items()}
+
+
+def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
+    """The same where a worker reads all parameters at the beginning of a step, and not each bucket in answer to its push.
+
+    Counted from the record of one simulated run: updates of the bucket between the beginning of the worker's step and the
+    use of its gradient. Where parameters take no time to travel, the other way to read changes no time, so this is what it
+    would have been; otherwise a read is counted when the step begins, not earlier, when it is sent.
+
+    Raises:
+        ConfigError: a run of real ranks, whose clocks are not one; spans of some steps only; an update of several gradients.
+    """
+    if run.info.get("clock") != "virtual":
+        raise ConfigError("reads are counted on one clock: give a simulated run")
+    began = _beginnings(run)
+    found = {}
+    for bucket, rows in _by_bucket(run).items():
+        if any(len(row["sources"]) != 1 for row in rows):
+            raise ConfigError("reads are counted where every update takes one gradient: give a run of AsyncSGD without a cutoff")
+        ends = np.array([row["seconds"] for row in rows])
+        taken: dict[int, int] = {}
+        counted = []
+        for position, row in enumerate(rows):
+            source = row["sources"][0]
+            step = taken.get(source, 0)
+            taken[source] = step + 1
+            if step >= len(began.get(source, ())):
+                raise ConfigError("spans of all steps are needed: leave trace_steps out")
+            counted.append(position - int(np.searchsorted(ends, began[source][step], side="right")))
+        found[bucket] = _rest(counted, skip)
+    return found
+
+
+def _by_bucket(run: Run) -> dict[int, list[dict[str, Any]]]:
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for row in run.updates():
+        rows.setdefault(row["bucket"], []).append(row)
+    if not rows:
+        raise ConfigError("no server recorded an update: give a run of a method with parameter servers")
+    return dict(sorted(rows.items()))
+
+
+def _beginnings(run: Run) -> dict[int, NDArray[np.float64]]:
+    """rank -> when each of its steps began, by its first forward span."""
+    table = run.spans.table[run.spans.kind_names == "forward"]
+    found = {}
+    for rank in np.unique(table["rank"]).tolist():
+        mine = table[table["rank"] == rank]
+        _, first = np.unique(mine["step"], return_index=True)
+        found[rank] = np.sort(mine["start_s"][first])
+    return found
+
+
+def _rest(values: list[int], skip: float) -> Whole:
+    return np.array(values[int(skip * len(values)) :], np.int64)
+
+
+__all__ = ["staleness_by_bucket", "staleness_if_read_first"]

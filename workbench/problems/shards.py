@@ -1,0 +1,65 @@
+"""Skewed data: a problem whose every worker draws from a shard of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem, Sampler
+from workbench.rng import generator
+
+
+def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
+    """Samples in order of their label, cut into nearly equal shards: each worker holds a class or few.
+
+    >>> shards_by_label([1, 0, 1, 0], 2)
+    [[1, 3], [0, 2]]
+
+    Raises:
+        ConfigError: fewer samples than workers.
+    """
+    order = np.argsort(np.asarray(labels), kind="stable")
+    if not 1 <= num_workers <= len(order):
+        raise ConfigError(f"num_workers={num_workers} of {len(order)} samples: from 1 to one a sample")
+    return [part.tolist() for part in np.array_split(order, num_workers)]
+
+
+def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: int, steps: int, seed: int) -> Problem:
+    """The same problem, where worker r draws from `shards[r]` alone.
+
+    The sampler shuffles all samples and gives each worker its share (`problems.base.Sampler`). This problem's training set is what a
+    run of `steps` steps draws in its only epoch, laid so that the share of rank r at any step is of shard r: to be trained with the same
+    number of workers, batch size, steps and seed, or it is no longer skewed so.
+
+    Args:
+        problem: whose samples are dealt out.
+        shards: of each worker, the places of its samples in the training set; drawn from in random order, again and again.
+        batch_size, steps, seed: of the run, as in `Settings`.
+
+    Raises:
+        ConfigError: an empty shard.
+    """
+    if not shards or not all(len(shard) for shard in shards):
+        raise ConfigError("shards: a list of samples for each worker, none of them empty")
+    num_workers = len(shards)
+    sampler = Sampler(steps * batch_size * num_workers, batch_size, num_workers, seed)
+    places = np.empty(sampler.num_samples, dtype=np.int64)
+    for rank, shard in enumerate(shards):
+        rounds = -(-steps * batch_size // len(shard))
+        drawn = np.concatenate([generator(seed, "shard-order", rank, number).permutation(shard) for number in range(rounds)])
+        for step in range(steps):
+            places[sampler.share(step, rank).numpy()] = drawn[step * batch_size : (step + 1) * batch_size]
+    return replace(problem, train=partial(_taken, problem, places), name=f"{problem.name}, {num_workers} shards")
+
+
+def _taken(problem: Problem, places: np.ndarray) -> Dataset[Any]:
+    data = problem.train_data()
+    if isinstance(data, TensorDataset):
+        return TensorDataset(*(tensor[places] for tensor in data.tensors))
+    return Subset(data, places.tolist())
