@@ -66,7 +66,7 @@ def num_bytes(problem: str) -> int:
 
 def test_scaling(tmp_path: Path) -> None:
     executed = execute("10-scaling", SCALING, tmp_path)
-    assert len(figures(executed)) == 2 * len(SCALING["networks"]) + 1, "weak and strong on each network, and what a step is made of"
+    assert len(figures(executed)) == 2 * len(SCALING["networks"]) + 2, "weak and strong on each network, what a step is made of, gains"
     why = tagged_text(executed, "why")
     for name in SCALING["networks"]:
         network = costs.get(name)

@@ -87,13 +87,15 @@ class Block(nn.Module):
 class TextTransformer(nn.Module):
     """Bytes (B, T) int64 -> scores of the next byte (B, 256, T): the class dimension where `cross_entropy` has it."""
 
-    def __init__(self, context: int, width: int, layers: int, heads: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, context: int, width: int, layers: int, heads: int, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(context, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.position, std=0.02)

@@ -1,0 +1,47 @@
+"""The shapes of GPT-2, on made-up tokens: for what a step costs, never for what is learnt."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from workbench.errors import ConfigError
+from workbench.naming import unknown
+from workbench.problems.base import Problem
+from workbench.problems.text import TextTransformer
+
+VOCABULARY, CONTEXT = 50257, 1024
+SHAPES = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}  # width, layers, heads
+
+
+def gpt2_synthetic(model_size: str = "small", *, context: int = CONTEXT, samples: int = 8) -> Problem:
+    """A decoder-only transformer with as many parameters as GPT-2 of that size has, on tokens that are all alike.
+
+    Input and output embeddings are one shared parameter. Its gradients are those of GPT-2 in number and shape; nothing can
+    be learnt from the tokens, so it is for timing, counted (`workbench.costs.count_compute`) or simulated.
+
+    Args:
+        model_size: small, medium, large or xl.
+        context: tokens a sample; the model looks back as far as 1024.
+        samples: how many there are.
+
+    Raises:
+        ConfigError: no such size, or more context than GPT-2 has.
+    """
+    if model_size not in SHAPES:
+        raise unknown("size of GPT-2", model_size, SHAPES)
+    if not 1 <= context <= CONTEXT or samples < 1:
+        raise ConfigError(f"context={context}, samples={samples}: 1 to {CONTEXT} tokens of 1 sample or more")
+    width, layers, heads = SHAPES[model_size]
+    tokens = torch.zeros(samples, context, dtype=torch.int64)
+    return Problem(
+        name=f"gpt2-{model_size}-synthetic",
+        model=partial(TextTransformer, CONTEXT, width, layers, heads, torch.float32, VOCABULARY),
+        loss=cross_entropy,
+        train=(tokens, tokens),
+        test=None,
+        batch_size=8,
+        optimizer=partial(torch.optim.AdamW, lr=6e-4, weight_decay=0.1),
+    )
