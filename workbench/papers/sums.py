@@ -21,7 +21,7 @@ def sum_run(collective: Collective, numel: int, workers: int, network: AnyNetwor
     Args:
         traced: whether its spans are kept.
     """
-    problem = Problem(model=lambda: _vector(torch.zeros(numel)), loss=lambda *_: 0.0, train=range(10**6), whole_batch=True)  # type: ignore[arg-type,return-value]
+    problem = Problem(model=lambda: _vector(torch.zeros(numel)), loss=lambda *_: 0.0, train=range(10**6), whole_batch=True)  # type: ignore[arg-type]
     how: dict[str, Any] = {
         "timing_only": True,
         "detail": "messages",
