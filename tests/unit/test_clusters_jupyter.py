@@ -220,7 +220,7 @@ def test_a_saved_notebook_keeps_the_whole_curve_and_not_the_live_view(tmp_path: 
 
 @pytest.mark.parametrize(
     ("path", "parameters", "words"),
-    [("question.ipynb", {"step": 1}, "no parameter 'step': did you mean steps"), ("nowhere.ipynb", {}, "there is no notebook")],
+    [("question.ipynb", {"step": 1}, "is called 'step': did you mean steps"), ("nowhere.ipynb", {}, "there is no notebook")],
 )
 @QUIET
 def test_what_cannot_be_run_is_refused_before_it_starts(tmp_path: Path, path: str, parameters: dict[str, Any], words: str) -> None:

@@ -593,7 +593,7 @@ def test_an_error_while_following_is_shown_and_ends_the_view() -> None:
         raise OSError("<gone>")
 
     live.follow(poll).join(20)
-    assert "OSError: &lt;gone&gt;" in live._status.value and live._ended.is_set()
+    assert "OSError:</b> &lt;gone&gt;" in live._status.value and live._ended.is_set()
 
 
 def test_the_table_of_ranks_names_steps_failures_and_many_ranks(tmp_path: Path) -> None:
