@@ -58,7 +58,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
 
     >>> found = describe("methods", "pipe-sgd")
     >>> found["class"], found["staleness"], [setting["name"] for setting in found["settings"]]
-    ('PipeSGD', 'K - 1', ['width', 'warmup_steps', 'first', 'collective'])
+    ('PipeSGD', 'K - 1', ['width', 'warmup_steps', 'first', 'collective', 'lanes'])
 
     Raises:
         ConfigError: there is none of that name.

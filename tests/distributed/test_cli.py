@@ -195,7 +195,7 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--runtime", "torch", "--network", "free"], "--runtime simulated"),
         (["train", "pipe-sgd", "--lr", "inf"], "a finite number"),
         (["show", "nothing"], "no run"),
-        (["notebook", "01-tour"], "did you mean 00-tour?"),
+        (["notebook", "01-tour"], "did you mean 00-tour"),
         (["notebook", "00-tour", "-p", "worker=3"], "worker"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

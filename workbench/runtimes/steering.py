@@ -32,7 +32,7 @@ def changeable(algorithm: Algorithm) -> list[str]:
 
     >>> from workbench.algorithms import PipeSGD
     >>> changeable(PipeSGD(width=2))
-    ['lr', 'width', 'warmup_steps', 'first', 'collective', 'codec', 'delay']
+    ['lr', 'width', 'warmup_steps', 'first', 'collective', 'lanes', 'codec', 'delay']
     """
     if not algorithm.begins_anew:
         return ["lr"]
