@@ -149,6 +149,6 @@ def test_the_profiles_are_a_run_of_two_ranks_too(profiles: list[Path]) -> None:
     both = [{(int(row["step"]), int(row["bucket"]), int(row["bytes"])) for row in sums[sums["rank"] == rank]} for rank in (0, 1)]
     assert both[0] == both[1], "a bucket is the same sum on both ranks"
     phases = spans.select(ranks=[0], steps=slice(3, 4), kinds=["forward", "backward", "apply"]).kind_names.tolist()
-    assert phases[:2] == ["forward", "backward"] and set(phases[2:]) == {"apply"}
+    assert list(dict.fromkeys(phases)) == ["forward", "backward", "apply"], "a phase in two where the host waited in its midst"
     found = run_overlap(run, slice(1, 15))
     assert found.fraction is not None and 0 <= found.fraction < 1 and found.num_steps == 28

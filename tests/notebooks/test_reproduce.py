@@ -71,7 +71,7 @@ def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_pat
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.papers)])
 @pytest.mark.usefixtures("no_process_left")
 def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Signals) -> None:
     share = make_share(tmp_path / "share")
