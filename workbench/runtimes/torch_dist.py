@@ -20,6 +20,7 @@ from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
 CLOSE_S = 5.0  # how long a rank that is done waits for the others before it gives its groups back
+JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
 
 
 def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
@@ -259,13 +260,13 @@ class _Waiters:
     def __init__(self) -> None:
         self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
-        self._num_threads = 0
+        self._threads: list[threading.Thread] = []
 
     def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None) -> PointHandle:
         handle = PointHandle(work, host, peer, target)
         if not self._idle.acquire(blocking=False):
-            self._num_threads += 1
-            threading.Thread(target=self._run, name="workbench-waiter", daemon=True).start()
+            self._threads.append(threading.Thread(target=self._run, name="workbench-waiter", daemon=True))
+            self._threads[-1].start()
         self._tasks.put(handle)
         return handle
 
@@ -275,8 +276,12 @@ class _Waiters:
             self._idle.release()
 
     def close(self) -> None:
-        for _ in range(self._num_threads):
+        """End them; one that came back from the library while the interpreter ends would abort the process."""
+        deadline = time.monotonic() + JOIN_S
+        for _ in self._threads:
             self._tasks.put(None)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 def failure_in_last_run() -> str | None:
