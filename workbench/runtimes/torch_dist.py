@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from datetime import timedelta
@@ -289,8 +288,3 @@ def failure_in_last_run() -> str | None:
     store = dist.distributed_c10d._get_default_store()
     key = f"{FAILURE_KEY}/{store.add(f'{FAILURE_KEY}/runs', 0) // dist.get_world_size() - 1}"
     return store.get(key).decode() if store.check([key]) else None
-
-
-def in_torchrun() -> bool:
-    """Whether this process was started with torchrun's environment."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
