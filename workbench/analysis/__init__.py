@@ -1,9 +1,13 @@
-"""Runs -> numbers: overlap, critical path, where a collective's time goes, summaries, time to accuracy."""
+"""Runs -> numbers: overlap, critical path, where a collective's time goes, summaries, time to accuracy, arrivals, staleness, fronts."""
 
+from workbench.analysis.arrivals import arrivals
+from workbench.analysis.buckets import bucket_times
 from workbench.analysis.critical import CriticalPath, critical_path
+from workbench.analysis.fronts import pareto_front
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
 from workbench.analysis.runs_table import runs_table
+from workbench.analysis.staleness import staleness_by_bucket
 from workbench.analysis.summary import (
     Comparison,
     compare,
@@ -22,14 +26,18 @@ __all__ = [
     "Overlap",
     "Parts",
     "Table",
+    "arrivals",
+    "bucket_times",
     "compare",
     "critical_path",
     "overlap",
+    "pareto_front",
     "parts",
     "run_critical_path",
     "run_overlap",
     "run_parts",
     "runs_table",
+    "staleness_by_bucket",
     "summary",
     "time_to_accuracy",
     "time_to_loss",

@@ -12,6 +12,8 @@ from typing import Any
 _NAMES = MappingProxyType(
     {
         "ranks": "workbench.papers.lending",
+        "where_of": "workbench.papers.lending",
+        "within_reach": "workbench.papers.lending",
         "finding": "workbench.papers.findings",
         "Claim": "workbench.papers.claims",
         "Expectation": "workbench.papers.claims",

@@ -12,6 +12,7 @@ from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.clusters import Cluster
+    from workbench.papers.findings import Where
 
 LENT = "WORKBENCH_RANKS"  # {"local:4": name of a cluster}: what whoever executes several notebooks lends them
 
@@ -42,6 +43,22 @@ def ranks(num_workers: int, launcher: str = "local") -> Iterator[Cluster]:
         yield lent
     finally:
         _give_back(lent)
+
+
+def where_of(launcher: str) -> Where:
+    """What a finding calls ranks of a launcher; in a Slurm job "local" ones are the job's, on its nodes: see `Lender`."""
+    if launcher.startswith("emulated"):
+        return "emulated network"
+    own = launcher in {"local", "torch"} and not os.environ.get("SLURM_JOB_ID")
+    return "local ranks" if own else "cluster"
+
+
+def within_reach(launcher: str) -> str:
+    """The launcher, or "local" where an emulated network is asked for without the root rights it needs; says so."""
+    if not launcher.startswith("emulated") or os.geteuid() == 0:
+        return launcher
+    print(f"{launcher} needs root: local ranks instead, and what is claimed of a network is left out")
+    return "local"
 
 
 def _taken_up(name: str | None) -> Cluster | None:
