@@ -174,7 +174,7 @@ def _claim(row: Row) -> str:
         lines.append(f"- variation to expect: {_variation(row)}")
     else:
         lines.append(f"- recorded: nothing yet: **{row.verdict.word}**")
-    return "\n".join([*lines, *([f"- explanation: {' '.join(claim.explanation.split())}"] if claim.explanation else [])])
+    return "\n".join([*lines, *([f"- our explanation, not tested: {' '.join(claim.explanation.split())}"] if claim.explanation else [])])
 
 
 def _variation(row: Row) -> str:

@@ -92,7 +92,7 @@ class Claim:
         sizes: at which of the notebook's sizes it is tested.
         needs: what is missing here to test it at the paper's scale.
         deterministic: one value is enough; otherwise five or more paired seeds are asked for.
-        explanation: our best one, where it does not reproduce.
+        explanation: our best one, where it does not reproduce; pages call it untested.
     """
 
     paper: str

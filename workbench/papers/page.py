@@ -50,7 +50,7 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
     lines = []
     for row in rows:
         claim = row.claim
-        why = f"<small>{_text(claim.explanation)}</small>" if claim.explanation and row.verdict.word != "reproduced" else ""
+        why = f"<small>Our explanation, not tested: {_text(claim.explanation)}</small>" if claim.explanation and row.verdict.word != "reproduced" else ""
         cells = [
             _text(claim.paper),
             f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',

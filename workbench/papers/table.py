@@ -112,7 +112,8 @@ def card_part(paper: Paper) -> str:
         parts.append(_line([about, row.verdict.word, row.ours, row.beside, row.spread, link(claim.notebook), where]))
     told = [row for row in paper.rows if row.claim.explanation]
     if told:
-        parts += ["", *(f"- `{row.claim.id}` ({row.verdict.word}): {_plain(row.claim.explanation)}" for row in told)]
+        parts += ["", "Our explanations, which nothing here tests:", ""]
+        parts += [f"- `{row.claim.id}` ({row.verdict.word}): {_plain(row.claim.explanation)}" for row in told]
     parts += _experiments(paper.claims.experiments, link) + _questions(paper.claims.questions, link) + _figures(paper.key)
     return "\n".join(parts)
 
