@@ -64,6 +64,8 @@ def _one(name: str, how: object, options: argparse.Namespace, every: bool) -> tu
     for row in bench.run(name, how):
         rows.append(row)
         how.say(f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip())
+    if not rows and options.only and not every:
+        raise ConfigError(f"--only {' '.join(options.only)}: nothing of it is named like this; `workbench bench {name}` tells its cases")
     facts = facts_of(name, rows)
     if not options.json:
         print(f"\n{table_of(rows, f'{name}: medians, and ratios of pairs with their 95 % intervals')}\n")
