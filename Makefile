@@ -58,8 +58,8 @@ papers: $(INSTALLED) ## every notebook that tests a paper's claims, at its small
 	$(BIN)/python -m pytest -m papers tests/notebooks/test_smoke.py
 
 .PHONY: bench
-bench: $(INSTALLED) ## step times against torch's DDP on this machine
-	$(BIN)/python tests/benchmarks/step_time.py
+bench: $(INSTALLED) ## every benchmark of `workbench bench`; says what moved since records/, and leaves its records in runs/bench
+	$(BIN)/workbench bench all --output runs/bench --against records
 
 .PHONY: bench-simulator
 bench-simulator: $(INSTALLED) ## the simulator beside SimPy and beside a plain PyTorch loop; writes records/simulator.json (five minutes)

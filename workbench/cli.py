@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 
+from workbench.bench_command import add_bench_options
 from workbench.cluster_command import add_cluster_options
 from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         listing.add_argument("--json", action="store_true", help="one JSON array; of one, an object")
         listing.set_defaults(command=_catalogue, what=what)
     add_doctor_options(commands.add_parser("doctor", help="what works on this machine, by trying; and what mends the rest"))
+    add_bench_options(commands.add_parser("bench", help="step times, collectives, codecs, overheads: beside peers and the physical limit"))
     problems = commands.add_parser("problems", help="list the problems")
     problems.set_defaults(command=_problems)
     return parser

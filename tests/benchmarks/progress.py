@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.benchmarks.step_time import bootstrap
 from tests.distributed.pool import close_all, shared_pool
 from workbench import problems
 from workbench.algorithms import PipeSGD
+from workbench.bench.rows import interval as bootstrap
 from workbench.collectives import Collective, Native, Ring
 from workbench.problems.base import fetch
 from workbench.trainer import Trainer

@@ -50,7 +50,8 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
     lines = []
     for row in rows:
         claim = row.claim
-        why = f"<small>Our explanation, not tested: {_text(claim.explanation)}</small>" if claim.explanation and row.verdict.word != "reproduced" else ""
+        told = claim.explanation and row.verdict.word != "reproduced"
+        why = f"<small>Our explanation, not tested: {_text(claim.explanation)}</small>" if told else ""
         cells = [
             _text(claim.paper),
             f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',

@@ -1,0 +1,144 @@
+"""Ratios, their spread, what is asked of them, records and what moved; and the command around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workbench import bench
+from workbench.bench.paired import alternate
+from workbench.bench.records import facts_of, moves, read_record, write_record
+from workbench.bench.rows import Row, beside, interval, table_of
+from workbench.cli import main
+from workbench.errors import ConfigError
+
+NAMES = {"case": "a sum, 2 ranks", "what": "ours", "over": "theirs"}
+
+
+def test_a_ratio_is_of_pairs_and_not_of_medians() -> None:
+    """A machine that becomes ten times slower midway changes both alike."""
+    theirs = np.array([1.0] * 15 + [10.0] * 16)
+    row = beside(list(1.1 * theirs), list(theirs), below=1.2, **NAMES)
+    assert row.ratio == pytest.approx(1.1) and row.low == pytest.approx(1.1) and row.high == pytest.approx(1.1)
+    assert (row.ours, row.theirs, row.rounds) == (pytest.approx(11.0), pytest.approx(10.0), 31)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "asked", "word"),
+    [
+        ([0.9, 1.0, 1.01], {"below": 1.02}, "met"),
+        ([0.9, 1.0, 1.05], {"below": 1.02}, "open"),
+        ([1.03, 1.04, 1.05], {"below": 1.02}, "missed"),
+        ([0.6, 0.7, 0.8], {"above": 0.5}, "met"),
+        ([0.4, 0.7, 0.8], {"above": 0.5}, "open"),
+        ([0.3, 0.4, 0.45], {"above": 0.5}, "missed"),
+        ([0.3, 0.4, 0.45], {}, ""),
+    ],
+)
+def test_a_target_is_met_by_all_of_the_interval(ratios: list[float], asked: dict[str, float], word: str) -> None:
+    assert beside(ratios, 1.0, **NAMES, **asked).word == word
+
+
+def test_the_interval_covers_the_median() -> None:
+    """In 19 of 20 samples or so, the true median of a skewed law lies inside."""
+    draws = np.random.default_rng(1).exponential(size=(400, 30))
+    inside = [low <= np.log(2) <= high for low, high in map(interval, draws)]
+    assert 0.9 <= np.mean(inside) <= 0.99
+
+
+def test_every_way_once_a_round_in_turning_order() -> None:
+    asked: list[str] = []
+    steps = {name: (lambda name=name: asked.append(name)) for name in "abc"}
+    met: list[int] = []
+    times = alternate(steps, 3, block={"a": 2, "b": 1, "c": 1}, warm=1, meet=lambda: met.append(len(asked)), slowest=lambda _: 7.0)
+    assert times == {name: [7.0] * 3 for name in "abc"}, "the warming round does not count, and the slowest rank's seconds do"
+    assert "".join(asked) == "caab" + "aabc" + "bcaa" + "caab"
+    assert len(met) == 4 * 3
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rows = [beside([1.0, 2.0, 3.0], 2.0, below=1.5, **NAMES), beside([5.0], [4.0], kind="limit", unit="B/s", **{**NAMES, "case": "other"})]
+    path = tmp_path / "bench.json"
+    write_record(path, facts_of("step", rows))
+    facts = read_record(path)
+    assert [Row.from_record(row) for row in facts["rows"]] == rows
+    assert facts["rows"][0]["word"] == rows[0].word
+    assert facts["machine"]["cores"] >= 1 and facts["versions"]["torch"]
+    assert "GB/s" in str(table_of(rows)) and "met" not in str(table_of(rows[1:]))
+
+
+def test_what_moved_is_apart_from_both_intervals(tmp_path: Path) -> None:
+    def row(case: str, ratios: list[float], **more: str) -> Row:
+        return beside(ratios, 1.0, **{**NAMES, "case": case, **more})
+
+    before = facts_of(
+        "step", [row("slower", [1.0, 1.1]), row("same", [1.0, 1.2]), row("faster", [2.0, 2.1]), row("rate", [2.0], unit="B/s")]
+    )
+    now = [row("slower", [1.2, 1.3]), row("same", [1.1, 1.3]), row("faster", [1.0, 1.1]), row("rate", [1.0], unit="B/s"), row("new", [9.0])]
+    assert [(move.now.case, move.word) for move in moves(now, before)] == [("slower", "slower"), ("faster", "faster"), ("rate", "slower")]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"bench": "step"}', '{"bench": 1, "date": 1, "machine": 1, "versions": 1, "rows": [{"case": 1}]}']
+)
+def test_a_file_that_is_no_record_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="damaged"):
+        read_record(path)
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """A benchmark of its own, whose numbers a test may change."""
+    import sys
+    import types
+
+    numbers = {"ratios": [1.0, 1.0, 1.01]}
+
+    def run(how: bench.How) -> Iterator[Row]:
+        if how.wanted(NAMES["case"]):
+            yield beside(numbers["ratios"][: how.rounds], 1.0, below=1.02, **NAMES)
+
+    module = types.ModuleType("workbench.bench.made_up")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "workbench.bench.made_up", module)
+    monkeypatch.setattr(bench, "NAMES", {"made_up": "numbers of a test"})
+    return numbers
+
+
+def test_the_command_measures_records_and_compares(
+    made_up: dict[str, list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = str(tmp_path / "sub" / "record.json")
+    assert main(["bench"]) == 0 and "made_up  numbers of a test" in capsys.readouterr().out
+    assert main(["bench", "made_up", "-o", record]) == 0
+    told = capsys.readouterr().out
+    assert "1.000 [1.000, 1.010]  < 1.02  met" in told
+    assert main(["bench", "made_up", "--against", record]) == 0 and "nothing moved" in capsys.readouterr().out
+    made_up["ratios"] = [1.2, 1.2, 1.3]
+    assert main(["bench", "made_up", "--against", record, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"][0]["word"] == "missed" and "slower than before" in err
+    assert main(["bench", "all", "-o", str(tmp_path / "every")]) == 0 and (tmp_path / "every" / "bench-made_up.json").exists()
+
+
+@pytest.mark.usefixtures("made_up")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["bench", "made-op"], "made_up"),
+        (["bench", "made_up", "--rounds", "0"], "one round or more"),
+        (["bench", "made_up", "--ranks", "1"], "two ranks or more"),
+        (["bench", "all", "-o", "all.json"], "give a folder"),
+        (["bench", "made_up", "--against", "nowhere.json"], "nowhere.json"),
+        (["bench", "made_up", "--only", "nothing"], "nothing of it is named"),
+    ],
+)
+def test_bad_words_are_told_before_anything_is_measured(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err

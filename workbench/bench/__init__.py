@@ -1,0 +1,66 @@
+"""Benchmarks: what is measured beside a peer or a physical limit, in one run, as ratios with their spread.
+
+Each benchmark is a module with `ABOUT` and `run(how)`, which yields `rows.Row`s as it measures them; `NAMES` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, final
+
+from workbench.errors import ConfigError
+from workbench.naming import unknown
+
+if TYPE_CHECKING:
+    from workbench.bench.rows import Row
+
+# Name on the command line and in records -> what it measures. In reading order.
+NAMES = {
+    "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
+    "start": "time to import, to the first word of help, and to four ranks that are ready",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How a benchmark is run.
+
+    Attributes:
+        rounds: pairs of measurements a ratio.
+        ranks: numbers of ranks; empty for those of the benchmark itself.
+        only: measure cases whose name contains one of these words; empty for all.
+        say: is told what goes on.
+    """
+
+    rounds: int = 30
+    ranks: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+    say: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or any(number < 2 for number in self.ranks):
+            raise ConfigError(f"rounds={self.rounds}, ranks={list(self.ranks)}: one round or more, two ranks or more")
+
+    def wanted(self, case: str) -> bool:
+        """Whether a case is to be measured.
+
+        >>> How(only=("mlp",)).wanted("50 MB MLP, 2 ranks")
+        True
+        """
+        return not self.only or any(word.lower() in case.lower() for word in self.only)
+
+
+def run(name: str, how: How) -> Iterator[Row]:
+    """Measure; yields a row as soon as it is known.
+
+    Raises:
+        ConfigError: no such benchmark.
+        LaunchError: its ranks, or its emulated network, cannot be had here.
+    """
+    if name not in NAMES:
+        raise unknown("benchmark", name, NAMES)
+    module: Any = import_module(f"workbench.bench.{name}")
+    yield from module.run(how)

@@ -1,0 +1,89 @@
+"""The peers: one step of training as other programs make it, at their best. Nothing here is ours but the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+Step = Callable[[], object]
+LR = 1e-3
+
+
+def ddp_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: float, hook: tuple[Any, Any] | None = None) -> Step:
+    """torch DDP with gradients as views of its buckets and a static graph.
+
+    Args:
+        hook: state and function of a communication hook, registered with it.
+    """
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True, static_graph=True)
+    if hook is not None:
+        wrapped.register_comm_hook(*hook)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(wrapped).backward()
+        optimizer.step()
+
+    return step
+
+
+def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:
+    """Gradients as views of one buffer, which is summed behind backward and divided: what one writes by hand."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
+    begin = 0
+    for parameter in parameters:
+        parameter.grad = flat[begin : begin + parameter.numel()].view_as(parameter)
+        begin += parameter.numel()
+    optimizer = torch.optim.SGD(parameters, lr=LR)
+
+    def step() -> None:
+        flat.zero_()
+        loss(model).backward()
+        all_reduce(flat)
+        optimizer.step()
+
+    return step
+
+
+def gloo_mean(flat: Tensor) -> None:
+    """torch.distributed's all-reduce of its default group, and the division."""
+    dist.all_reduce(flat)
+    flat.div_(dist.get_world_size())
+
+
+def mpi_mean() -> Callable[[Tensor], object]:
+    """mpi4py's `Allreduce` in place, and the division."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    views: dict[int, Any] = {}
+
+    def mean(flat: Tensor) -> None:
+        view = views.setdefault(flat.data_ptr(), flat.numpy())
+        world.Allreduce(MPI.IN_PLACE, view)
+        flat.div_(world.Get_size())
+
+    return mean
+
+
+def slowest_here(runtime: str) -> tuple[Callable[[], object], Callable[[float], float]]:
+    """A barrier of the library itself, and the largest of all ranks' numbers."""
+    if runtime == "mpi":
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        return world.Barrier, lambda number: float(world.allreduce(number, MPI.MAX))
+
+    def largest(number: float) -> float:
+        word = torch.tensor([number], dtype=torch.float64)
+        dist.all_reduce(word, dist.ReduceOp.MAX)
+        return float(word)
+
+    return dist.barrier, largest

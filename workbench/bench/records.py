@@ -1,0 +1,78 @@
+"""What a benchmark measured, as a file: `records/bench-NAME.json`; and what has moved since."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, final
+
+from workbench.bench.rows import Row
+from workbench.errors import ConfigError
+from workbench.experiments.record import versions
+from workbench.papers.records import write_text
+from workbench.papers.site import machine
+
+Moved = Literal["slower", "faster"]
+FACTS = ("bench", "date", "machine", "versions", "rows")
+
+
+def facts_of(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """A record's content."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {"bench": name, "date": date, "machine": machine(), "versions": {"python": platform.python_version(), **versions()}}
+    return {**about, "rows": [row.as_record() for row in rows]}
+
+
+def write_record(path: Path, facts: Mapping[str, Any]) -> None:
+    """One row a line, so that a change of one shows as one."""
+    head = json.dumps({name: value for name, value in facts.items() if name != "rows"}, indent=1)
+    lines = ",\n  ".join(json.dumps(row) for row in facts["rows"])
+    write_text(path, f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What `write_record` wrote.
+
+    Raises:
+        ConfigError: the file is none; says what is wrong with it.
+    """
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if missing := [name for name in FACTS if name not in facts]:
+            raise ConfigError(f"{path} is no record of a benchmark: it lacks {', '.join(missing)}")
+        [Row.from_record(row) for row in facts["rows"]]
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a record of a benchmark ({error}): make one with `workbench bench NAME -o FILE`"
+        ) from None
+    return dict(facts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A ratio whose interval lies apart from the record's.
+
+    Attributes:
+        word: in time; more bytes a second are faster.
+    """
+
+    now: Row
+    before: Row
+    word: Moved
+
+
+def moves(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Move]:
+    """What moved since a record, beyond both intervals: ratios, so that another machine's record tells something too."""
+    before = {row.key: row for row in map(Row.from_record, facts["rows"])}
+    found = []
+    for row in rows:
+        then = before.get(row.key)
+        if then is not None and (row.low > then.high or row.high < then.low):
+            more_is_slower = row.unit != "B/s"
+            found.append(Move(row, then, "slower" if (row.low > then.high) == more_is_slower else "faster"))
+    return found

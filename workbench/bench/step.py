@@ -1,0 +1,102 @@
+"""Step time without a network to wait for: what our machinery costs beside torch DDP and beside loops written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from workbench.bench import How
+from workbench.bench.paired import Step, alternate
+from workbench.bench.ranks import ranks, world
+from workbench.bench.rows import Row, beside
+from workbench.runtimes.launch import RuntimeName
+from workbench.units import MIB
+
+RANKS = (2, 4)
+CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {  # problem, its options, samples a rank and step, steps a block
+    "50 MB MLP": ("wide-mlp", {"megabytes": 50}, 64, 1),
+    "ResNet-18": ("resnet18-synthetic", {"image": (3, 32, 32), "classes": 10}, 8, 1),
+    "transformer": ("text-transformer", {"width": 128, "layers": 2}, 8, 2),
+}
+BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; the last holds all of each model
+ASKED = 1.02
+
+
+def run(how: How) -> Iterator[Row]:
+    """Synchronous and layer-wise SGD beside their peers, on gloo and on MPI."""
+    for number in how.ranks or RANKS:
+        for runtime in ("torch", "mpi"):
+            title = f"{number} ranks, {'gloo' if runtime == 'torch' else 'MPI'}"
+            cases = [case for case in CASES if how.wanted(f"{case}, {title}")]
+            if not cases:
+                continue
+            with ranks(number, runtime) as there:
+                for case in cases:
+                    how.say(f"{case}, {title} ...")
+                    times = there.call(on_rank, case, how.rounds)[0]
+                    yield from rows_of(f"{case}, {title}", times)
+
+
+def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step of each way in each round: the slowest rank's."""
+    import os
+
+    import torch
+
+    from workbench import problems
+    from workbench.algorithms import LayerwiseSGD, SynchronousSGD
+    from workbench.bench import peers
+    from workbench.problems.base import fetch
+    from workbench.trainer import Trainer
+
+    transport = world(runtime, folder)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    name, options, batch_size, block = CASES[case]
+    problem = problems.get(name, **options)
+    batch = fetch(problem.train_data(), list(range(batch_size)))
+    meet, slowest = peers.slowest_here(runtime)
+    trainers: list[Trainer] = []
+
+    def loss(model: Any) -> torch.Tensor:
+        return problem.batch_loss(model, batch)
+
+    def ours(method: Any) -> Step:
+        torch.manual_seed(0)
+        model = problem.model()
+        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), method))
+        return partial(trainers[-1].step, partial(loss, model))
+
+    def theirs(make: Callable[..., Step], *more: Any) -> Step:
+        torch.manual_seed(0)
+        return make(problem.model(), loss, *more)
+
+    steps: dict[str, Step] = {"synchronous": ours(SynchronousSGD())}
+    if runtime == "mpi":
+        steps["mpi4py Allreduce after backward"] = theirs(peers.flat_step, peers.mpi_mean())
+    else:
+        steps["flat all_reduce after backward"] = theirs(peers.flat_step, peers.gloo_mean)
+        for mib in BUCKETS_MIB:
+            steps[f"layer-wise, {mib} MiB"] = ours(LayerwiseSGD(bucket_bytes=mib * MIB))
+            steps[f"torch DDP, {mib} MiB"] = theirs(peers.ddp_step, mib)
+    times = alternate(steps, rounds, block=block, meet=meet, slowest=slowest)
+    for trainer in trainers:
+        trainer.finish()
+    transport.close()
+    return times
+
+
+def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
+    """Each way of ours over its peer; layer-wise over DDP at its best, at its own best and at each bucket size."""
+    from statistics import median
+
+    by_hand = next(name for name in times if name.endswith("after backward"))
+    yield beside(times["synchronous"], times[by_hand], case=case, what="synchronous", over=by_hand, below=ASKED)
+    bucketed = {word: [name for name in times if name.startswith(word)] for word in ("layer-wise", "torch DDP")}
+    if not bucketed["torch DDP"]:
+        return
+    mine, its = (min(names, key=lambda name: median(times[name])) for names in bucketed.values())
+    yield beside(times[mine], times[its], case=case, what="layer-wise, its best bucket size", over="torch DDP, its best", below=ASKED)
+    for name in bucketed["layer-wise"]:
+        other = name.replace("layer-wise", "torch DDP")
+        yield beside(times[name], times[other], case=case, what=name, over=other)

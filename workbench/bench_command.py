@@ -1,0 +1,89 @@
+"""`workbench bench`: step times, collectives, codecs and overheads beside their peers and the physical limit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from workbench.errors import ConfigError
+
+EPILOG = """\
+  workbench bench                                   # what there is
+  workbench bench step --ranks 2 4                  # prints a table; ratios of pairs measured in one run, with their spread
+  workbench bench step --only MLP --rounds 10
+  workbench bench codecs -o codecs.json             # leaves a record
+  workbench bench codecs --against codecs.json      # says what moved since; exit status 1 if anything became slower
+"""
+
+
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `workbench bench`, and what runs it."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    add = parser.add_argument
+    add("name", nargs="?", help="which benchmark; all of them, one after the other: all")
+    add("--rounds", type=int, default=30, help="pairs of measurements a ratio (30 by default)")
+    add("--ranks", type=int, nargs="+", default=[], metavar="N", help="numbers of ranks, instead of the benchmark's own")
+    add("--only", nargs="+", default=[], metavar="WORD", help="only cases with one of these words in their names")
+    add("--json", action="store_true", help="print the record, and nothing else")
+    add("--output", "-o", metavar="FILE", help="leave the record there; of all, a folder: bench-NAME.json each")
+    add("--against", metavar="FILE", help="an earlier record (of all, their folder): say what moved since")
+    parser.set_defaults(command=_bench)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from workbench import bench
+
+    if options.name is None:
+        width = max(map(len, bench.NAMES))
+        print("\n".join(f"{name:{width}}  {about}" for name, about in bench.NAMES.items()))
+        return 0
+    say = (lambda words: print(words, file=sys.stderr)) if options.json else print
+    how = bench.How(rounds=options.rounds, ranks=tuple(options.ranks), only=tuple(options.only), say=say)
+    every = options.name == "all"
+    for given in (options.output, options.against):
+        if every and given and Path(given).suffix:
+            raise ConfigError(f"{given}: of all benchmarks, give a folder")
+    records = [_one(name, how, options, every) for name in (bench.NAMES if every else [options.name])]
+    if options.json:
+        print(json.dumps([facts for facts, _slower in records] if every else records[0][0]))
+    return int(any(slower for _facts, slower in records))
+
+
+def _one(name: str, how: object, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
+    """Run one; its record, and whether anything became slower than in the earlier one."""
+    from workbench import bench
+    from workbench.bench.records import facts_of, moves, read_record, write_record
+    from workbench.bench.rows import table_of
+
+    assert isinstance(how, bench.How)
+    earlier = _place(options.against, name, every)
+    before = read_record(earlier) if earlier else None  # before anything is measured: it may be unreadable
+    rows = []
+    for row in bench.run(name, how):
+        rows.append(row)
+        how.say(f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip())
+    if not rows and options.only and not every:
+        raise ConfigError(f"--only {' '.join(options.only)}: nothing of it is named like this; `workbench bench {name}` tells its cases")
+    facts = facts_of(name, rows)
+    if not options.json:
+        print(f"\n{table_of(rows, f'{name}: medians, and ratios of pairs with their 95 % intervals')}\n")
+    if path := _place(options.output, name, every):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_record(path, facts)
+        how.say(f"record: {path}")
+    found = moves(rows, before) if before else []
+    for move in found:
+        then, now = move.before, move.now
+        how.say(
+            f"{move.word} than before: {now.case}, {now.what} over {now.over}: "
+            f"{now.ratio:.3f} [{now.low:.3f}, {now.high:.3f}], was {then.ratio:.3f} [{then.low:.3f}, {then.high:.3f}]"
+        )
+    if before and not found:
+        how.say(f"nothing moved beyond its spread since {before['date']}")
+    return facts, any(move.word == "slower" for move in found)
+
+
+def _place(given: str | None, name: str, every: bool) -> Path | None:
+    return None if given is None else Path(given) / f"bench-{name}.json" if every else Path(given)
