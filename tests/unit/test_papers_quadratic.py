@@ -20,6 +20,11 @@ def test_training_finds_the_limit(algorithm: Algorithm, delay: int, workers: int
     )
 
 
+def test_what_grows_for_long_is_still_a_number() -> None:
+    """With momentum, modes above the limit grow by half a step."""
+    assert trained_limit(SerialSGD(delay=0), 0, 0.9, workers=1, steps=1000) == pytest.approx(theory.stability_limit(0, 0.9), rel=0.01)
+
+
 def test_of_another_delay_there_is_none() -> None:
     assert math.isnan(trained_limit(SerialSGD(delay=2), 1, 0.0, workers=1, steps=300)), "the first mode grows already"
     assert math.isnan(trained_limit(SerialSGD(delay=0), 1, 0.0, workers=1, steps=300)), "all shrink"

@@ -16,6 +16,9 @@ from workbench.program import Algorithm
 from workbench.runtimes.simulate import simulate
 
 
+START = 1e-150  # of every mode: a square may grow by 300 powers of ten before it is no number any more
+
+
 def trained_limit(algorithm: Algorithm, delay: int, momentum: float, *, workers: int, modes: int = 101, steps: int = 400) -> float:
     """The largest eta lambda of the modes below which all shrank; NaN if all shrank or the first did not.
 
@@ -37,7 +40,7 @@ def trained_limit(algorithm: Algorithm, delay: int, momentum: float, *, workers:
 
 
 def _quadratic(curvatures: Tensor, seen: list[Tensor]) -> Problem:
-    """From w = 1; every evaluation appends w to `seen`."""
+    """From w = START; every evaluation appends w to `seen`."""
 
     def look(model: Any, _: Any) -> tuple[Tensor, int]:
         seen.append(model[0].detach().clone())
@@ -47,9 +50,9 @@ def _quadratic(curvatures: Tensor, seen: list[Tensor]) -> Problem:
         found: Tensor = curvatures @ model[0] ** 2 / 2
         return found
 
-    make = partial(_ones, curvatures)
+    make = partial(_start, curvatures)
     return Problem(model=make, loss=loss, train=(torch.zeros(4096, 1),), test=(torch.zeros(1, 1),), whole_batch=True, correct=look)
 
 
-def _ones(like: Tensor) -> nn.Module:
-    return nn.ParameterList([nn.Parameter(torch.ones_like(like))])
+def _start(like: Tensor) -> nn.Module:
+    return nn.ParameterList([nn.Parameter(torch.full_like(like, START))])
