@@ -15,7 +15,6 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulate import simulate
 
-
 START = 1e-150  # of every mode: a square may grow by 300 powers of ten before it is no number any more
 
 
