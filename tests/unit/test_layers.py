@@ -24,19 +24,19 @@ def test_contracts_of_pyproject_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "door"),
+    ("library", "doors"),
     [
-        ("plotly", "plots/"),
-        ("mpi4py", "runtimes/"),
-        ("torch.distributed", "runtimes/"),
-        ("ipyparallel", "clusters/"),
-        ("torchvision", "problems/torchvision_door.py"),
+        ("plotly", ("plots/",)),
+        ("mpi4py", ("runtimes/", "bench/peers.py")),  # whom we are measured against speaks it himself
+        ("torch.distributed", ("runtimes/", "bench/peers.py")),
+        ("ipyparallel", ("clusters/",)),
+        ("torchvision", ("problems/torchvision_door.py",)),
     ],
 )
-def test_library_has_one_door(library: str, door: str) -> None:
+def test_library_has_one_door(library: str, doors: tuple[str, ...]) -> None:
     users = [str(path.relative_to(PACKAGE)) for path in MODULES if any(f"{name}.".startswith(f"{library}.") for name in imported(path))]
     assert users, f"nobody imports {library}: this test would see nothing"
-    assert [user for user in users if not user.startswith(door)] == []
+    assert [user for user in users if not user.startswith(doors)] == []
 
 
 def test_no_module_imports_the_front_page() -> None:
