@@ -47,8 +47,12 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
 
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
     """Ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; and a step of each."""
-    import workbench as wb
+    from workbench.algorithms import SynchronousSGD
+    from workbench.analysis import summary
+    from workbench.clusters import Cluster
     from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.problems import digits_mlp
+    from workbench.trace.run import Run
 
     command, env = mpiexec_command(find_mpi(), number, [sys.executable, "-c", READY])
     ready: dict[str, list[float]] = {"ours": [], "bare": []}
@@ -57,11 +61,11 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
         for round_ in range(rounds + 1):
             bare_s = _seconds(command, env)
             begin = time.perf_counter()
-            with wb.Cluster(number, quiet=True) as cluster:
+            with Cluster(number, quiet=True) as cluster:
                 cluster.client[:].apply_sync(_imported)
                 ours_s = time.perf_counter() - begin
-                run_ = cluster.train(wb.SynchronousSGD(), wb.problems.digits_mlp(), steps=300, evaluate_every=0).wait().run
-            step_s = wb.summary(run_)["step_seconds_median"]
+                run_ = cluster.train(SynchronousSGD(), digits_mlp(), steps=300, evaluate_every=0).wait().run
+            step_s = summary(run_)["step_seconds_median"]
             words = f"train synchronous-sgd --problem digits-mlp --workers {number} --runtime mpi --steps 300 --evaluate-every 0".split()
             subprocess.run([sys.executable, "-m", "workbench", *words], check=True, capture_output=True)
             newest = max(Path(folder).glob("2*"), key=lambda path: path.name)
@@ -69,7 +73,7 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
                 ready["ours"].append(ours_s)
                 ready["bare"].append(bare_s)
                 steps["ours"].append(step_s)
-                steps["bare"].append(wb.summary(wb.Run.load(newest))["step_seconds_median"])
+                steps["bare"].append(summary(Run.load(newest))["step_seconds_median"])
                 say(f"{case}: ready after {ours_s:.2f} s, bare mpiexec {bare_s:.2f} s")
     yield beside(ready["ours"], ready["bare"], case=case, what="Cluster ready, torch imported", over="bare mpiexec, the same imports")
     yield beside(steps["ours"], steps["bare"], case=case, what="step driven from a notebook", over="step under mpiexec", below=DRIVEN)
