@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from workbench import bench
+from workbench.bench.alone import Sums
+from workbench.bench.collectives import rows_of
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, moves, read_record, write_record
 from workbench.bench.rows import Row, beside, interval, table_of
 from workbench.cli import main
+from workbench.collectives import Native, Ring
 from workbench.errors import ConfigError
+from workbench.runtimes.transport import SoloTransport
 
 NAMES = {"case": "a sum, 2 ranks", "what": "ours", "over": "theirs"}
 
@@ -142,3 +147,24 @@ def test_the_command_measures_records_and_compares(
 def test_bad_words_are_told_before_anything_is_measured(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_sums_are_held_against_the_library_and_the_wire() -> None:
+    """4 ranks, 1 MB: 1.5 MB a rank, of 119.6 MB/s that 1 Gbit/s carries; a sum of 25.08 ms is at half of that."""
+    times = {"library": [0.05, 0.06], "auto": [0.02508, 0.02508], "ring": [0.0125, 0.0125]}
+    rows = {(row.what, row.kind): row for row in rows_of("a case", times, "mpi", 4, 1_000_000, "emulated:1gbit")}
+    assert rows["auto", "peer"].ratio == pytest.approx((0.02508 / 0.05 + 0.02508 / 0.06) / 2) and rows["auto", "peer"].word == "met"
+    assert rows["ring", "peer"].word == ""
+    assert rows["auto", "limit"].ratio == pytest.approx(0.5, rel=1e-3) and rows["ring", "limit"].ratio == pytest.approx(1.0, rel=5e-3)
+    assert rows["auto", "limit"].above is None, "a short sum is not asked for the wire's rate"
+    long = [row for row in rows_of("a case", times, "mpi", 4, 1 << 24, "emulated:1gbit") if row.kind == "limit" and row.above]
+    assert [(row.what, row.above) for row in long] == [("auto", 0.95)]
+    assert all(row.kind == "peer" for row in rows_of("a case", times, "mpi", 4, 1 << 24, "local")), "no wire, no limit"
+
+
+def test_a_sum_alone_is_a_trainings_sum() -> None:
+    with Sums(SoloTransport()) as sums:
+        value = torch.arange(5.0)
+        sums.all_reduce(Ring(), value)
+        sums.all_reduce(Native(), value)
+    assert value.tolist() == [0, 1, 2, 3, 4]

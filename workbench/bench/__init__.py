@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Name on the command line and in records -> what it measures. In reading order.
 NAMES = {
     "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
+    "collectives": "all-reduces beside the library's own, and beside the wire of an emulated network",
     "start": "time to import, to the first word of help, and to four ranks that are ready",
 }
 

@@ -58,17 +58,32 @@ def gloo_mean(flat: Tensor) -> None:
     flat.div_(dist.get_world_size())
 
 
+def gloo_sum(flat: Tensor) -> None:
+    """torch.distributed's all-reduce of its default group."""
+    dist.all_reduce(flat)
+
+
+def mpi_sum() -> Callable[[Tensor], object]:
+    """mpi4py's `Allreduce` in place."""
+    from mpi4py import MPI
+
+    views: dict[int, Any] = {}
+
+    def total(flat: Tensor) -> None:
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, views.setdefault(flat.data_ptr(), flat.numpy()))
+
+    return total
+
+
 def mpi_mean() -> Callable[[Tensor], object]:
     """mpi4py's `Allreduce` in place, and the division."""
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    views: dict[int, Any] = {}
+    total = mpi_sum()
 
     def mean(flat: Tensor) -> None:
-        view = views.setdefault(flat.data_ptr(), flat.numpy())
-        world.Allreduce(MPI.IN_PLACE, view)
-        flat.div_(world.Get_size())
+        total(flat)
+        flat.div_(MPI.COMM_WORLD.Get_size())
 
     return mean
 

@@ -1,0 +1,45 @@
+"""One rank's collectives without a training around them: what a synchronous method waits for."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from workbench.collectives import Collective
+from workbench.ops import Program
+from workbench.program import Context, perform
+from workbench.replica import Replica
+from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.link import measure_link
+from workbench.runtimes.transport import Transport
+from workbench.trace.recorder import NullRecorder
+
+TIMEOUT_S = 120.0
+
+
+@final
+class Sums:
+    """Answers collectives' requests as a training's interpreter does, and with it."""
+
+    def __init__(self, transport: Transport) -> None:
+        model = torch.nn.Linear(1, 1)
+        replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        self._interpreter = Interpreter(transport, replica, NullRecorder(), lambda _: (), timeout_s=TIMEOUT_S)
+        self._ctx = Context(transport.rank, transport.num_workers, layout=replica.layout)
+        self._ctx.link = measure_link(transport, self._interpreter.ledger.patience)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._interpreter.close()
+
+    def all_reduce(self, collective: Collective, value: Tensor) -> None:
+        """Sum a tensor in place; all ranks call it."""
+        self._interpreter.advance(self._program(collective, value))
+
+    def _program(self, collective: Collective, value: Tensor) -> Program:
+        return (yield from perform(collective.all_reduce(self._ctx, value)))

@@ -1,0 +1,113 @@
+"""All-reduces: ours beside the library's own called directly, and beside the wire; in the foreground, as synchronous methods wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING
+
+from workbench.bench import How
+from workbench.bench.paired import Step, alternate
+from workbench.bench.ranks import ranks, world
+from workbench.bench.rows import Row, beside
+from workbench.clusters.choose import RuntimeName
+from workbench.clusters.emulated.check import PAYLOAD
+from workbench.clusters.emulated.rates import parse_rate
+from workbench.errors import LaunchError
+
+if TYPE_CHECKING:
+    from workbench.collectives import Collective
+
+RANKS = (2, 3, 4, 8)
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes
+RATE = "1gbit"
+WIRE_RANKS, WIRE_BYTES = (2, 4), (1 << 20, 1 << 24, 1 << 26)  # where the wire binds
+WIRE_SHARE = {"torch": 0.97, "mpi": 0.95}  # of the rate, asked from SHARE_FROM on
+SHARE_FROM = 1 << 24
+NEVER_UNDER = 1.05  # Auto, over the library's own
+ROUND_S = 30.0  # of one case; long sums are measured in fewer rounds
+LIBRARY: dict[RuntimeName, str] = {"torch": "gloo", "mpi": "MPI"}
+WIRE_ROUNDS = 10  # at most, of a case on the emulated network
+
+
+def run(how: How) -> Iterator[Row]:
+    """On this machine, then on an emulated network where that can be had."""
+    for runtime in LIBRARY:
+        for number in how.ranks or RANKS:
+            yield from _cases(how, runtime, number, "local", SIZES)
+    for runtime in LIBRARY:
+        for number in how.ranks or WIRE_RANKS:
+            try:
+                yield from _cases(how, runtime, number, f"emulated:{RATE}", WIRE_BYTES)
+            except LaunchError as error:
+                how.say(f"not on an emulated network: {str(error).splitlines()[0]}")
+                return
+
+
+def _cases(how: How, runtime: RuntimeName, number: int, launcher: str, sizes: tuple[int, ...]) -> Iterator[Row]:
+    titles = {size: f"{_words(size)}, {number} ranks, {LIBRARY[runtime]}, {launcher}" for size in sizes}
+    wanted = {size: title for size, title in titles.items() if how.wanted(title)}
+    if not wanted:
+        return
+    rounds = how.rounds if launcher == "local" else min(how.rounds, WIRE_ROUNDS)
+    with ranks(number, runtime, launcher) as there:
+        for size, title in wanted.items():
+            how.say(f"{title} ...")
+            times = there.call(on_rank, size, rounds)[0]
+            yield from rows_of(title, times, runtime, number, size, launcher)
+
+
+def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a sum of each kind in each round: the slowest rank's."""
+    import torch
+
+    from workbench import collectives
+    from workbench.bench import peers
+    from workbench.bench.alone import Sums
+
+    transport = world(runtime, folder)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    meet, slowest = peers.slowest_here(runtime)
+    kinds: dict[str, Collective] = {"native": collectives.Native(), "auto": collectives.Auto(), "ring": collectives.Ring()}
+    if transport.num_workers & (transport.num_workers - 1) == 0:
+        kinds["halving-doubling"] = collectives.HalvingDoubling()
+    value = torch.zeros(max(1, size // 4))
+    with Sums(transport) as sums:
+        steps: dict[str, Step] = {"library": partial(_library(runtime), value)}
+        steps |= {name: partial(sums.all_reduce, kind, value) for name, kind in kinds.items()}
+        once = alternate(steps, 1, meet=meet, slowest=slowest)
+        rounds = max(5, min(rounds, int(ROUND_S / sum(each[0] for each in once.values()))))
+        block = max(1, min(200, int(2e-3 / median(each[0] for each in once.values()))))
+        times = alternate(steps, rounds, block=block, warm=1, meet=meet, slowest=slowest)
+    transport.close()
+    return times
+
+
+def _library(runtime: RuntimeName) -> Callable[..., object]:
+    from workbench.bench import peers
+
+    return peers.mpi_sum() if runtime == "mpi" else peers.gloo_sum
+
+
+def rows_of(title: str, times: dict[str, list[float]], runtime: RuntimeName, number: int, size: int, launcher: str) -> Iterator[Row]:
+    """Times over the library's; and, where there is a wire, bytes a second over what it carries, as nccl-tests counts them."""
+    own = f"{LIBRARY[runtime]}'s own all-reduce, called directly"
+    for name, taken in times.items():
+        if name != "library":
+            yield beside(taken, times["library"], case=title, what=name, over=own, below=NEVER_UNDER if name == "auto" else None)
+    if launcher == "local":
+        return
+    carried = parse_rate(launcher.partition(":")[2]) / 8 * PAYLOAD
+    sent = 2 * (number - 1) / number * size
+    for name, taken in times.items():
+        asked = WIRE_SHARE[runtime] if name == "auto" and size >= SHARE_FROM else None
+        rates = [sent / seconds for seconds in taken]
+        over = f"{launcher.partition(':')[2]} less headers"
+        what = own if name == "library" else name
+        yield beside(rates, carried, case=title, what=what, over=over, kind="limit", unit="B/s", above=asked)
+
+
+def _words(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
