@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NAMES = {
     "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
     "collectives": "all-reduces beside the library's own, and beside the wire of an emulated network",
+    "overheads": "many small parameters beside torch DDP, a request, a trace, memory",
     "start": "time to import, to the first word of help, and to four ranks that are ready",
 }
 

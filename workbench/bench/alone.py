@@ -41,5 +41,13 @@ class Sums:
         """Sum a tensor in place; all ranks call it."""
         self._interpreter.advance(self._program(collective, value))
 
+    def repeat(self, collective: Collective, value: Tensor, times: int) -> None:
+        """The same sum so many times, by one program."""
+        self._interpreter.advance(self._programs(collective, value, times))
+
+    def _programs(self, collective: Collective, value: Tensor, times: int) -> Program:
+        for _ in range(times):
+            yield from perform(collective.all_reduce(self._ctx, value))
+
     def _program(self, collective: Collective, value: Tensor) -> Program:
         return (yield from perform(collective.all_reduce(self._ctx, value)))

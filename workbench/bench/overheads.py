@@ -1,0 +1,195 @@
+"""What our machinery costs where nothing else takes long: small parameters, requests, traces, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.bench import How
+from workbench.bench.paired import Step, alternate
+from workbench.bench.ranks import ranks, world
+from workbench.bench.rows import Row, beside
+from workbench.clusters.choose import RuntimeName
+from workbench.units import MB
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from workbench.program import Algorithm
+
+RANKS = (2,)
+MANY, EACH = 1000, 64  # parameters, numbers in each
+MANY_ASKED = 1.10  # over DDP's step
+REQUEST_S = 5e-6
+REQUESTS = 2000  # timed together
+TRACED, TRACED_STEP_S = 1.01, 10e-3  # of a step that takes so long
+MEMORY_MB = 64  # of a gradient
+MEMORY_STEPS = 6
+SLACK = 0.1  # of a gradient, that a count of memory may be off
+
+
+def run(how: How) -> Iterator[Row]:
+    """Small parameters, traces and memory on gloo ranks; requests in this process."""
+    if how.wanted("a request"):
+        taken = alternate({"request": _requests()}, how.rounds)["request"]
+        each = [seconds / REQUESTS for seconds in taken]
+        over = f"{1e6 * REQUEST_S:g} µs allowed"
+        yield beside(each, REQUEST_S, case="a request", what="foreground all-reduce of one process", over=over, kind="limit", below=1.0)
+    for number in how.ranks or RANKS:
+        small, traced, memory = (f"{words}, {number} ranks, gloo" for words in (f"{MANY} parameters", "a traced step", "memory"))
+        if how.wanted(small) or how.wanted(traced):
+            with ranks(number, "torch") as there:
+                if how.wanted(small):
+                    times = there.call(many_on_rank, how.rounds)[0]
+                    for what in ("synchronous", "layer-wise"):
+                        yield beside(times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED)
+                if how.wanted(traced):
+                    times = there.call(traced_on_rank, how.rounds)[0]
+                    yield beside(
+                        times["traced"], times["not"], case=traced, what="synchronous, recorded", over="not recorded", below=TRACED
+                    )
+        if how.wanted(memory):
+            yield from _memory(memory, number)
+
+
+def _requests() -> Step:
+    """Many requests of a program, answered by an interpreter whose library does nothing."""
+    import torch
+
+    from workbench.bench.alone import Sums
+    from workbench.collectives import Native
+    from workbench.runtimes.transport import SoloTransport
+
+    return partial(Sums(SoloTransport()).repeat, Native(), torch.zeros(2), REQUESTS)
+
+
+def _on_gloo(folder: str, runtime: RuntimeName) -> tuple[Any, Callable[[], object], Callable[[float], float]]:
+    import torch
+
+    from workbench.bench import peers
+
+    transport = world(runtime, folder)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    return transport, *peers.slowest_here(runtime)
+
+
+def many_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
+    """Steps of a model of many small parameters: hooks, buckets and views, and little else."""
+    import torch
+
+    from workbench.algorithms import LayerwiseSGD, SynchronousSGD
+    from workbench.bench import peers
+    from workbench.trainer import Trainer
+
+    transport, meet, slowest = _on_gloo(folder, runtime)
+    inputs = torch.ones(EACH)
+    models = [_many() for _ in range(3)]
+    steps: dict[str, Step] = {"torch DDP": peers.ddp_step(models[0], lambda model: model(inputs), 25)}
+    trainers = []
+    for model, (name, method) in zip(models[1:], {"synchronous": SynchronousSGD(), "layer-wise": LayerwiseSGD()}.items(), strict=True):
+        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), method))
+        steps[name] = partial(trainers[-1].step, partial(model, inputs))
+    times = alternate(steps, rounds, meet=meet, slowest=slowest)
+    for trainer in trainers:
+        trainer.finish()
+    transport.close()
+    return times
+
+
+def _many() -> nn.Module:
+    import torch
+    from torch import nn
+
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ParameterList([nn.Parameter(torch.zeros(EACH)) for _ in range(MANY)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = x + part
+            return x.sum()
+
+    return Many()
+
+
+def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
+    """Steps of about 10 ms, with and without a record."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from workbench import problems
+    from workbench.algorithms import SynchronousSGD
+    from workbench.problems.base import fetch
+    from workbench.trainer import Trainer
+
+    transport, meet, slowest = _on_gloo(folder, runtime)
+    os.environ["WORKBENCH_RUNS"] = str(Path(folder) / "runs")
+    problem = problems.get("wide-mlp", megabytes=2)
+
+    def step_of(batch_size: int, *, record: bool) -> tuple[Trainer, Step]:
+        x, y = fetch(problem.train_data(), list(range(batch_size)))
+        model = problem.model()
+        trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-4), SynchronousSGD(), record=record)
+        return trainer, partial(trainer.step, lambda: cross_entropy(model(x), y))
+
+    probe, step = step_of(64, record=False)
+    once_s = min(alternate({"one": step}, 5, meet=meet, slowest=slowest)["one"])
+    probe.finish()
+    batch_size = max(8, round(64 * TRACED_STEP_S / once_s))
+    made = {name: step_of(batch_size, record=name == "traced") for name in ("traced", "not")}
+    times = alternate({name: step for name, (_, step) in made.items()}, rounds, block=5, meet=meet, slowest=slowest)
+    for trainer, _ in made.values():
+        trainer.finish()
+    transport.close()
+    return times
+
+
+def _memory(case: str, number: int) -> Iterator[Row]:
+    """Of a rank that trains by each, in fresh ranks: what is its own after some steps, in gradients beyond DDP's."""
+    found = {}
+    for what in ("torch DDP", "synchronous", "PipeSGD, K = 2"):
+        with ranks(number, "torch") as there:
+            found[what] = there.call(memory_on_rank, what)[0]
+    for what, gradients in (("synchronous", 0.0), ("PipeSGD, K = 2", 1.0)):
+        beyond = (found[what] - found["torch DDP"]) / (MEMORY_MB * MB)
+        allowed = gradients + SLACK
+        over = f"{allowed:g} gradients beyond torch DDP's allowed"
+        yield beside([beyond], allowed, case=case, what=what, over=over, kind="limit", unit="1", below=1.0)
+
+
+def memory_on_rank(runtime: RuntimeName, folder: str, what: str) -> float:
+    """Bytes that this process has for itself more than before it trained."""
+    import psutil
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from workbench import problems
+    from workbench.algorithms import PipeSGD, SynchronousSGD
+    from workbench.bench import peers
+    from workbench.problems.base import fetch
+    from workbench.trainer import Trainer
+
+    transport, _meet, _slowest = _on_gloo(folder, runtime)
+    problem = problems.get("wide-mlp", megabytes=MEMORY_MB, samples=64)
+    x, y = fetch(problem.train_data(), list(range(8)))
+    gc.collect()
+    before = psutil.Process().memory_full_info().uss
+    model = problem.model()
+    if what == "torch DDP":
+        step: Step = peers.ddp_step(model, lambda net: cross_entropy(net(x), y), 25)
+    else:
+        method: Algorithm = SynchronousSGD() if what == "synchronous" else PipeSGD(width=2)
+        trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), method)
+        step = partial(trainer.step, lambda: cross_entropy(model(x), y))
+    for _ in range(MEMORY_STEPS):
+        step()
+    gc.collect()
+    after = psutil.Process().memory_full_info().uss
+    transport.close()
+    return float(after - before)
