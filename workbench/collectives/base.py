@@ -147,7 +147,9 @@ def native_bytes(num_workers: int, message_bytes: float) -> float:
 
 def flat_of(value: Value) -> Tensor:
     """The 1-D tensor of a gradient or tensor; shares memory."""
-    return value.flat if isinstance(value, Gradient) else value.view(-1)
+    if isinstance(value, Gradient):
+        return value.flat
+    return value if value.dim() == 1 and value.is_contiguous() else value.view(-1)  # a view of a view takes a microsecond
 
 
 def _no_halves(collective: Collective) -> ConfigError:

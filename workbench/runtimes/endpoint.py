@@ -42,9 +42,9 @@ class Ledger:
         with self._lock:
             self.bytes_sent += num_bytes
 
-    def patience(self, what: str, spins: int = SPINS) -> Patience:
-        """How this rank waits for `what`."""
-        return Patience(what, self._failed, self._timeout_s, spins, self.held)
+    def patience(self, what: str, spins: int = SPINS, step: int | None = None) -> Patience:
+        """How this rank waits for `what`, of a step if there is one."""
+        return Patience(what, self._failed, self._timeout_s, spins, self.held, step)
 
     def hold(self, on: bool) -> None:
         """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
@@ -94,13 +94,14 @@ class Endpoint:
         """A communication request, to its end, on the calling thread."""
         transport, ledger = self._transport, self._ledger
         begin = ledger.now()
+        if type(request) is ops.AllReduce:  # first, and without a pattern: what a short step has most of
+            transport.all_reduce(flat_of(request.value), self._patience("the all-reduce", ledger.step))
+            return self._book_sum(request.value, begin, ledger.now())
         match request:
-            case ops.AllReduce(value):
-                transport.all_reduce(flat_of(value), self._patience(f"the all-reduce of step {ledger.step}"))
             case ops.ReduceScatter(value):
-                transport.reduce_scatter(flat_of(value), self._patience(f"the reduce-scatter of step {ledger.step}"))
+                transport.reduce_scatter(flat_of(value), self._patience("the reduce-scatter", ledger.step))
             case ops.AllGather(value):
-                transport.all_gather(flat_of(value), self._patience(f"the all-gather of step {ledger.step}"))
+                transport.all_gather(flat_of(value), self._patience("the all-gather", ledger.step))
             case ops.Local(kind, num_bytes, action):
                 answer = action()
                 ledger.recorder.span(kind, self._lane, begin, ledger.now(), ledger.step, -1, num_bytes)
@@ -115,8 +116,8 @@ class Endpoint:
                 raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
         return self._book(request, begin, ledger.now())
 
-    def _patience(self, what: str) -> Patience:
-        return self._ledger.patience(what, self._spins)
+    def _patience(self, what: str, step: int | None = None) -> Patience:
+        return self._ledger.patience(what, self._spins, step)
 
     def start(self, request: Request, *, always: bool = False) -> Ticket | None:
         """The same in the background of the library itself; None where a lane thread is needed."""
@@ -165,8 +166,7 @@ class Endpoint:
         """Record what a request did; returns its answer."""
         match request:
             case ops.AllReduce(value):
-                self._sent("all_reduce", begin, end, value, native_bytes(self._transport.num_workers, size_of(value)))
-                return value
+                return self._book_sum(value, begin, end)
             case ops.ReduceScatter(value) | ops.AllGather(value):
                 kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"
                 self._sent(kind, begin, end, value, native_bytes(self._transport.num_workers, size_of(value)) / 2)
@@ -187,10 +187,16 @@ class Endpoint:
                 self._ledger.recorder.span("barrier", self._lane, begin, end, self._ledger.step)
                 return None
 
+    def _book_sum(self, value: ops.Value, begin: float, end: float) -> ops.Value:
+        self._sent("all_reduce", begin, end, value, native_bytes(self._transport.num_workers, size_of(value)))
+        return value
+
     def _sent(self, kind: str, begin: float, end: float, value: ops.Value, num_bytes: float, peer: int = -1) -> None:
         self._ledger.sent(num_bytes)
-        step = value.step if isinstance(value, Gradient) else self._ledger.step
-        self._ledger.recorder.span(kind, self._lane, begin, end, step, bucket_of(value), int(num_bytes), peer)
+        step, bucket = self._ledger.step, -1
+        if isinstance(value, Gradient):
+            step, bucket = value.step, bucket_of(value)
+        self._ledger.recorder.span(kind, self._lane, begin, end, step, bucket, int(num_bytes), peer)
 
 
 def bucket_of(value: Any) -> int:
@@ -200,8 +206,7 @@ def bucket_of(value: Any) -> int:
 
 def size_of(value: ops.Value) -> int:
     """Its bytes on the wire."""
-    flat = flat_of(value)
-    return flat.numel() * flat.element_size()
+    return int((value.flat if isinstance(value, Gradient) else value).nbytes)
 
 
 def _sentence(request: Any) -> str:

@@ -44,6 +44,7 @@ class Patience:
         timeout_s: None waits for ever.
         spins: how often to give the core away before sleeping; a thread beside one that computes should not spin.
         held: seconds that the run has been held until now, which do not count.
+        step: of what is waited for, for the message; told apart, since a message is hardly ever made.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class Patience:
         timeout_s: float | None,
         spins: int = SPINS,
         held: Callable[[], float] = float,
+        step: int | None = None,
     ) -> None:
-        self._what = what
+        self._what, self._step = what, step
         self._failure = failure
         self._timeout_s = timeout_s
         self._held = held
-        self._begin = time.perf_counter() - held()
         self._looked = time.perf_counter()
+        self._begin = self._looked - held()
         self._spins = spins
         self._pauses = 0
 
@@ -73,8 +75,9 @@ class Patience:
                 raise PeerFailed(words)
         waited = now - self._held() - self._begin
         if self._timeout_s is not None and waited > self._timeout_s:
+            what = self._what if self._step is None else f"{self._what} of step {self._step}"
             raise Stalled(
-                f"waited {waited:.0f} s for {self._what}: a rank is gone, much slower, or asks for something else. "
+                f"waited {waited:.0f} s for {what}: a rank is gone, much slower, or asks for something else. "
                 "Raise timeout_s if it is only slow"
             )
 
