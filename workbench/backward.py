@@ -40,8 +40,8 @@ class Hooks:
 class Accumulation:
     """One step's gradients as they arrive: what has been written, what is final."""
 
-    def __init__(self, gradient: Gradient, hooks: Hooks, weight: float, control: int) -> None:
-        self.gradient = gradient
+    def __init__(self, gradient: Gradient, views: list[Tensor], hooks: Hooks, weight: float, control: int) -> None:
+        self.gradient, self.views = gradient, views
         self.on_bucket, self.tick = hooks.bucket, hooks.tick
         self.weight = weight
         self.control = control
@@ -58,19 +58,21 @@ class Accumulation:
         self._last = last
         self._fired.clear()
 
-    def write(self, view: Tensor, grad: Tensor, factor: float, slot: Slot) -> None:
-        if slot.index in self._fired:
+    def write(self, index: int, grad: Tensor, factor: float, slot: Slot) -> bool:
+        """Take a parameter's gradient; whether that makes its bucket final."""
+        if index in self._fired:
             raise ConfigError(
                 f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
                 "Pass use_reentrant=False to torch.utils.checkpoint"
             )
-        if slot.bucket in self.late:
+        if self.late and slot.bucket in self.late:
             raise ConfigError(
                 f"{slot.name} is used by another module than the one that holds it: its update came behind the forward pass. "
                 "Call its own module, or use a method that updates before the forward pass (LayerwiseSGD)"
             )
-        self._fired.add(slot.index)
-        if slot.index in self.written:
+        self._fired.add(index)
+        view = self.views[index]
+        if index in self.written:
             view.add_(grad, alpha=factor)
         else:
             if grad.dtype == view.dtype and factor != 1.0:
@@ -79,9 +81,11 @@ class Accumulation:
                 view.copy_(grad)
                 if factor != 1.0:
                     view.mul_(factor)
-            self.written.add(slot.index)
+            self.written.add(index)
         if self._last:
             self._missing[slot.bucket] -= 1
+            return not self._missing[slot.bucket]
+        return False
 
     def is_final(self, bucket: int) -> bool:
         return self._missing[bucket] == 0

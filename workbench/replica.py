@@ -107,7 +107,7 @@ class Replica:
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
-        state = Accumulation(gradient, hooks, sum(micro.share for micro in micros), self.control_out)
+        state = Accumulation(gradient, self._views_of(gradient.flat), hooks, sum(micro.share for micro in micros), self.control_out)
         total, num_samples = None, 0
         self._running = state
         saved = [param.grad for param in self._parameters]
@@ -159,26 +159,24 @@ class Replica:
         slot = self.layout.slots[index]
 
         def hook(param: Tensor) -> None:
-            state = self._running
-            if state is None or param.grad is None:
+            state, grad = self._running, param.grad
+            if state is None or grad is None:
                 return  # a backward of the user's own, outside of ours
-            grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
             param.grad = None  # frees it now: the buffer has taken its place
             factor = state.share if self.loss_scale is None else state.share / self.loss_scale.value
-            state.write(self._view(state.gradient.flat, index), grad, factor, slot)
-            self._launch_ready(state)
+            if state.write(index, grad.to_dense() if grad.is_sparse else grad, factor, slot):
+                self._launch_ready(state)
             if state.tick is not None:
                 state.tick()
 
         return hook
 
-    def _view(self, flat: Tensor, index: int) -> Tensor:
-        if not self.pool.owns(flat):
-            return self.layout.slots[index].view(flat)
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        """Each slot's part of one of the pool's buffers."""
         views = self._views.get(id(flat))
         if views is None:  # the pool keeps its buffers for good, so an id stays one buffer's
             views = self._views[id(flat)] = [slot.view(flat) for slot in self.layout.slots]
-        return views[index]
+        return views
 
     def _launch_ready(self, state: Accumulation) -> None:
         """Hand over the buckets that are final, in bucket order whatever the order in which they became so."""
@@ -187,10 +185,9 @@ class Replica:
 
     def _finish(self, state: Accumulation) -> None:
         """Zero what backward did not reach and hand over the remaining buckets."""
-        flat = state.gradient.flat
         for slot in self.layout.slots:
             if slot.index not in state.written:
-                self._view(flat, slot.index).zero_()
+                state.views[slot.index].zero_()
         while state.next_bucket < len(self.layout.buckets):
             self._seal(state, state.next_bucket)
 
@@ -221,12 +218,12 @@ class Replica:
         if pieces[0].index == 0 and not local:
             self.control_seen = max(self.control_seen, int(tails[0][CONTROL]))
         _divide(gradient.flat, tails[0][WEIGHT])
-        touched = []
+        touched, views = [], self._views_of(owner.flat) if self.pool.owns(owner.flat) else None
         for piece, tail in zip(pieces, tails, strict=True):
             for slot, num_users in zip(piece.slots, tail[USED:], strict=True):
                 param = self._parameters[slot.index]
                 if num_users > 0:
-                    view = self._view(owner.flat, slot.index)
+                    view = slot.view(owner.flat) if views is None else views[slot.index]
                     param.grad = view if view.dtype == param.dtype else view.to(param.dtype)
                     touched.append(param)
                 else:
