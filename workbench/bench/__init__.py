@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Name on the command line and in records -> what it measures. In reading order.
 NAMES = {
     "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
+    "codecs": "bytes of float32 values a second that each codec encodes, decodes and sums, beside a copy of them",
     "start": "time to import, to the first word of help, and to four ranks that are ready",
 }
 
