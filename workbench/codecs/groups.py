@@ -134,6 +134,15 @@ def pieces(values: Tensor, group: int | None) -> Iterator[Piece]:
             yield Piece(slice(start, stop), slice(number, number + 1), start == begin, stop == end)
 
 
+def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one length, cut alike into `TILE` values at most, and last as much of the scratch."""
+    first, room = tensors[0], scratch(tensors[0])
+    size = TILE if first.device.type == "cpu" else max(first.numel(), 1)
+    for parts in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+        numel = parts[0].numel()
+        yield (*parts, room if numel == room.numel() else room[:numel])
+
+
 def scratch(values: Tensor, name: str = "values") -> Tensor:
     """(TILE,) float32 on a processor, the calling thread's own and the same at each call; (n,) new ones elsewhere.
 

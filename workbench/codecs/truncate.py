@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from workbench.codecs.base import Codec
-from workbench.codecs.groups import check_choice, pieces, scratch, typed
+from workbench.codecs.groups import check_choice, tiles, typed
 
 HALF = torch.tensor(16, dtype=torch.int32)  # bits; a number would be made a tensor at every call
 
@@ -49,10 +49,8 @@ class Truncate16(Codec):
         if values.dtype == torch.float32 and self.rounding == "nearest":
             wire.view(torch.bfloat16).copy_(values)
             return
-        halves, room = wire.view(torch.int16), scratch(values)
-        for piece in pieces(values, 1):
-            part, own = values[piece.span], room[: piece.numel]
-            self._halve(part if part.dtype == torch.float32 else own.copy_(part), own, halves[piece.span])
+        for part, halves, room in tiles(values, wire.view(torch.int16)):
+            self._halve(part if part.dtype == torch.float32 else room.copy_(part), room, halves)
 
     @torch.inference_mode()
     def decode_into(self, wire: Tensor, out: Tensor) -> None:
@@ -63,20 +61,17 @@ class Truncate16(Codec):
     def add(self, wire: Tensor, total: Tensor) -> None:
         if wire.is_meta:
             return
-        halves, room = typed(wire, torch.bfloat16), scratch(total)
-        for piece in pieces(total, 1):
-            total[piece.span].add_(room[: piece.numel].copy_(halves[piece.span]))
+        for part, halves, room in tiles(total, typed(wire, torch.bfloat16)):
+            part.add_(room.copy_(halves))
 
     @torch.inference_mode()
     def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
         if values.dtype != torch.float32 or wire.is_meta:
             Codec.encode_sum(self, wire, values, out)
             return
-        halves, sums, room = typed(wire, torch.bfloat16), out.view(torch.int16), scratch(values)
-        for piece in pieces(values, 1):
-            own = room[: piece.numel].copy_(halves[piece.span])
-            torch.add(values[piece.span], own, out=own)
-            self._halve(own, own, sums[piece.span])
+        for part, halves, sums, room in tiles(values, typed(wire, torch.bfloat16), out.view(torch.int16)):
+            torch.add(part, room.copy_(halves), out=room)
+            self._halve(room, room, sums)
 
     def _halve(self, values: Tensor, room: Tensor, halves: Tensor) -> None:
         """The high halves of float32 values; `room` may be they."""
