@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from workbench import codecs
-from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, Sign, TopK, Truncate16
+from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, Sign, TopK, Truncate16, groups
 
 ALL: list[Codec] = [
     Truncate16(),
@@ -82,6 +83,47 @@ def test_a_message_is_read_wherever_it_lies(codec: Codec, numel: int, seed: int,
     assert torch.equal(codec.encode(part, noise()), wire)
 
 
+def bits(values: Tensor) -> Tensor:
+    return values.view({4: torch.int32, 8: torch.int64}[values.element_size()])
+
+
+@EVERY
+@settings(max_examples=40)
+@given(
+    numel=LENGTHS,
+    seed=SEEDS,
+    dtype=DTYPES,
+    tile=st.sampled_from([groups.TILE, 64, 17, 1]),
+    bad=st.sampled_from([1.0, float("nan"), float("inf"), 1e-42, 3e38]),
+    offset=st.sampled_from([0, 1, 3]),
+)
+def test_what_writes_into_memory_gives_the_same_bits(
+    codec: Codec, numel: int, seed: int, dtype: torch.dtype, tile: int, bad: float, offset: int
+) -> None:
+    """Whatever the tile, as whole values at once do: encoded, decoded, added to a sum, and the sum encoded anew."""
+    values, total = draw(numel, seed, dtype), draw(numel, seed + 1, dtype)
+    values[numel // 2 : numel // 2 + 1] *= bad
+    for name in ("values", "noise"):
+        groups.scratch(values, name)  # of the tile's true size
+    wire = codec.encode(values, noise(seed))
+    decoded = codec.decode(wire, values)
+    summed = total + decoded
+    again = codec.encode(summed, noise(seed + 1))
+    padded = torch.cat([torch.zeros(offset, dtype=torch.uint8), wire])[offset:]  # read where float32 cannot be
+    with mock.patch.object(groups, "TILE", tile):
+        into = torch.full_like(wire, 77)
+        codec.encode_into(values, into, noise(seed))
+        assert torch.equal(into, wire)
+        out = torch.full_like(values, 77)
+        codec.decode_into(padded, out)
+        assert torch.equal(bits(out), bits(decoded))
+        mine, theirs = total.clone(), total.clone()
+        codec.add(padded, mine)
+        assert torch.equal(bits(mine), bits(summed))
+        codec.encode_sum(padded, theirs, into, noise(seed + 1))
+        assert torch.equal(into, again)
+
+
 @EVERY
 @pytest.mark.parametrize("numel", [0, 1, 13])
 def test_on_the_meta_device_sizes_are_right_and_nothing_is_read(codec: Codec, numel: int) -> None:
@@ -90,6 +132,10 @@ def test_on_the_meta_device_sizes_are_right_and_nothing_is_read(codec: Codec, nu
     assert wire.is_meta and wire.shape == (codec.wire_bytes(numel),) and wire.dtype == torch.uint8
     decoded = codec.decode(wire, values)
     assert decoded.is_meta and decoded.shape == values.shape and decoded.dtype == values.dtype
+    codec.encode_into(values, wire)
+    codec.decode_into(wire, values)
+    codec.add(wire, values)
+    codec.encode_sum(wire, values, torch.empty_like(wire))
 
 
 @EVERY

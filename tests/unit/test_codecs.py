@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from math import sqrt
+from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from workbench import codecs
-from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK, Truncate16, check_codec
+from workbench import bench, codecs
+from workbench.bench.codecs import steps_of
+from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK, Truncate16, check_codec, groups
 from workbench.codecs.groups import pack, unpack
 from workbench.errors import ConfigError
 
@@ -135,6 +141,120 @@ def test_a_nan_stays_within_its_group() -> None:
     for codec in (Linear8(group=2), QSGD(group=2), Sign(group=2)):
         assert through(codec, values).isnan().tolist() == [True, True, False, False, False]
     assert through(Truncate16(), values).isnan().tolist() == [False, True, False, False, False]
+
+
+# -- the bits of a message, by the book ------------------------------------------------------------------------
+
+
+def hard(numel: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """Values of any bits at all: NaN of all payloads, infinities, denormals; and some of one scale."""
+    generator = noise(seed)
+    values = torch.randint(-(2**31), 2**31, (numel,), generator=generator, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    common = torch.randn(numel, generator=generator)
+    return torch.where(torch.rand(numel, generator=generator) < min(1.0, 2 / max(numel, 1)), values, common).to(dtype)
+
+
+def truncated_by_the_book(values: Tensor, rounding: str) -> np.ndarray:
+    bits = values.float().numpy().view(np.uint32).astype(np.uint64)
+    if rounding == "nearest":
+        bits = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (bits >> 16).astype(np.uint16)
+
+
+def linear_by_the_book(values: Tensor, codec: Linear8, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(scales, levels, decoded) of whole values at once, group by group, as the class says it."""
+    narrow, size = values.float().numpy(), values.numel()
+    draws = torch.rand(size, generator=noise(seed)).numpy() if codec.stochastic else None
+    scales, levels, decoded = [], np.zeros(size, np.int8), np.zeros(size, np.float32)
+    with np.errstate(all="ignore"):
+        for start in range(0, size, codec.group or size):
+            part = slice(start, start + (codec.group or size))
+            largest = np.abs(narrow[part]).max()
+            scale = np.maximum(largest, np.float32(2.0**-119)) if np.isfinite(largest) else np.float32(np.nan)
+            scaled = narrow[part] * (np.float32(127) / scale)
+            scaled = np.rint(scaled) if draws is None else np.floor(scaled + draws[part])
+            levels[part] = np.nan_to_num(np.clip(scaled, -127, 127)).astype(np.int8)
+            decoded[part] = levels[part].astype(np.float32) / np.float32(127) * scale
+            scales.append(scale)
+    return np.array(scales, np.float32), levels, decoded
+
+
+@settings(max_examples=100)
+@given(numel=st.integers(0, 300), seed=SEEDS, dtype=DTYPES, tile=st.sampled_from([groups.TILE, 64, 7]))
+@pytest.mark.parametrize("rounding", ["toward-zero", "nearest"])
+def test_truncation_by_the_book(rounding: str, numel: int, seed: int, dtype: torch.dtype, tile: int) -> None:
+    values, codec = hard(numel, seed, dtype), Truncate16(rounding=rounding)  # type: ignore[arg-type]
+    groups.scratch(values)
+    with mock.patch.object(groups, "TILE", tile):
+        message = codec.encode(values).view(torch.int16).numpy().view(np.uint16)
+    expected = truncated_by_the_book(values, rounding)
+    counts = ~values.isnan().numpy() if rounding == "nearest" else np.full(numel, True)  # any NaN does
+    assert np.array_equal(message[counts], expected[counts])
+
+
+@settings(max_examples=100)
+@given(numel=st.integers(0, 300), seed=SEEDS, dtype=DTYPES, tile=st.sampled_from([groups.TILE, 64, 7]))
+@pytest.mark.parametrize("group", [None, 1, 3, 64, 100])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_linear_by_the_book(rounding: str, group: int | None, numel: int, seed: int, dtype: torch.dtype, tile: int) -> None:
+    values, codec = hard(numel, seed, dtype), Linear8(rounding=rounding, group=group)  # type: ignore[arg-type]
+    scales, levels, decoded = linear_by_the_book(values, codec, seed) if numel else (np.empty(0), np.empty(0), np.empty(0, np.float32))
+    for name in ("values", "noise"):
+        groups.scratch(values, name)
+    with mock.patch.object(groups, "TILE", tile):
+        wire = codec.encode(values, noise(seed))
+        found = codec.decode(wire, values)
+    head = 4 * len(scales)
+    assert np.array_equal(wire[:head].view(torch.float32).numpy(), scales, equal_nan=True)
+    assert np.array_equal(wire[head:].view(torch.int8).numpy(), levels)
+    assert np.array_equal(found.numpy(), decoded.astype(found.numpy().dtype), equal_nan=True)
+
+
+def test_a_level_over_127_is_exact_for_each_level_with_a_fused_multiply_add_and_without() -> None:
+    """q + q / 127 is q / 127 * 128, rounded once or twice."""
+    levels = np.arange(-128, 128, dtype=np.float32)
+    expected, part = levels / np.float32(127) * np.float32(128), np.float32(1 / 127)
+    assert np.array_equal(levels + levels * part, expected)
+    once = levels.astype(np.float64) + levels.astype(np.float64) * np.float64(part)  # exact: 7 bits times 24
+    assert np.array_equal(once.astype(np.float32), expected)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------
+
+
+def bytes_allocated(action: Callable[[], object], folder: Path) -> list[int]:
+    """What torch's allocator of the processor is asked for."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        action()
+    profile.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return [event["args"]["Bytes"] for event in events if event.get("name") == "[memory]" and event["args"]["Bytes"] > 0]
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024), Linear8(group=10**6), Linear8(rounding="stochastic")],
+    ids=repr,
+)
+def test_nothing_is_allocated_a_call_but_some_numbers_a_group(codec: Codec, tmp_path: Path) -> None:
+    """The library's own copy of a message, of which there are two tiles and a half here, would show at once."""
+    numel = 5 * groups.TILE // 2 + 3
+    a_group = 0 if isinstance(codec, Truncate16) else 4 * groups.num_groups(numel, codec.group)  # type: ignore[attr-defined]
+    for name, step in steps_of(codec, numel).items():
+        step()  # scratch is made once a thread
+        asked = bytes_allocated(step, tmp_path)
+        assert max(asked, default=0) <= max(a_group, 64), name
+        assert sum(asked) <= 20 * a_group + (0 if isinstance(codec, Truncate16) else 2048), name
+    values = torch.ones(numel)
+    assert max(bytes_allocated(lambda: codec.decode(codec.encode(values, noise()), values), tmp_path)) >= 4 * numel, "nothing is seen"
+
+
+def test_the_benchmark_measures_each_codec_beside_a_copy() -> None:
+    with mock.patch("workbench.bench.codecs.SIZES_MB", {0.01: 1}):
+        rows = list(bench.run("codecs", bench.How(rounds=2, only=("Truncate16(rounding='nearest')", "Sign"))))
+    assert [row.what for row in rows] == ["encode", "decode", "decode and sum", "decode, sum and encode", "encode", "decode"]
+    for row in rows:
+        assert row.kind == "limit" and row.unit == "B/s" and row.ours > 0 and row.low <= row.ratio <= row.high
 
 
 # -- QSGD ------------------------------------------------------------------------------------------------------

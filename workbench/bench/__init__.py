@@ -21,6 +21,7 @@ NAMES = {
     "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
     "collectives": "all-reduces beside the library's own, and beside the wire of an emulated network",
     "overheads": "many small parameters beside torch DDP, a request, a trace, memory",
+    "codecs": "bytes of float32 values a second that each codec encodes, decodes and sums, beside a copy of them",
     "start": "time to import, to the first word of help, and to four ranks that are ready",
 }
 

@@ -51,6 +51,26 @@ class Codec(ABC):
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
         """(wire_bytes(n),) uint8 -> new (n,) values of `like`'s length, dtype and device."""
 
+    # What follows writes into memory that is there, and gives the same bits as `encode`, `decode` and a sum of what they give.
+    # Codecs that go through their values tile by tile have their own; a wire's memory begins at a multiple of 4 bytes.
+
+    def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
+        """wire <- `encode(values)`"""
+        wire.copy_(self.encode(values, noise))
+
+    def decode_into(self, wire: Tensor, out: Tensor) -> None:
+        """out <- `decode(wire)`"""
+        out.copy_(self.decode(wire, out))
+
+    def add(self, wire: Tensor, total: Tensor) -> None:
+        """total <- total + `decode(wire)`"""
+        total.add_(self.decode(wire, total))
+
+    def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
+        """out <- `encode(values + decode(wire))`. `values` are used up: what they hold then is not told. `out` is not `wire`."""
+        self.add(wire, values)
+        self.encode_into(values, out, noise)
+
 
 class SummableCodec(Codec, ABC):
     """A codec whose messages may be summed undecoded: decoding the sum gives the sum of what would be decoded.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from torch import Tensor
 from workbench.errors import ConfigError
 
 SMALLEST = 2.0**-119  # a scale is at least this: 127 and more of them over it is still a finite float32, and it over that no zero
+
+TILE = 1 << 19  # values that are worked on at a time: 2 MiB of float32, which stay in cache from one operation to the next
+_OWN = threading.local()
 
 
 def check_group(group: Any) -> None:
@@ -59,9 +64,97 @@ def times(values: Tensor, factors: Tensor, group: int | None, out: Tensor | None
 
 
 def largest(values: Tensor, group: int | None) -> Tensor:
-    """(n,) float32 -> (groups,): the largest magnitude of each, at least `SMALLEST`; NaN where one is not finite."""
-    found = per_group(values, group, lambda part: torch.maximum(part.amax(1), -part.amin(1)))  # both carry a NaN on
+    """(n,) -> (groups,) float32: the largest magnitude of each, at least `SMALLEST`; NaN where one is not finite."""
+    found = torch.empty(num_groups(values.numel(), group), device=values.device)
+    for piece in pieces(values, group):
+        keep_largest(values[piece.span], piece, found)
+    return as_scales(found)
+
+
+def keep_largest(part: Tensor, piece: Piece, found: Tensor) -> None:
+    """Write the largest magnitudes of a piece's groups where they belong in `found`; of a group in several pieces, piece by piece."""
+    rows, here = part.view(piece.num, -1), found[piece.groups]
+    magnitudes = torch.maximum(rows.amax(1), rows.amin(1).neg_())  # both carry a NaN on
+    if piece.begins:
+        here.copy_(magnitudes)
+    else:
+        torch.maximum(here, magnitudes, out=here)
+
+
+def as_scales(found: Tensor) -> Tensor:
+    """Largest magnitudes as what values can be divided by: `SMALLEST` at least, and NaN for what is not finite."""
     return torch.where(found.isfinite(), found, torch.nan).clamp_min_(SMALLEST)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of some values that is worked on at a time: whole groups side by side, or a part of one.
+
+    Attributes:
+        span: which values.
+        groups: which groups.
+        begins, ends: whether the first group begins here, and the last one ends.
+    """
+
+    span: slice
+    groups: slice
+    begins: bool = True
+    ends: bool = True
+
+    @property
+    def num(self) -> int:
+        """How many groups."""
+        return int(self.groups.stop - self.groups.start)
+
+    @property
+    def numel(self) -> int:
+        return int(self.span.stop - self.span.start)
+
+
+def pieces(values: Tensor, group: int | None) -> Iterator[Piece]:
+    """Pieces of so many values, in order: of `TILE` at most on a processor, and as few as groups allow elsewhere.
+
+    >>> [(piece.span, piece.num) for piece in pieces(torch.empty(10), 4)]
+    [(slice(0, 8, None), 2), (slice(8, 10, None), 1)]
+    """
+    size, tile = values.numel(), TILE if values.device.type == "cpu" else values.numel()
+    group = min(group or size, size)
+    if not size:
+        return
+    full, step = size - size % group, tile // group * group
+    if step:
+        for start in range(0, full, step):
+            stop = min(start + step, full)
+            yield Piece(slice(start, stop), slice(start // group, stop // group))
+    for number in range(full // group if step else 0, num_groups(size, group)):
+        begin, end = number * group, min(number * group + group, size)
+        for start in range(begin, end, tile):
+            stop = min(start + tile, end)
+            yield Piece(slice(start, stop), slice(number, number + 1), start == begin, stop == end)
+
+
+def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one length, cut alike into `TILE` values at most, and last as much of the scratch."""
+    first, room = tensors[0], scratch(tensors[0])
+    size = TILE if first.device.type == "cpu" else max(first.numel(), 1)
+    for parts in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+        numel = parts[0].numel()
+        yield (*parts, room if numel == room.numel() else room[:numel])
+
+
+def scratch(values: Tensor, name: str = "values") -> Tensor:
+    """(TILE,) float32 on a processor, the calling thread's own and the same at each call; (n,) new ones elsewhere.
+
+    For what is gone when a codec's call returns. Two at a time have two names.
+    """
+    if values.device.type != "cpu":
+        return torch.empty(values.numel(), device=values.device)
+    tiles: dict[str, Tensor] = _OWN.__dict__
+    if name not in tiles:
+        with torch.inference_mode(False):
+            tiles[name] = torch.empty(TILE)
+    return tiles[name]
 
 
 def typed(wire: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,9 +9,21 @@ import torch
 from torch import Generator, Tensor
 
 from workbench.codecs.base import Codec
-from workbench.codecs.groups import check_choice, check_group, largest, num_groups, times, typed
+from workbench.codecs.groups import (
+    Piece,
+    as_scales,
+    check_choice,
+    check_group,
+    keep_largest,
+    largest,
+    num_groups,
+    pieces,
+    scratch,
+    typed,
+)
 
 LEVELS = 127
+POWER = 128  # of two, so that a scale over it is exact, `SMALLEST` too
 
 
 @final
@@ -54,25 +66,91 @@ class Linear8(Codec):
         return numel + 4 * num_groups(numel, self.group)
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
-        size = values.numel()
-        wire = torch.empty(self.wire_bytes(size), dtype=torch.uint8, device=values.device)
-        if wire.is_meta or not size:
-            return wire
-        values = values.float()
-        scales = largest(values, self.group)
-        head = 4 * scales.numel()
-        wire[:head].view(torch.float32).copy_(scales)  # M itself, not M/127: M is then decoded exactly, and encoding again changes nothing
-        scaled = times(values, LEVELS / scales, self.group)
-        if self.stochastic:
-            scaled.add_(torch.rand(size, generator=noise, device=values.device)).floor_()
-        else:
-            scaled.round_()
-        wire[head:].view(torch.int8).copy_(scaled.clamp_(-LEVELS, LEVELS))
+        wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
+        self.encode_into(values, wire, noise)
         return wire
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        if wire.is_meta or not like.numel():
-            return torch.empty_like(like)
-        head = 4 * num_groups(like.numel(), self.group)
-        values = wire[head:].view(torch.int8).to(torch.float32).div_(LEVELS)
-        return times(values, typed(wire[:head], torch.float32), self.group, out=values).to(like.dtype)
+        out = torch.empty_like(like)
+        self.decode_into(wire, out)
+        return out
+
+    @torch.inference_mode()
+    def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
+        if wire.is_meta or not values.numel():
+            return
+        room, scales, (head, levels) = scratch(values), largest(values, self.group), self._parts(wire, values.numel())
+        head.view(torch.float32).copy_(scales)  # M itself, not M/127: M is then decoded exactly, and encoding again changes nothing
+        todo, factors = list(pieces(values, self.group)), LEVELS / scales
+        for piece in todo if self.stochastic else reversed(todo):  # the last values are still in cache; noise is drawn in order
+            self._quantise(values[piece.span], factors[piece.groups], room[: piece.numel], levels[piece.span], noise)
+
+    @torch.inference_mode()
+    def decode_into(self, wire: Tensor, out: Tensor) -> None:
+        if wire.is_meta or not out.numel():
+            return
+        head, levels = self._parts(wire, out.numel())
+        factors, room = typed(head, torch.float32) / POWER, None if out.dtype == torch.float32 else scratch(out)
+        for piece in pieces(out, self.group):
+            part = out[piece.span]
+            decoded = _decode(levels[piece.span], factors[piece.groups], part if room is None else room[: piece.numel])
+            if room is not None:
+                part.copy_(decoded)
+
+    @torch.inference_mode()
+    def add(self, wire: Tensor, total: Tensor) -> None:
+        if wire.is_meta or not total.numel():
+            return
+        room, (head, levels) = scratch(total), self._parts(wire, total.numel())
+        factors = typed(head, torch.float32) / POWER
+        for piece in pieces(total, self.group):
+            total[piece.span].add_(_decode(levels[piece.span], factors[piece.groups], room[: piece.numel]))
+
+    @torch.inference_mode()
+    def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
+        if self.stochastic or values.dtype != torch.float32 or wire.is_meta or not values.numel():
+            Codec.encode_sum(self, wire, values, out, noise)
+            return
+        room, (head, levels), (new_head, new_levels) = scratch(values), *(self._parts(each, values.numel()) for each in (wire, out))
+        factors, found = typed(head, torch.float32) / POWER, new_head.view(torch.float32)
+        later: list[Piece] = []  # of groups in several pieces, which must be summed before their largest is known
+        for piece in pieces(values, self.group):
+            part, own = values[piece.span], _decode(levels[piece.span], factors[piece.groups], room[: piece.numel])
+            if piece.begins and piece.ends:
+                keep_largest(torch.add(part, own, out=own), piece, found)
+                self._quantise(own, LEVELS / as_scales(found[piece.groups]), own, new_levels[piece.span])
+            else:
+                keep_largest(part.add_(own), piece, found)
+                later.append(piece)
+        factors = LEVELS / found.copy_(as_scales(found))
+        for piece in reversed(later):
+            self._quantise(values[piece.span], factors[piece.groups], room[: piece.numel], new_levels[piece.span])
+
+    def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+        """A message's bytes that hold scales, and its levels."""
+        head = 4 * num_groups(numel, self.group)
+        return wire[:head], wire[head:].view(torch.int8)
+
+    def _quantise(self, values: Tensor, factors: Tensor, room: Tensor, levels: Tensor, noise: Generator | None = None) -> None:
+        """levels <- values times their groups' factors, rounded. `room` is float32, and may be `values`."""
+        num = factors.numel()
+        narrow = values if values.dtype == torch.float32 else room.copy_(values)
+        torch.mul(narrow.view(num, -1), factors.view(num, 1), out=room.view(num, -1))
+        if self.stochastic:
+            noises = scratch(values, "noise")[: room.numel()].uniform_(generator=noise)
+            room.add_(noises).floor_().clamp_(-LEVELS, LEVELS)
+        else:
+            room.round_()  # 127 at most: x / M is
+        levels.copy_(room)
+
+
+def _decode(levels: Tensor, factors: Tensor, room: Tensor) -> Tensor:
+    """room <- q / 127 * M, rounded twice, with factors M / 128; the answer is `room`.
+
+    q + q / 127 is q / 127 * 128. A division costs more than all the rest, and this is the same float32 for each q from -128
+    to 127, with a fused multiply-add and without.
+    """
+    num = factors.numel()
+    room.copy_(levels).add_(room, alpha=1 / LEVELS)
+    room.view(num, -1).mul_(factors.view(num, 1))
+    return room

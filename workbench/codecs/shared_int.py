@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from workbench.codecs.base import SummableCodec
-from workbench.codecs.groups import SMALLEST, check_choice, largest, typed
+from workbench.codecs.groups import SMALLEST, check_choice, largest, scratch, tiles, typed
 from workbench.errors import ConfigError
 
 TYPES = {8: torch.int8, 16: torch.int16, 32: torch.int32}
@@ -63,7 +63,7 @@ class SharedInt(SummableCodec):
     def magnitude(self, values: Tensor) -> Tensor:
         if values.is_meta or not values.numel():
             return torch.full((1,), SMALLEST, device=values.device)
-        return largest(values.float(), None)
+        return largest(values, None)
 
     def encode_shared(self, values: Tensor, scale: Tensor, num_ranks: int, noise: Generator | None = None) -> Tensor:
         levels = self._levels(num_ranks)
@@ -85,17 +85,44 @@ class SharedInt(SummableCodec):
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
         wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
-        if wire.is_meta or not values.numel():
-            return wire
-        scale = self.magnitude(values)
-        wire[:4].view(torch.float32).copy_(scale)
-        wire[4:].view(TYPES[self.bits]).copy_(self.encode_shared(values.float(), scale, 1, noise))
+        self.encode_into(values, wire, noise)
         return wire
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        if wire.is_meta or not like.numel():
-            return torch.empty_like(like)
-        return self.decode_shared(typed(wire[4:], TYPES[self.bits]), typed(wire[:4], torch.float32), 1, like)
+        out = torch.empty_like(like)
+        self.decode_into(wire, out)
+        return out
+
+    @torch.inference_mode()
+    def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
+        if wire.is_meta or not values.numel():
+            return
+        scale, integers = self.magnitude(values), wire[4:].view(TYPES[self.bits])
+        wire[:4].view(torch.float32).copy_(scale)
+        if self.bits == 32:
+            integers.copy_(self.encode_shared(values.float(), scale, 1, noise))
+            return
+        levels = self._levels(1)
+        factor = levels / scale
+        for part, out, room in tiles(values, integers):
+            torch.mul(part if part.dtype == torch.float32 else room.copy_(part), factor, out=room)
+            if self.stochastic:
+                room.add_(scratch(values, "noise")[: room.numel()].uniform_(generator=noise)).floor_()
+            else:
+                room.round_()
+            out.copy_(room.clamp_(-levels, levels))
+
+    @torch.inference_mode()
+    def decode_into(self, wire: Tensor, out: Tensor) -> None:
+        if wire.is_meta or not out.numel():
+            return
+        integers, scale = typed(wire[4:], TYPES[self.bits]), typed(wire[:4], torch.float32)
+        if self.bits == 32:
+            out.copy_(self.decode_shared(integers, scale, 1, out))
+            return
+        levels, scale = self._levels(1), scale.to(out.dtype)
+        for part, whole, _ in tiles(out, integers):
+            part.copy_(whole).div_(levels).mul_(scale)
 
     def _levels(self, num_ranks: int) -> int:
         self.check_ranks(num_ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -10,9 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from workbench.codecs.base import Codec
-from workbench.codecs.groups import check_choice, typed
+from workbench.codecs.groups import check_choice, tiles, typed
 
-HIGH = 1 if sys.byteorder == "little" else 0  # which half of a float32 in memory holds its sign and exponent
+HALF = torch.tensor(16, dtype=torch.int32)  # bits; a number would be made a tensor at every call
 
 
 @final
@@ -36,12 +35,49 @@ class Truncate16(Codec):
         return 2 * numel
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
-        wire = torch.empty(2 * values.numel(), dtype=torch.uint8, device=values.device)
-        if self.rounding == "nearest":
-            wire.view(torch.bfloat16).copy_(values.float())
-        else:
-            wire.view(torch.int16).copy_(values.float().view(torch.int16)[HIGH::2])
+        wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
+        self.encode_into(values, wire)
         return wire
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
         return typed(wire, torch.bfloat16).to(like.dtype)
+
+    @torch.inference_mode()
+    def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
+        if wire.is_meta:
+            return
+        if values.dtype == torch.float32 and self.rounding == "nearest":
+            wire.view(torch.bfloat16).copy_(values)
+            return
+        for part, halves, room in tiles(values, wire.view(torch.int16)):
+            self._halve(part if part.dtype == torch.float32 else room.copy_(part), room, halves)
+
+    @torch.inference_mode()
+    def decode_into(self, wire: Tensor, out: Tensor) -> None:
+        if not wire.is_meta:
+            out.copy_(typed(wire, torch.bfloat16))
+
+    @torch.inference_mode()
+    def add(self, wire: Tensor, total: Tensor) -> None:
+        if wire.is_meta:
+            return
+        for part, halves, room in tiles(total, typed(wire, torch.bfloat16)):
+            part.add_(room.copy_(halves))
+
+    @torch.inference_mode()
+    def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
+        if values.dtype != torch.float32 or wire.is_meta:
+            Codec.encode_sum(self, wire, values, out)
+            return
+        for part, halves, sums, room in tiles(values, typed(wire, torch.bfloat16), out.view(torch.int16)):
+            torch.add(part, room.copy_(halves), out=room)
+            self._halve(room, room, sums)
+
+    def _halve(self, values: Tensor, room: Tensor, halves: Tensor) -> None:
+        """The high halves of float32 values; `room` may be they."""
+        if self.rounding == "nearest":
+            halves.view(torch.bfloat16).copy_(values)
+            return
+        bits = room.view(torch.int32)
+        torch.bitwise_right_shift(values.view(torch.int32), HALF, out=bits)  # and then narrower: quicker than to take every other half
+        halves.copy_(bits)

@@ -151,7 +151,7 @@ class Once(Collective):
         for source, block in enumerate(blocks):
             _, wire = _split(arrived[source], tails[source])
             if encoded:
-                yield Local("decode", block.numel() * itemsize, partial(_decode_into, codec, wire, block))
+                yield Local("decode", block.numel() * itemsize, partial(codec.decode_into, wire, block))
             else:
                 block.copy_(typed(wire, block.dtype))
         piece.tail.copy_(_split(arrived[last], piece.tail)[0])
@@ -287,7 +287,3 @@ def _sum_tails(tail: Tensor, messages: list[Tensor]) -> None:
     tail.copy_(parts[0])
     for part in parts[1:]:
         tail.add_(part)
-
-
-def _decode_into(codec: Codec, wire: Tensor, block: Tensor) -> None:
-    block.copy_(codec.decode(wire, block))

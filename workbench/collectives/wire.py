@@ -7,7 +7,7 @@ behind them in the same message: weights, words of control and counts must be su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -73,9 +73,9 @@ class Wire:
         if start == stop:
             return
         if self.codec is None:
-            pairs = self._decode((start, stop), message)
+            pairs = [(self.flat[start:stop], message)]
         else:
-            pairs = yield Local("decode", self._size(start, stop), partial(self._decode, (start, stop), message))
+            pairs = yield Local("decode", self._size(start, stop), partial(self._decode, self.codec, start, stop, message))
         yield Local("sum", self._size(start, stop), partial(_add, pairs))
 
     def put(self, cuts: Sequence[int], message: Tensor) -> Program:
@@ -83,9 +83,9 @@ class Wire:
         if cuts[0] == cuts[-1]:
             return
         if self.codec is None:
-            _copy(self._decode(cuts, message))
+            self.flat[cuts[0] : cuts[-1]].copy_(message)
         else:
-            yield Local("decode", self._size(cuts[0], cuts[-1]), lambda: _copy(self._decode(cuts, message)))
+            yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
         """One message of several, in order, that together are the ranges between these cuts and were put there."""
@@ -123,11 +123,14 @@ class Wire:
         return (stop - start) * self.flat.element_size()
 
     def _encode(self, codec: Codec, start: int, stop: int, hop: int) -> Tensor:
-        body, tail = self.flat[start : min(stop, self.body)], self.flat[max(start, self.body) : stop]
-        parts = [codec.encode(body, self._noise(codec, start, hop))] if start < self.body else []
-        if stop > self.body:
-            parts.append(tail.view(torch.uint8))
-        return torch.cat(parts)
+        """In memory of its own: a library or a neighbour may still read the last one."""
+        message = self.flat.new_empty(message_bytes(codec, start, stop, self.body, self.flat.element_size()), dtype=torch.uint8)
+        for part, encoded, wire in self._sections(codec, (start, stop), message):
+            if encoded:
+                codec.encode_into(part, wire, self._noise(codec, start, hop))
+            else:
+                wire.copy_(part.view(torch.uint8))
+        return message
 
     def _noise(self, codec: Codec, start: int, hop: int) -> Generator | None:
         if not codec.stochastic:
@@ -136,23 +139,30 @@ class Wire:
         seed = derive_seed(self.ctx.seed, f"codec/{self.bucket}/{hop}/{start}", self.ctx.rank, self.step)
         return Generator(device).manual_seed(seed)
 
-    def _decode(self, cuts: Sequence[int], message: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _decode(self, codec: Codec, start: int, stop: int, message: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Slices of the buffer, each with what arrived for it."""
-        if self.codec is None:
-            return [(self.flat[cuts[0] : cuts[-1]], message)]
-        pairs, begin = [], 0
+        return [
+            (part, codec.decode(wire, part) if encoded else wire.clone().view(part.dtype))
+            for part, encoded, wire in self._sections(codec, (start, stop), message)
+        ]
+
+    def _put(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> None:
+        for part, encoded, wire in self._sections(codec, cuts, message):
+            if encoded:
+                codec.decode_into(wire if wire.storage_offset() % ALIGNMENT == 0 else wire.clone(), part)
+            else:
+                part.view(torch.uint8).copy_(wire)
+
+    def _sections(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> Iterator[tuple[Tensor, bool, Tensor]]:
+        """The ranges between cuts in order, parameters and tail apart: (slice of the buffer, whether it is encoded, its bytes)."""
+        begin = 0
         for start, stop in pairwise(cuts):
-            body, tail = self.flat[start : min(stop, self.body)], self.flat[max(start, self.body) : stop]
-            if start < min(stop, self.body):
-                end = begin + self.codec.wire_bytes(body.numel())
-                part = message[begin:end]
-                pairs.append((body, self.codec.decode(part if begin % ALIGNMENT == 0 else part.clone(), body)))
-                begin = end
-            if max(start, self.body) < stop:
-                end = begin + tail.numel() * tail.element_size()
-                pairs.append((tail, message[begin:end].clone().view(tail.dtype)))
-                begin = end
-        return pairs
+            cut = max(start, min(stop, self.body))
+            for part, encoded in ((self.flat[start:cut], True), (self.flat[cut:stop], False)):
+                if part.numel():
+                    end = begin + (codec.wire_bytes(part.numel()) if encoded else part.numel() * part.element_size())
+                    yield part, encoded, message[begin:end]
+                    begin = end
 
 
 def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
@@ -201,8 +211,3 @@ def check_codec(codec: object) -> None:
 def _add(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for mine, theirs in pairs:
         mine.add_(theirs)
-
-
-def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    for mine, theirs in pairs:
-        mine.copy_(theirs)
