@@ -180,12 +180,12 @@ def _lanes(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArr
         column = left[span] + np.arange(len(span)) - begun[span]
         part_s = np.minimum(end_s[mine][span], edges[column + 1]) - np.maximum(start_s[mine][span], edges[column])
         part_s = np.where(apart[span], (end_s[mine] - start_s[mine])[span], part_s)
-        key = column * len(KINDS) + kind[mine][span]
+        key = (2 * column + apart[span]) * len(KINDS) + kind[mine][span]  # one of no length may begin with a long one
         there = np.asarray(np.flatnonzero(np.bincount(key)), np.int64)
         bar = np.searchsorted(there, key)
         spans_s = np.asarray(np.bincount(bar, part_s, len(there)), np.float64)
         one, other = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
         other[bar], one[bar[::-1]] = span, span[::-1]  # of repeated places the last one stays
-        end_of = np.where(apart[one], end_s[mine][one], edges[there // len(KINDS) + 1])
-        yield _Lane(there % len(KINDS), edges[there // len(KINDS)], end_of, spans_s, one + first, other + first, bar[begun] + num_bars)
+        end_of = np.where(apart[one], end_s[mine][one], edges[there // len(KINDS) // 2 + 1])
+        yield _Lane(there % len(KINDS), edges[there // len(KINDS) // 2], end_of, spans_s, one + first, other + first, bar[begun] + num_bars)
         num_bars += len(there)
