@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -137,6 +139,12 @@ def _as_rank(table: np.ndarray[Any, Any], rank: int) -> np.ndarray[Any, Any]:
     table = table.copy()
     table["rank"] = rank
     return table
+
+
+def test_analysing_and_drawing_load_no_torch() -> None:
+    pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+    code = "import sys, workbench.analysis, workbench.plots.gantt; print({'torch', 'scipy', 'sklearn'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
 # ---------------------------------------------------------------- summary and comparison

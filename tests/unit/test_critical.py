@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
+from tests.unit.slow_walk import Walk
 from workbench.analysis import critical_path, overlap, run_critical_path
+from workbench.analysis.critical import _ends
+from workbench.bench.spans import write_trace
 from workbench.collectives import Ring
 from workbench.costs import Compute, Network, SlowMachines
 from workbench.trace import Run, Spans
@@ -256,6 +261,30 @@ def test_of_any_trace_the_pieces_fill_the_step_of_the_rank_that_ends_last(rows_o
         evaluated = sum(row[3] - row[2] for rows in rows_of_rank for row in rows if row[0] == "evaluate")
         length = part.end_s[-1] - part.start_s[0]
         assert length - evaluated <= (part.end_s - part.start_s).sum() <= length
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(drawn_rows, min_size=1, max_size=3))
+def test_of_any_trace_the_path_is_that_of_the_slow_twin(rows_of_rank: list[list[Row]]) -> None:
+    assert_as_slow(joined(*rows_of_rank))
+
+
+def test_of_a_made_trace_with_a_straggler_the_path_is_that_of_the_slow_twin(tmp_path: Path) -> None:
+    spans = Run.load(write_trace(tmp_path, num_ranks=3, num_steps=6)).spans
+    assert assert_as_slow(spans) > 6 * 3
+
+
+def assert_as_slow(spans: Spans) -> int:
+    """The path of each step, whose bounds are asked for here, is walked in plain Python, too; returns the number of pieces."""
+    names = spans.table.dtype.names or ()
+    rows = [dict(zip(names, row, strict=True)) for row in spans.table.tolist()]
+    walk = Walk(rows, list(zip(*(places.tolist() for places in spans.messages), strict=True)))
+    found = critical_path(spans)
+    columns = (found.step, found.rank, found.kind, found.start_s, found.end_s, found.span)
+    pieces = list(zip(*(column.tolist() for column in columns), strict=True))
+    expected = [(step, *piece) for step, ends in sorted(_ends(spans).items()) for piece in walk.back(*ends)]
+    assert pieces == expected
+    return len(pieces)
 
 
 @settings(max_examples=200, deadline=None)

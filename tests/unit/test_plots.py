@@ -26,9 +26,11 @@ import plotly.io as pio
 import workbench as wb
 from workbench import plots
 from workbench.analysis.labels import distinct_labels
+from workbench.bench.spans import LATE_RANK, LATE_STEP, write_trace
 from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY, WIDGET, draw_figures
-from workbench.plots.layout import MAX_BARS, join_bars, lay_rows, panel
+from workbench.plots.joined import LONG_SHARE, join_bars
+from workbench.plots.layout import FILLED, MAX_BARS, panel
 from workbench.plots.lines import decimate, moving_average
 from workbench.plots.live import status_table
 from workbench.plots.marks import CLEAR_ARROWS, MAX_ARROWS
@@ -252,26 +254,74 @@ def test_timelines_share_one_axis_and_one_legend() -> None:
     assert titles == ["<b>PipeSGD</b>", "<b>SynchronousSGD</b>"]
 
 
-@settings(deadline=None)
-@given(
-    drawn=st.lists(st.tuples(st.sampled_from(KINDS[:3]), st.integers(0, 100), st.integers(0, 9)), min_size=1, max_size=60),
-    most=st.integers(1, 40),
+drawn_spans = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.sampled_from(KINDS[:2]), st.integers(0, 100), st.integers(0, 30)),
+    min_size=20,
+    max_size=80,
 )
-def test_joining_bars_covers_every_span_and_keeps_sums(drawn: list[tuple[str, int, int]], most: int) -> None:
-    spans = Spans.from_rows(0, [(kind, "compute", start, start + length, 0, -1, 7, -1) for kind, start, length in drawn])
-    bars, counts, place = join_bars(spans.table, most)
-    kinds = len(set(spans.table["kind"].tolist()))
-    assert len(bars) == (len(drawn) if len(drawn) <= most else max(most, kinds))
-    assert counts.sum() == len(drawn) and bars["bytes"].sum() == 7 * len(drawn)
-    assert np.array_equal(np.bincount(place, minlength=len(bars)), counts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn=drawn_spans, most=st.integers(1, 40))
+def test_joined_bars_take_the_time_of_their_spans_and_none_hides_another(drawn: list[tuple[int, str, str, int, int]], most: int) -> None:
+    by_rank = [[row for row in drawn if row[0] == rank] for rank in range(2)]
+    spans = Spans.concatenate(
+        Spans.from_rows(rank, [(kind, lane, start, start + length, 0, -1, 7, -1) for _, lane, kind, start, length in rows])
+        for rank, rows in enumerate(by_rank)
+    )
+    table, length_s = spans.table, max(float(spans.table["end_s"].max()), 1.0)
+    joined = join_bars(table, most, length_s)
+    bars = joined.table
+    if len(table) <= most:
+        assert np.array_equal(bars, table) and set(joined.counts) == {1}
+        return
+    at_least = len({(row[0], row[1], row[2]) for row in drawn})
+    assert len(bars) <= max(most, at_least * (2 * int(most * LONG_SHARE) + 1))
+    assert joined.counts.sum() == len(drawn) and bars["bytes"].sum() == 7 * len(drawn)
+    assert np.array_equal(np.bincount(joined.place, minlength=len(bars)), joined.counts)
     for name in ("kind", "rank", "lane"):
-        assert np.array_equal(bars[name][place], spans.table[name])
-    assert np.all(bars["start_s"][place] <= spans.table["start_s"]) and np.all(bars["end_s"][place] >= spans.table["end_s"])
-    rows = lay_rows(Spans(bars, spans.lanes))
+        assert np.array_equal(bars[name][joined.place], table[name])
+    assert np.all(bars["start_s"][joined.place] <= table["start_s"]) and np.all(bars["end_s"][joined.place] >= table["start_s"])
+    areas = (bars["end_s"] - bars["start_s"]) * (joined.high - joined.low) * joined.rows
+    for rank, kind in {(row[0], row[2]) for row in drawn}:
+        total = sum(length for number, _, name, _, length in drawn if (number, name) == (rank, kind))
+        mine = (bars["rank"] == rank) & (bars["kind"] == KINDS.index(kind))
+        assert joined.spans_s[mine].sum() == pytest.approx(total) == pytest.approx(areas[mine].sum())
+    assert bars["start_s"].min() <= table["start_s"].min() and bars["end_s"].max() >= table["end_s"].max()
     for first in range(len(bars)):
         for second in range(first):
-            if rows.center[first] == rows.center[second]:
-                assert bars["end_s"][second] <= bars["start_s"][first] or bars["end_s"][first] <= bars["start_s"][second]
+            if bars["rank"][first] == bars["rank"][second] and bars["lane"][first] == bars["lane"][second]:
+                apart = [bars["end_s"][one] <= bars["start_s"][other] + 1e-9 for one, other in ((first, second), (second, first))]
+                above = [joined.high[one] <= joined.low[other] + 1e-9 for one, other in ((first, second), (second, first))]
+                assert any(apart + above)
+
+
+def test_a_timeline_of_many_spans_keeps_each_ranks_times_and_shows_the_straggler(tmp_path: Path) -> None:
+    """What is drawn of each kind and rank takes as much area as its spans take time; one backward of ten times the length is itself."""
+    run = Run.load(write_trace(tmp_path, num_ranks=LATE_RANK + 1, num_steps=LATE_STEP + 4))
+    figure, table = plots.timeline(run, slice(None), run.spans.ranks), run.spans.table
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert 4000 < sum(len(trace.x) for trace in bars) <= 5 * MAX_BARS and len(figure.to_json()) < 5_000_000
+    told, late = 0, []
+    for trace in bars:
+        code = KINDS.index(trace.legendgroup)
+        ranks = np.array([int(re.findall(r"on rank (\d+)", text)[0]) for text in trace.hovertext])
+        for text in trace.hovertext:
+            begun = re.findall(r"(\d+) begins? here", text)
+            told += int(begun[0]) if begun else 1
+        for rank in run.spans.ranks:
+            mine = table[(table["rank"] == rank) & (table["kind"] == code)]
+            row = 0.6 if KINDS[code] in ("send", "recv", "encode", "decode", "sum") else 1.0
+            area_s = (np.array(trace.x) * np.array(trace.width))[ranks == rank].sum() / FILLED / row
+            assert area_s == pytest.approx((mine["end_s"] - mine["start_s"]).sum(), rel=1e-6), (KINDS[code], rank)
+        late += [text for text in trace.hovertext if f"step {LATE_STEP}" in text and "backward" in text and "here" not in text]
+    assert told == len(table)
+    assert len(late) == 1 and f"on rank {LATE_RANK}, " in late[0]
+    title = figure.layout.annotations[0].text
+    steps = [int(number) for number in re.findall(r"steps=slice\((\d+), (\d+)\)", title)[0]]
+    assert f"{len(table):,} spans in" in title
+    exact = plots.timeline(run, slice(*steps), run.spans.ranks)
+    assert "spans in" not in exact.layout.annotations[0].text and not any("here" in text for bar in exact.data for text in bar.hovertext)
 
 
 def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> None:
@@ -284,17 +334,17 @@ def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> N
         arrow = next(trace for trace in figure.data if trace.legendgroup == "message")
         assert len(arrow.x) // 3 <= MAX_ARROWS
         assert len(figure.layout.annotations) <= 21 and len(figure.layout.shapes) <= 60
-    assert any("in close order" in text for bar in figure.data if bar.type == "bar" for text in bar.hovertext)
+    assert any("begin here" in text for bar in figure.data if bar.type == "bar" for text in bar.hovertext)
 
 
 def test_a_window_is_drawn_without_looking_at_each_span_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of Python are made of what is shown: of bars, not of spans, whether the window is small or all of a long run."""
+    """Rows are laid span by span of what is small enough to be drawn so, and of no more."""
     seen = []
     monkeypatch.setattr("workbench.plots.layout.sublanes", lambda table: (seen.append(len(table)), np.zeros(len(table), np.int64))[1])
     run = ring_run(num_steps=2000)
     for window in (slice(10, 12), slice(0, 2000)):
         plots.timeline(run, window)
-    assert seen == [2 * 12, MAX_BARS]
+    assert seen == [2 * 12]
 
 
 def test_bad_ranges_name_what_there_is() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.analysis.summary import num_warm_up
 from workbench.errors import ConfigError
-from workbench.theory import Schedule
-from workbench.theory.layerwise import Order, layerwise
 from workbench.trace.run import Run
+
+if TYPE_CHECKING:
+    from workbench.theory import Schedule
+    from workbench.theory.layerwise import Order
 
 Floats = NDArray[np.float64]
 
@@ -43,6 +45,8 @@ class BucketTimes:
 
     def recurrences(self, ready_shares: Sequence[float], order: Order) -> Schedule:
         """`theory.layerwise` with these seconds; `ready_shares`: after what part of backward each bucket is final, ascending to 1."""
+        from workbench.theory.layerwise import layerwise  # loads torch, which nothing else here needs
+
         parts = np.diff(np.append(0.0, ready_shares)) * self.backward_s
         return layerwise(self.forward_s, parts.tolist(), self.communication_s, self.update_s, order)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.analysis.overlap import Floats, Steps, step_windows
 from workbench.analysis.table import Column, Table, percent, seconds
-from workbench.trace.links import COLLECTIVES, meetings, messages
+from workbench.trace.links import COLLECTIVES, meetings
 from workbench.trace.spans import CODES, COMPUTE_KINDS, KINDS, Spans, step_bounds
 
 NOTHING = "nothing"  # what the path is called where no span was recorded
@@ -157,9 +157,6 @@ def _ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
     return found
 
 
-_Ordered = tuple[list[float], list[int]]  # times ascending, and of which spans
-
-
 class _Piece(NamedTuple):
     rank: int
     kind: int
@@ -170,26 +167,26 @@ class _Piece(NamedTuple):
 
 @final
 class _Walk:
-    """All that is asked for on the way back, in plain lists: which span of a rank or lane ended last before a time."""
+    """All that is asked for on the way back: which span of a rank or lane ended last before a time."""
 
     def __init__(self, spans: Spans) -> None:
         table = spans.table
-        self.kind, self.rank, self.lane = table["kind"].tolist(), table["rank"].tolist(), table["lane"].tolist()
-        self.start, self.end = table["start_s"].tolist(), table["end_s"].tolist()
+        self.kind, self.rank, self.lane, self.start, self.end = (
+            np.ascontiguousarray(table[name]) for name in ("kind", "rank", "lane", "start_s", "end_s")
+        )
         self.slack_s = 0.0  # of the step that is followed
-        self.other_side = dict[int, int]()  # of a message
-        sent, received = messages(table)
-        self.other_side.update(zip(sent.tolist(), received.tolist(), strict=True))
-        self.other_side.update(zip(received.tolist(), sent.tolist(), strict=True))
-        self.last_to_come = _last_to_come(table)
-        self.free = _free_since(table).tolist()
-        followed = ~spans.is_kind(["wait"])
-        rank, lane = table["rank"].astype(np.int64), table["lane"].astype(np.int64)
-        by_lane = rank * (len(spans.lanes) + 1) + lane
+        self.other_side = _last_to_come(table)  # of a collective, and of a message
+        sent, received = spans.messages
+        self.other_side[received], self.other_side[sent] = sent, received
+        self.free = _free_since(table)
+        followed = np.flatnonzero(~spans.is_kind(["wait"]))
+        preferred = np.array([_PREFERRED.get(kind, 1) for kind in range(len(KINDS))], np.int8)[self.kind]
+        followed = followed[np.argsort(preferred[followed], kind="stable")]
+        followed = followed[np.argsort(self.end[followed], kind="stable")]  # by end, then by preference, then by start
         self.num_lanes = len(spans.lanes) + 1
-        self.of_lane = _grouped(table, by_lane, followed, "end_s")
-        self.of_rank = _grouped(table, rank, followed, "end_s")
-        self.begun = _grouped(table, rank, spans.is_kind(COMPUTE_KINDS), "start_s")
+        self.of_lane = _Groups(followed, self.rank.astype(np.int64) * self.num_lanes + self.lane, self.end)
+        self.of_rank = _Groups(followed, self.rank, self.end)
+        self.begun = _Groups(np.flatnonzero(spans.is_kind(COMPUTE_KINDS)), self.rank, self.start)
 
     def back(self, rank: int, begin_s: float, end_s: float) -> list[_Piece]:
         """The pieces from a time back to another, in order of time; evaluations are left out."""
@@ -222,15 +219,13 @@ class _Walk:
             return own
         if computes or (latest >= 0 and now_s - self.end[latest] <= near_s):
             return latest
-        times, begun = self.begun.get(rank, ([], []))
+        times, begun = self.begun.get(rank)
         place = bisect_right(times, now_s) - 1
         running = begun[place] if place >= 0 else -1  # a backward that had a bucket ready
         return running if running >= 0 and running not in seen and self.end[running] > now_s else latest
 
-    def _ended(self, ordered: _Ordered | None, now_s: float, seen: set[int]) -> int:
+    def _ended(self, ordered: tuple[Floats, Steps], now_s: float, seen: set[int]) -> int:
         """The span that ended last, and was not seen yet; -1: none."""
-        if ordered is None:
-            return -1
         times, spans = ordered
         place = bisect_right(times, now_s + self.slack_s) - 1
         while place >= 0 and (spans[place] in seen or self.start[spans[place]] > now_s):
@@ -239,30 +234,40 @@ class _Walk:
 
     def _origin(self, span: int, now_s: float) -> tuple[int, float]:
         """Of a span that the path has come to: who came to it last, and when; for work of one rank alone its own begin."""
-        other = self.other_side.get(span, self.last_to_come.get(span, span))
+        other = self.other_side[span]
         if self.free[span] < self.start[other] <= min(self.end[span], now_s):
             return other, self.start[other]
         return span, min(self.free[span], now_s)
 
 
-def _grouped(table: NDArray[Any], group: NDArray[Any], keep: NDArray[np.bool_], by: str) -> dict[int, _Ordered]:
-    """group -> its spans in order of a time."""
-    chosen = np.flatnonzero(keep)
-    preferred = np.array([_PREFERRED.get(kind, 1) for kind in range(len(KINDS))])[table["kind"][chosen]]
-    chosen = chosen[np.lexsort((table["start_s"][chosen], preferred, table[by][chosen], group[chosen]))]
-    groups, first = np.unique(group[chosen], return_index=True)
-    parts = np.split(chosen, first[1:])
-    return {int(name): (table[by][part].tolist(), part.tolist()) for name, part in zip(groups, parts, strict=False)}
+@final
+class _Groups:
+    """Spans by a group, in each in the order in which they are given, with their times, which ascend."""
+
+    def __init__(self, spans: Steps, group: NDArray[Any], times: Floats) -> None:
+        groups = group[spans]
+        order = np.argsort(groups.astype(np.int16) if len(groups) and groups.max() < 1 << 15 else groups, kind="stable")
+        self._spans, self._groups = spans[order], groups[order]
+        self._times = times[self._spans]
+
+    def get(self, group: int) -> tuple[Floats, Steps]:
+        """A group's times, and of which spans."""
+        first, last = np.searchsorted(self._groups, np.array([group, group + 1], self._groups.dtype))
+        return self._times[first:last], self._spans[first:last]
 
 
-def _last_to_come(table: NDArray[Any]) -> dict[int, int]:
-    """Of each collective's call, the call of the rank that came to it last."""
+def _last_to_come(table: NDArray[Any]) -> Steps:
+    """(N,) of each collective's call, the call of the rank that came to it last; every other span's own place."""
+    places = np.arange(len(table))
     groups = meetings(table)
     calls = np.flatnonzero(groups >= 0)
-    order = calls[np.lexsort((table["start_s"][calls], groups[calls]))]
-    last = np.append(np.flatnonzero(np.diff(groups[order])), len(order) - 1) if len(order) else np.zeros(0, np.int64)
-    of_group = dict(zip(groups[order[last]].tolist(), order[last].tolist(), strict=True)) if len(order) else {}
-    return {span: of_group[group] for span, group in zip(calls.tolist(), groups[calls].tolist(), strict=True)}
+    groups = groups[calls]
+    order = np.lexsort((table["start_s"][calls], groups))
+    last = np.append(groups[order][1:] != groups[order][:-1], True)[: len(order)]
+    of_group = np.zeros(int(groups.max()) + 1 if len(groups) else 0, np.int64)
+    of_group[groups[order[last]]] = calls[order[last]]
+    places[calls] = of_group[groups]
+    return places
 
 
 def _free_since(table: NDArray[Any]) -> Floats:

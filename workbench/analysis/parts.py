@@ -10,7 +10,6 @@ import numpy as np
 
 from workbench.analysis.overlap import Floats, Steps, union
 from workbench.analysis.table import Column, Table, seconds
-from workbench.trace.links import messages
 from workbench.trace.spans import Spans, step_bounds
 
 WORK = ("decode", "sum", "encode")
@@ -102,7 +101,7 @@ def _sending_since(spans: Spans) -> Floats:
     """(N,) for each receive when its sender began to send; -inf where no send was recorded."""
     table = spans.table
     begins = np.full(len(table), -np.inf)
-    sent, received = messages(table)
+    sent, received = spans.messages
     begins[received] = table["start_s"][sent]
     return begins[spans.is_kind(["recv"])]
 

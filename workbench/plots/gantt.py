@@ -13,7 +13,7 @@ from workbench.analysis.critical import critical_path
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
-from workbench.plots.layout import MAX_BARS, Panel, panel
+from workbench.plots.layout import FILLED, MAX_BARS, Panel, panel
 from workbench.plots.marks import arrows, path_line
 from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, safe
 from workbench.trace.run import Run, as_runs
@@ -123,6 +123,8 @@ def _frame(panels: Sequence[Panel]) -> go.Figure:
 def _bars(item: Panel, factor: float) -> list[go.Bar]:
     """A trace for each kind."""
     table, labelled = item.table, len(item.table) <= LABELLED_BARS
+    digits = 6 if item.num_spans == len(table) else 12  # the lengths of joined bars add up
+    about = _about(item)
     bars = []
     for code in np.unique(table["kind"]):
         chosen = table["kind"] == code
@@ -130,10 +132,10 @@ def _bars(item: Panel, factor: float) -> list[go.Bar]:
         bars.append(
             go.Bar(
                 orientation="h",
-                base=np.round(mine["start_s"] * factor, 6),
-                x=np.round((mine["end_s"] - mine["start_s"]) * factor, 6),
+                base=np.round(mine["start_s"] * factor, digits),
+                x=np.round((mine["end_s"] - mine["start_s"]) * factor, digits),
                 y=item.rows.center[chosen],
-                width=item.rows.height[chosen] * 0.86,
+                width=item.rows.height[chosen] * FILLED,
                 name=_spoken(code),
                 legendgroup=KINDS[code],
                 legendrank=int(code),
@@ -143,7 +145,7 @@ def _bars(item: Panel, factor: float) -> list[go.Bar]:
                 insidetextanchor="middle",
                 textangle=0,
                 textfont={"size": 10, "color": ink_on(color)},
-                hovertext=[_about(row, int(count)) for row, count in zip(mine, item.counts[chosen], strict=True)],
+                hovertext=[about[bar] for bar in np.flatnonzero(chosen).tolist()],
                 hovertemplate="%{hovertext}<extra></extra>",
             )
         )
@@ -161,15 +163,21 @@ def _inside(row: Any) -> str:
     return str(row["step"]) if KINDS[row["kind"]] in ("forward", "backward") else ""
 
 
-def _about(row: Any, count: int) -> str:
-    lines = [f"<b>{_spoken(row['kind'])}</b> on rank {row['rank']}, {seconds(float(row['end_s'] - row['start_s']))}"]
-    if count > 1:
-        lines.append(f"{count} in close order, from step {row['step']} on")
-    else:
-        lines.append(f"step {row['step']}" + (f", bucket {row['bucket']}" if row["bucket"] >= 0 else ""))
-    if row["bytes"]:
-        lines.append(num_bytes(float(row["bytes"])) + (f", peer rank {row['peer']}" if row["peer"] >= 0 else ""))
-    return "<br>".join(lines)
+def _about(item: Panel) -> list[str]:
+    """What each bar stands for."""
+    joined, texts = item.joined, list[str]()
+    columns = (item.table.tolist(), joined.counts.tolist(), joined.spans_s.tolist(), joined.last_step.tolist())
+    for (rank, kind, _lane, start_s, end_s, step, bucket, size, peer), count, spans_s, last_step in zip(*columns, strict=True):
+        lines = [f"<b>{_spoken(kind)}</b> on rank {rank}, {seconds(spans_s)}"]
+        if count == 1 and spans_s >= end_s - start_s:
+            lines.append(f"step {step}" + (f", bucket {bucket}" if bucket >= 0 else ""))
+        else:
+            lines[0] += f" of {seconds(end_s - start_s)}, {count} begin{'s' if count == 1 else ''} here"
+            lines.append(f"step {step}" if step == last_step else f"steps {step} to {last_step}")
+        if size:
+            lines.append(num_bytes(float(size)) + (f", peer rank {peer}" if peer >= 0 and len(item.table) == item.num_spans else ""))
+        texts.append("<br>".join(lines))
+    return texts
 
 
 def _dress(number: int, item: Panel, label: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
@@ -183,7 +191,7 @@ def _dress(number: int, item: Panel, label: str, factor: float, longest_s: float
         for y in ends
     ]
     left = {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "yref": over, "y": 1, "xshift": -2}
-    name = {"text": f"<b>{safe(label)}</b>", "xref": "paper", "x": 0, "yshift": 14, "font": {"size": 13, "color": INK}}
+    name = {"text": f"<b>{safe(label)}</b>{_said(item)}", "xref": "paper", "x": 0, "yshift": 14, "font": {"size": 13, "color": INK}}
     notes = [{**left, **name}]
     marked_s = -item.length_s
     for step, at_s in item.bounds.items():
@@ -197,6 +205,19 @@ def _dress(number: int, item: Panel, label: str, factor: float, longest_s: float
             note = {"text": f"step {step}", "xref": f"x{axis}", "x": at_s * factor, "yshift": -1, "font": {"size": 10, "color": MUTED_INK}}
             notes.append({**left, **note})
     return shapes, notes
+
+
+def _said(item: Panel) -> str:
+    """That bars stand for several spans, and how to see each; nothing where each bar is a span."""
+    num_bars, shown = len(item.table), sorted(item.bounds)
+    if item.num_spans == num_bars:
+        return ""
+    few = max(1, len(shown) * num_bars // (2 * item.num_spans))
+    begin = shown[len(shown) // 2] if shown else 0
+    return (
+        f"   <span style='font-size:11px;color:{MUTED_INK}'>{item.num_spans:,} spans in {num_bars:,} bars, "
+        f"areas are times; each span: steps=slice({begin}, {begin + few})</span>"
+    )
 
 
 def _row_names(item: Panel) -> dict[str, Any]:

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError
+from workbench.plots.joined import Joined, join_bars
 from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
-from workbench.trace.spans import COMPUTE_KINDS, Spans
+from workbench.trace.spans import COMPUTE_KINDS, KINDS, Spans
 
 MAX_BARS = 4_000  # a browser draws them, and moves them, without a pause one would notice
+FILLED = 0.86  # of a row's height, by its bar
+USUAL_LANES, MOST_TIMES = 8, 5  # of more lanes there are as many times as many bars, up to so many
 NUM_STEPS = 5  # shown when nobody says which
 MAX_RANKS = 8  # likewise
 SLIVER = 1e-3  # share of the window: a span that only reaches into it by less is not shown
@@ -48,7 +51,7 @@ class Panel:
 
     Attributes:
         table: (N,) span table, times from the window's begin on.
-        counts: (N,) how many spans each bar stands for (more than 1 where bars had to be joined).
+        joined: of each bar, what it stands for (see `plots.joined`).
         bars: for each span of the run its bar; -1 for one that is not shown.
         rows: where they lie.
         bounds: step -> when it began on the first rank shown, from the window's begin on.
@@ -56,12 +59,17 @@ class Panel:
     """
 
     table: NDArray[Any]
-    counts: NDArray[np.int64]
+    joined: Joined
     bars: NDArray[np.int64]
     rows: Rows
     bounds: dict[int, float]
     begin_s: float
     length_s: float
+
+    @property
+    def num_spans(self) -> int:
+        """How many there are in the window."""
+        return len(self.joined.place)
 
 
 def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = None, max_bars: int = MAX_BARS) -> Panel:
@@ -91,12 +99,16 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     table = table[chosen]
     table["start_s"] = np.maximum(table["start_s"], begin_s) - begin_s
     table["end_s"] = np.minimum(table["end_s"], end_s) - begin_s
-    table, counts, place = join_bars(table, max_bars)
+    most = max_bars * min(max(1, len(shown) * len(spans.lanes) // USUAL_LANES), MOST_TIMES)
+    joined = join_bars(table, most, float(end_s - begin_s))
     bars = np.full(len(spans), -1, np.int64)
-    bars[chosen] = place
+    bars[chosen] = joined.place
     starts = {int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last}
-    rows = lay_rows(Spans(table, spans.lanes))
-    return Panel(table=table, counts=counts, bars=bars, rows=rows, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s))
+    exact = len(joined.table) == len(table)
+    rows = lay_rows(Spans(table, spans.lanes), sublanes(table)) if exact else _lay_joined(joined, spans.lanes)
+    return Panel(
+        table=joined.table, joined=joined, bars=bars, rows=rows, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s)
+    )
 
 
 def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tuple[int, int]:
@@ -120,13 +132,16 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
     return first, last
 
 
-def lay_rows(spans: Spans) -> Rows:
+def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
     """Ranks from the top down, in each the lanes that compute before the others; spans of a lane that overlap in rows of their own.
 
     Where a lane needs several rows they are lower than 1.
+
+    Args:
+        spans: (N,) what is laid.
+        numbers: (N,) of each span's row within its lane.
     """
     table = spans.table
-    numbers = sublanes(table)
     keys = list(zip(table["rank"].tolist(), table["lane"].tolist(), numbers.tolist(), strict=True))
     depth: dict[tuple[int, int], int] = {}
     for rank, lane, number in keys:
@@ -153,24 +168,17 @@ def lay_rows(spans: Spans) -> Rows:
     return Rows(center=spots[:, 0], height=spots[:, 1], lanes=tuple(lanes), ends=tuple(ends))
 
 
-def join_bars(table: NDArray[Any], most: int) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-    """Join neighbours of one rank, lane and kind until at most `most` bars are left, those with the smallest gaps between them first.
-
-    Returns the bars, how many spans each stands for, and the bar of each span. One bar of each rank, lane and kind stays in any case.
-    """
-    if len(table) <= most:
-        return table, np.ones(len(table), np.int64), np.arange(len(table))
-    order = np.lexsort((table["start_s"], table["kind"], table["lane"], table["rank"]))
-    table = table[order]
-    neighbours = (np.diff(table["rank"]) == 0) & (np.diff(table["lane"]) == 0) & (np.diff(table["kind"]) == 0)
-    gaps = np.where(neighbours, table["start_s"][1:] - table["end_s"][:-1], np.inf)
-    surplus = min(len(table) - most, int(neighbours.sum()))
-    joined = np.zeros(len(gaps), bool)
-    joined[np.argsort(gaps, kind="stable")[:surplus]] = True
-    begins = np.flatnonzero(np.append(True, ~joined))
-    place = np.empty(len(table), np.int64)
-    place[order] = np.cumsum(np.append(True, ~joined)) - 1
-    bars = table[begins]
-    bars["end_s"] = np.maximum.reduceat(table["end_s"], begins)
-    bars["bytes"] = np.add.reduceat(table["bytes"], begins)
-    return bars, np.diff(np.append(begins, len(table))), place
+def _lay_joined(joined: Joined, names: tuple[str, ...]) -> Rows:
+    """Bars that share the height of their lane, which is that of its rows."""
+    table = joined.table
+    ranks, rank = np.unique(table["rank"], return_inverse=True)
+    lane = rank.reshape(-1) * len(names) + table["lane"]
+    _, some = np.unique(lane * len(KINDS) + table["kind"], return_index=True)
+    twice = np.append(some, some)  # in the first row of their lanes and in the last
+    laid = lay_rows(Spans(table[twice], names), np.append(0 * some, joined.rows[some] - 1))
+    top, bottom = np.full(len(ranks) * len(names), np.inf), np.zeros(len(ranks) * len(names))
+    np.minimum.at(top, lane[twice], laid.center - laid.height / 2)
+    np.maximum.at(bottom, lane[twice], laid.center + laid.height / 2)
+    whole = (bottom - top)[lane]
+    center = ((top + bottom) / 2)[lane] + whole * FILLED * (0.5 - (joined.low + joined.high) / 2)
+    return Rows(center=center, height=whole * (joined.high - joined.low), lanes=laid.lanes, ends=laid.ends)

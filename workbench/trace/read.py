@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +12,31 @@ from typing import Any, final
 
 import numpy as np
 
+from workbench.trace.columns import read_columns
 from workbench.trace.recorder import SpanRow
-from workbench.trace.spans import CODES, Spans
+from workbench.trace.spans import CODES, SPAN, Spans
+
+MOST = (sys.float_info.max, sys.float_info.max, *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")))
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """One rank's trace as recorded: header, spans on its own clock, (at_s, offset_s) of its clock, unreadable lines."""
+    """One rank's trace as recorded: header, spans on its own clock, (at_s, offset_s) of its clock, unreadable lines.
+
+    Spans are rows as a recorder keeps them, or columns, where they were read from a whole file.
+    """
 
     header: dict[str, Any]
-    spans: tuple[SpanRow, ...]
+    spans: tuple[SpanRow, ...] | Spans
     clocks: tuple[tuple[float, float], ...]
     damaged: tuple[str, ...] = ()
 
 
 def align(rank: int, trace: Trace) -> Spans:
     """The trace's spans with their times on rank 0's clock (offsets interpolated between those measured)."""
-    spans = Spans.from_rows(rank, trace.spans)
+    spans = trace.spans
+    spans = Spans(spans.table.copy(), spans.lanes) if isinstance(spans, Spans) else Spans.from_rows(rank, spans)
     if trace.clocks:
         at_s, offset_s = np.array(sorted(trace.clocks)).T
         for column in ("start_s", "end_s"):
@@ -52,17 +60,37 @@ def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
     return {rank: failure for rank, failure in found.items() if isinstance(failure, dict)}
 
 
-def read_trace(path: Path) -> Trace:
-    """Read one rank's trace."""
+def read_trace(path: Path, rank: int) -> Trace:
+    """Read one rank's trace: as columns, if all its lines are as `FileRecorder` writes them, and otherwise line by line."""
+    noted, recorded = _parted(path.read_bytes())
+    notes = [_parse(line) for line in noted.decode(errors="replace").split("\n")[:-1]]
+    spans = read_columns(rank, recorded) if all(map(_is_trace_row, notes)) else None
+    if spans is not None:
+        return _trace(notes, spans)
     rows, damaged = read_lines(path, _is_trace_row)
-    header = next((row for row in rows if isinstance(row, dict) and "clock" not in row), {})
-    clocks = [row["clock"] for row in rows if isinstance(row, dict) and "clock" in row]
-    return Trace(
-        header,
-        tuple(tuple(row) for row in rows if isinstance(row, list)),
-        tuple((clock["at_s"], clock["offset_s"]) for clock in clocks),
-        damaged,
-    )
+    notes = [row for row in rows if isinstance(row, dict)]
+    return _trace(notes, tuple(tuple(row) for row in rows if isinstance(row, list)), damaged)
+
+
+def _trace(notes: list[dict[str, Any]], spans: tuple[SpanRow, ...] | Spans, damaged: tuple[str, ...] = ()) -> Trace:
+    header = next((note for note in notes if "clock" not in note), {})
+    clocks = [note["clock"] for note in notes if "clock" in note]
+    return Trace(header, spans, tuple((clock["at_s"], clock["offset_s"]) for clock in clocks), damaged)
+
+
+def _parted(text: bytes) -> tuple[bytes, bytes]:
+    """The whole lines of a trace that are JSON objects, header and clocks, and the others, each in their order."""
+    end, at = text.rfind(b"\n") + 1, 0
+    notes, others = list[bytes](), list[bytes]()
+    while at < end:
+        first = at if text.startswith(b"{", at) else text.find(b"\n{", at, end) + 1 or end
+        if first == end:
+            break
+        behind = text.index(b"\n", first) + 1
+        others.append(text[at:first])
+        notes.append(text[first:behind])
+        at = behind
+    return b"".join(notes), b"".join([*others, text[at:end]])
 
 
 def read_events(folder: Path) -> dict[int, list[dict[str, Any]]]:
@@ -123,9 +151,21 @@ def is_metrics_row(row: Any) -> bool:
 
 
 def _is_trace_row(row: Any) -> bool:
-    if isinstance(row, list):
-        return len(row) == 8 and row[0] in CODES
-    return isinstance(row, dict) and ("clock" in row or "rank" in row)
+    return is_span(row) or is_note(row)
+
+
+def is_span(row: Any) -> bool:
+    """Whether a JSON value is a span: of a known kind, and with numbers that a table of spans can hold."""
+    if not (isinstance(row, list) and len(row) == 8 and isinstance(row[0], str) and row[0] in CODES and isinstance(row[1], str)):
+        return False
+    return all(isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True))
+
+
+def is_note(row: Any) -> bool:
+    """Whether a JSON value is a trace's header, or what its clock said."""
+    if isinstance(row, dict) and isinstance(clock := row.get("clock"), dict):
+        return all(isinstance(clock.get(name), int | float) for name in ("at_s", "offset_s"))
+    return isinstance(row, dict) and "rank" in row and "clock" not in row
 
 
 def _paths(folder: Path, pattern: str) -> dict[int, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -49,7 +50,7 @@ SPAN = np.dtype(
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Spans:
     """Spans of any number of ranks, sorted by (rank, start).
 
@@ -95,11 +96,14 @@ class Spans:
         tables = []
         for part in parts:
             table = part.table.copy()
-            if len(table):
+            if len(table) and part.lanes != names[: len(part.lanes)]:
                 table["lane"] = np.array([names.index(name) for name in part.lanes], "i2")[table["lane"]]
             tables.append(table)
         table = np.concatenate(tables) if tables else np.zeros(0, SPAN)
-        return cls(table[np.lexsort((table["start_s"], table["rank"]))], names)
+        ranks, starts_s = table["rank"], table["start_s"]
+        if np.all((ranks[1:] > ranks[:-1]) | ((ranks[1:] == ranks[:-1]) & (starts_s[1:] >= starts_s[:-1]))):
+            return cls(table, names)  # in order, as traces of ranks are
+        return cls(table[np.lexsort((starts_s, ranks))], names)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -107,7 +111,21 @@ class Spans:
     @property
     def ranks(self) -> list[int]:
         """The ranks that have spans, ascending."""
-        return [int(rank) for rank in np.unique(self.table["rank"])]
+        return list(self._places)
+
+    @cached_property
+    def _places(self) -> dict[int, slice]:
+        """rank -> where its spans are in the table."""
+        ranks = self.table["rank"]
+        begins = np.flatnonzero(np.append(True, ranks[1:] != ranks[:-1])[: len(ranks)]).tolist()
+        return {int(ranks[begin]): slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(ranks)], strict=False)}
+
+    @cached_property
+    def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(M,) places of the sends and (M,) of the receives that belong together (see `trace.links`)."""
+        from workbench.trace.links import messages  # it needs the kinds
+
+        return messages(self.table)
 
     @property
     def kind_names(self) -> NDArray[np.str_]:
@@ -121,12 +139,13 @@ class Spans:
 
     def is_kind(self, kinds: Iterable[str]) -> NDArray[np.bool_]:
         """(N,) whether each span is of one of these kinds."""
-        return np.isin(self.table["kind"], [CODES[kind] for kind in kinds])
+        wanted = np.zeros(len(KINDS), bool)
+        wanted[[CODES[kind] for kind in kinds]] = True
+        return np.asarray(wanted[self.table["kind"]], np.bool_)
 
     def of_rank(self, rank: int) -> Spans:
         """One rank's spans, without a copy."""
-        first, last = np.searchsorted(self.table["rank"], [rank, rank + 1])
-        return Spans(self.table[first:last], self.lanes)
+        return Spans(self.table[self._places.get(rank, slice(0))], self.lanes)
 
     def select(
         self,

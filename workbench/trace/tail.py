@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.trace.read import Trace, parse_lines, trace_paths
+from workbench.trace.read import Trace, is_note, is_span, parse_lines, trace_paths
 from workbench.trace.run import Run
-from workbench.trace.spans import CODES
 from workbench.trace.store import read_info
 
 TAIL_BYTES = 128 * 1024  # of each rank's trace: a thousand spans and more
@@ -39,20 +38,12 @@ def _tail(path: Path, tail_bytes: int) -> Trace:
         tail = file.read()
     if begin:  # in the middle of a line
         tail = tail[tail.find(b"\n") + 1 :]
-    notes = [*_rows(head, _is_note), *_rows(tail, _is_note)]
+    notes = [*_rows(head, is_note), *_rows(tail, is_note)]
     clocks = tuple((note["clock"]["at_s"], note["clock"]["offset_s"]) for note in notes if "clock" in note)
-    return Trace(next((note for note in notes if "clock" not in note), {}), tuple(map(tuple, _rows(tail, _is_span))), clocks)
+    return Trace(next((note for note in notes if "clock" not in note), {}), tuple(map(tuple, _rows(tail, is_span))), clocks)
 
 
 def _rows(text: bytes, is_row: Callable[[Any], bool]) -> list[Any]:
     """The rows of one kind among the whole lines of a text."""
     rows, _ = parse_lines(text.decode(errors="replace").split("\n")[:-1], lambda row: isinstance(row, dict | list))
     return list(filter(is_row, rows))
-
-
-def _is_note(row: Any) -> bool:
-    return isinstance(row, dict) and ("clock" in row or "rank" in row)
-
-
-def _is_span(row: Any) -> bool:
-    return isinstance(row, list) and len(row) == 8 and row[0] in CODES

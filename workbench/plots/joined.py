@@ -1,0 +1,191 @@
+"""Fewer bars than spans: where a column of a lane is too narrow to tell its spans apart, each kind has a bar as high as its share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.trace.spans import KINDS
+
+COLUMNS = 1 << 10  # of the window, at most: about one a pixel
+COARSER = 1.2  # columns are made wider by so much until there are few enough bars
+LONG, VISIBLE = 3.0, 1e-3  # a span of so many times its kind's median and such a share of the window is drawn as it is,
+LONG_SHARE = 0.25  # as far as this share of the bars goes, the longest first
+ROUNDING = 1e-6  # of a row, or a column
+
+Whole = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Joined:
+    """Bars, and the spans that each stands for.
+
+    Attributes:
+        table: (B,) span table; of several spans a bar has the bytes of all and the step of the first that begins in it.
+        counts: (B,) how many spans begin in each: none where all have begun in a column before.
+        spans_s: (B,) how long its spans take within it, together.
+        last_step: (B,) of the last span that begins in it.
+        low, high: (B,) where it lies in the height of its lane, from 0 at the bottom to 1; `high - low` is the part of the column's
+            time, in all the lane's rows, that its spans take. 0 and 1 if each bar is a span, in a row of its own.
+        rows: (B,) how many rows its lane has: as many as spans ran at once, on average, in the fullest column of any rank.
+        place: (N,) the bar that each span begins in.
+    """
+
+    table: NDArray[Any]
+    counts: Whole
+    spans_s: Floats
+    last_step: Whole
+    low: Floats
+    high: Floats
+    rows: Whole
+    place: Whole
+
+
+def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
+    """Bars for spans, at most `most` if that many can be had with one bar for each kind of a lane.
+
+    The time of each lane is cut in columns of one width, and in each column every kind has one bar as wide as the column, whose height
+    is the share of its spans: its area is their time. A span that is much longer than others of its kind, in a lane where no two run
+    at once, is drawn as it is, and cuts its column in two.
+
+    Args:
+        table: (N,) span table, times from the window's begin on.
+        most: where there are no more spans, each is a bar.
+        length_s: the window's.
+    """
+    if len(table) <= most:
+        return _as_they_are(table)
+    _, rank = np.unique(table["rank"], return_inverse=True)
+    lane = rank.reshape(-1) * (int(table["lane"].max()) + 1) + table["lane"]
+    order = np.lexsort((table["start_s"], lane))
+    lane, kind = lane[order], table["kind"][order].astype(np.int64)
+    start_s, end_s = table["start_s"][order], table["end_s"][order]
+    crowded = lane[1:][(np.diff(lane) == 0) & (start_s[1:] < end_s[:-1])]
+    long = _long(kind, end_s - start_s, ~np.isin(lane, crowded), int(most * LONG_SHARE), length_s)
+    columns = _num_columns(lane, kind, start_s, end_s, most, length_s)
+    while True:
+        parts = list(_lanes(lane, kind, start_s, end_s, long, np.linspace(0.0, length_s, columns + 1)))
+        if sum(len(part.kind) for part in parts) <= most or columns == 1:
+            break
+        columns = max(1, int(columns / COARSER))
+    begin_s, until_s, spans_s, first, last, begun = (
+        np.concatenate(column) for column in zip(*(part.columns for part in parts), strict=True)
+    )
+    made = table[order[first]]
+    made["start_s"], made["end_s"] = begin_s, until_s
+    made["bytes"] = np.bincount(begun, table["bytes"][order], len(made)).astype(np.int64)
+    place = np.empty(len(order), np.int64)
+    place[order] = begun
+    least_s = ROUNDING * length_s / COLUMNS  # between a long span and the next column
+    share = np.where(until_s - begin_s > least_s, spans_s / np.maximum(until_s - begin_s, least_s), 0.0)
+    cell = np.flatnonzero(np.append(True, (np.diff(lane[first]) != 0) | (np.diff(begin_s) != 0)))
+    rows = np.ones(int(table["lane"].max()) + 1)  # the same on all ranks, for them to be compared
+    np.maximum.at(rows, made["lane"][cell], np.ceil(np.add.reduceat(share, cell) - ROUNDING))
+    share /= rows[made["lane"]]
+    below = np.cumsum(share) - share
+    low = below - np.repeat(below[cell], np.diff(np.append(cell, len(made))))
+    return Joined(
+        table=made,
+        counts=np.bincount(begun, minlength=len(made)),
+        spans_s=spans_s,
+        last_step=table["step"][order[last]],
+        low=np.clip(low, 0.0, 1.0),
+        high=np.clip(low + share, 0.0, 1.0),
+        rows=rows[made["lane"]].astype(np.int64),
+        place=place,
+    )
+
+
+def _as_they_are(table: NDArray[Any]) -> Joined:
+    """A bar for each span."""
+    return Joined(
+        table=table,
+        counts=np.ones(len(table), np.int64),
+        spans_s=table["end_s"] - table["start_s"],
+        last_step=table["step"],
+        low=np.zeros(len(table)),
+        high=np.ones(len(table)),
+        rows=np.ones(len(table), np.int64),
+        place=np.arange(len(table)),
+    )
+
+
+def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, length_s: float) -> NDArray[np.bool_]:
+    """(N,) which spans, of those in lanes that run one at a time, stand out by their length."""
+    usual_s = np.zeros(len(KINDS))
+    for code in np.unique(kind).tolist():
+        usual_s[code] = np.median(lengths_s[kind == code])
+    chosen = np.flatnonzero(alone & (lengths_s > np.maximum(LONG * usual_s, VISIBLE * length_s)[kind]))
+    found = np.zeros(len(kind), bool)
+    found[chosen[np.argsort(-lengths_s[chosen], kind="stable")[:most]]] = True
+    return found
+
+
+def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most: int, length_s: float) -> int:
+    """As many columns as `most` bars allow, by the kinds of spans that begin or end in each."""
+    fine = np.append(start_s, end_s) / length_s * COLUMNS
+    cell = np.append(lane, lane) * COLUMNS + np.clip(fine, 0, COLUMNS - 1).astype(np.int64)
+    there = np.zeros((int(lane.max()) + 1) * COLUMNS, np.int64)
+    for code in np.unique(kind).tolist():
+        there[cell[np.append(kind, kind) == code]] |= 1 << code
+    kinds = there.reshape(-1, COLUMNS)
+    columns = COLUMNS
+    while columns > 1:
+        begins = np.unique(np.arange(columns) * COLUMNS // columns)
+        found = np.bitwise_or.reduceat(kinds, begins, axis=1)
+        if sum(int(np.count_nonzero(found & (1 << code))) for code in range(len(KINDS))) <= most:
+            break
+        columns = int(columns / COARSER)
+    return max(columns, 1)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lane:
+    """The bars of one lane, by column and kind, and the bar that each of its spans begins in, counted over all lanes."""
+
+    kind: Whole
+    begin_s: Floats
+    end_s: Floats
+    spans_s: Floats
+    first: Whole
+    last: Whole
+    begun: Whole
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        return self.begin_s, self.end_s, self.spans_s, self.first, self.last, self.begun
+
+
+def _lanes(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArray[np.bool_], grid: Floats) -> Iterator[_Lane]:
+    """The bars of each lane; spans are in the order of lanes, and in each by start."""
+    begins = np.flatnonzero(np.append(True, np.diff(lane) != 0)).tolist()
+    num_bars = 0
+    for first, behind in zip(begins, [*begins[1:], len(lane)], strict=True):
+        mine = slice(first, behind)
+        apart = long[mine]
+        edges = np.unique(np.concatenate([grid, start_s[mine][apart], end_s[mine][apart]])) if apart.any() else grid
+        left = np.clip(np.searchsorted(edges, start_s[mine], side="right") - 1, 0, len(edges) - 2)
+        right = np.clip(np.searchsorted(edges, end_s[mine], side="left") - 1, left, len(edges) - 2)
+        right = np.where(apart, left, right)  # one bar, whatever columns it crosses
+        num_parts = right - left + 1
+        span = np.repeat(np.arange(len(left)), num_parts)
+        begun = np.cumsum(num_parts) - num_parts  # the part that each span begins with
+        column = left[span] + np.arange(len(span)) - begun[span]
+        part_s = np.minimum(end_s[mine][span], edges[column + 1]) - np.maximum(start_s[mine][span], edges[column])
+        part_s = np.where(apart[span], (end_s[mine] - start_s[mine])[span], part_s)
+        key = (2 * column + apart[span]) * len(KINDS) + kind[mine][span]  # one of no length may begin with a long one
+        there = np.asarray(np.flatnonzero(np.bincount(key)), np.int64)
+        bar = np.searchsorted(there, key)
+        spans_s = np.asarray(np.bincount(bar, part_s, len(there)), np.float64)
+        one, other = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
+        other[bar], one[bar[::-1]] = span, span[::-1]  # of repeated places the last one stays
+        end_of = np.where(apart[one], end_s[mine][one], edges[there // len(KINDS) // 2 + 1])
+        yield _Lane(there % len(KINDS), edges[there // len(KINDS) // 2], end_of, spans_s, one + first, other + first, bar[begun] + num_bars)
+        num_bars += len(there)

@@ -1,0 +1,167 @@
+"""Spans from the text of a trace, all lines at once: the fast twin of one JSON value a line, for lines as `FileRecorder` writes them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.trace.spans import CODES, SPAN, Spans
+
+WORD = 8  # characters that are read at once
+COMMAS = 7  # of a line
+DECIMALS = 7  # of a time
+ZEROS, HIGH, CARRY = (np.uint64(int.from_bytes(bytes([code]) * WORD)) for code in (0x30, 0xF0, 0x06))
+MOST_PREFIX = 16 * WORD  # characters of a kind and a lane
+
+Whole = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+
+def read_columns(rank: int, text: bytes) -> Spans | None:
+    """The spans of whole lines `["kind","lane",start,end,step,bucket,bytes,peer]`, by start; None where some line is any other.
+
+    Times have seven digits behind the point and as many as eight before, sizes as many as sixteen, other numbers eight. What is
+    found is what JSON finds, to the last bit: a time's digits are a whole number below 2^53, and dividing it by 10^7 rounds once.
+
+    >>> read_columns(0, b'["send","comm",0.1000000,0.4000000,0,3,800,1]\\n').table["end_s"].tolist()
+    [0.4]
+    >>> read_columns(0, b'["send","comm",1e-1,0.4,0,3,800,1]\\n') is None
+    True
+    """
+    padded = np.frombuffer(b"\n" * WORD + text + b"\n" * WORD, np.uint8)
+    ends = np.flatnonzero(padded == ord("\n"))[WORD:-WORD]
+    places = np.flatnonzero(padded == ord(","))
+    if len(places) != COMMAS * len(ends):
+        return None
+    if not len(ends):
+        return Spans(np.zeros(0, SPAN))
+    begins, commas = np.append(WORD, ends[:-1] + 1), places.reshape(-1, COMMAS)
+    words = np.ndarray(len(padded) - WORD + 1, "V8", padded, strides=(1,))  # the eight characters from each on
+    if np.any(commas[:, 0] < begins) or np.any(commas[:, -1] > ends) or np.any(padded[ends - 1] != ord("]")):
+        return None
+    named = _prefixes(padded, words, begins, commas[:, 1])
+    if named is None:
+        return None
+    table = np.zeros(len(ends), SPAN)
+    table["rank"] = rank
+    kinds, lanes, which = named
+    names = tuple(dict.fromkeys(lanes))
+    table["kind"] = np.array([CODES[kind] for kind in kinds])[which]
+    table["lane"] = np.array([names.index(lane) for lane in lanes])[which]
+    stops = [*commas.T[2:], ends - 1]
+    for position, column in enumerate(("start_s", "end_s", "step", "bucket", "bytes", "peer")):
+        first, stop = commas[:, position + 1] + 1, stops[position]
+        values = (_times if column.endswith("_s") else _wholes)(padded, words, first, stop)
+        if values is None:
+            return None
+        table[column] = values
+    return Spans(table[np.argsort(table["start_s"], kind="stable")], names)
+
+
+def _prefixes(padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole) -> tuple[list[str], list[str], Whole] | None:
+    """The kinds and lanes that lines begin with, in their order, and (N,) which of them each has; None for what is none."""
+    lengths = stops - begins
+    longest = int(lengths.max())
+    if longest > MOST_PREFIX:
+        return None
+    columns = [lengths.astype(np.uint64)]
+    for place in range(0, longest, WORD):
+        rest = np.clip(lengths - place, 0, WORD)
+        columns.append(_first(_load(words, np.minimum(begins + place, len(words) - 1)), rest))
+    mixed = columns[0]
+    for column in columns[1:]:
+        mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    _, first, which = np.unique(mixed, return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    if any(np.any(column != column[first][which]) for column in columns):  # two of one mixture
+        return None
+    order = np.argsort(first)
+    found = [_names(padded[begins[line] : stops[line]].tobytes()) for line in first[order].tolist()]
+    if any(item is None for item in found):
+        return None
+    place_of = np.empty(len(order), np.int64)
+    place_of[order] = np.arange(len(order))
+    kinds, lanes = zip(*(item for item in found if item is not None), strict=True)
+    return list(kinds), list(lanes), place_of[which]
+
+
+def _names(prefix: bytes) -> tuple[str, str] | None:
+    try:
+        kind, lane = json.loads(prefix.decode() + "]")
+    except ValueError:
+        return None
+    return (kind, lane) if isinstance(kind, str) and kind in CODES and isinstance(lane, str) else None
+
+
+def _times(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> NDArray[np.float64] | None:
+    """(N,) numbers with seven digits behind the point."""
+    point = stop - WORD
+    if np.any(point <= first) or np.any(padded[point] != ord(".")):
+        return None
+    minus, before = padded[first] == ord("-"), _digits(words, first + (padded[first] == ord("-")), point)
+    behind = _digits(words, point + 1, stop)
+    if before is None or behind is None or _padded(before, first + minus, point):
+        return None
+    size_s = (before * 10**DECIMALS + behind).astype(np.float64) / 10**DECIMALS
+    return np.asarray(np.where(minus, -size_s, size_s), np.float64)
+
+
+def _wholes(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> Whole | None:
+    """(N,) whole numbers."""
+    if np.any(stop <= first):
+        return None
+    minus = padded[first] == ord("-")
+    first = first + minus
+    size = _digits(words, np.maximum(first, stop - WORD), stop)
+    if size is None:
+        return None
+    if np.any(stop - first > WORD):
+        long = stop - first > WORD
+        above = _digits(words, first[long], stop[long] - WORD)
+        if above is None:
+            return None
+        size[long] += above * 10**WORD
+    return None if _padded(size, first, stop) else np.where(minus, -size, size)
+
+
+def _padded(size: Whole, first: Whole, stop: Whole) -> bool:
+    """Whether a number has a zero in front, which JSON does not allow."""
+    return bool(np.any((stop - first > 1) & (size < 10 ** np.minimum(stop - first - 1, 2 * WORD))))
+
+
+def _digits(words: Any, first: Whole, stop: Whole) -> Whole | None:
+    """(N,) what the characters from each first to before each stop say, one to eight digits; None if some are no digits."""
+    length = stop - first
+    if np.any(length < 1) or np.any(length > WORD):
+        return None
+    empty = ((WORD - length) * 8).astype(np.uint64)
+    read = (_load(words, stop - WORD) >> empty) << empty
+    read |= _first(np.broadcast_to(ZEROS, read.shape), WORD - length)
+    if np.any((read & HIGH) != ZEROS) or np.any(((read + CARRY) & HIGH) != ZEROS):
+        return None
+    return _value(read - ZEROS)
+
+
+def _value(digits: Words) -> Whole:
+    """(N,) the numbers of eight digits, one a byte, the highest first: pairs, then fours, then all."""
+    pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
+    mask = np.uint64(0x000000FF000000FF)
+    left = (pairs & mask) * np.uint64(100 + (1_000_000 << 32))
+    right = ((pairs >> np.uint64(16)) & mask) * np.uint64(1 + (10_000 << 32))
+    return np.asarray((left + right) >> np.uint64(32), np.int64)
+
+
+def _first(read: Words, count: Whole) -> Words:
+    """(N,) the words with zero bytes behind their first `count` characters."""
+    drop = ((WORD - count) * 8).astype(np.uint64)
+    kept = (read << (drop % np.uint64(64))) >> (drop % np.uint64(64))
+    return np.where(count > 0, kept, np.uint64(0))
+
+
+def _load(words: Any, at: Whole) -> Words:
+    """(N,) the eight characters from each place on, the first in the lowest byte."""
+    return np.asarray(words[at].view("<u8"), np.uint64)
