@@ -59,6 +59,9 @@ def _one(name: str, how: object, options: argparse.Namespace, every: bool) -> tu
 
     assert isinstance(how, bench.How)
     earlier = _place(options.against, name, every)
+    if earlier and every and not earlier.exists():
+        how.say(f"{name}: no earlier record to compare with ({earlier})")
+        earlier = None
     before = read_record(earlier) if earlier else None  # before anything is measured: it may be unreadable
     rows = []
     for row in bench.run(name, how):

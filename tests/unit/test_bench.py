@@ -129,6 +129,9 @@ def test_the_command_measures_records_and_compares(
     assert main(["bench", "made_up", "--against", record, "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["rows"][0]["word"] == "missed" and "slower than before" in err
+    every = str(tmp_path / "every")
+    assert main(["bench", "all", "-o", every, "--against", every]) == 0 and "no earlier record" in capsys.readouterr().out
+    assert main(["bench", "all", "--against", every]) == 0 and "nothing moved" in capsys.readouterr().out
     assert main(["bench", "all", "-o", str(tmp_path / "every")]) == 0 and (tmp_path / "every" / "bench-made_up.json").exists()
 
 
@@ -168,3 +171,15 @@ def test_a_sum_alone_is_a_trainings_sum() -> None:
         sums.all_reduce(Ring(), value)
         sums.all_reduce(Native(), value)
     assert value.tolist() == [0, 1, 2, 3, 4]
+
+
+RECORDS = sorted((Path(__file__).parents[2] / "records").glob("bench-*.json"))
+
+
+def test_committed_records_are_of_benchmarks_that_there_are() -> None:
+    assert RECORDS
+    about = (RECORDS[0].parent / "README.md").read_text()
+    for path in RECORDS:
+        facts = read_record(path)
+        assert facts["bench"] in bench.NAMES and path.name == f"bench-{facts['bench']}.json" and f"`{path.name}`" in about
+        assert all(Row.from_record(row).word == row["word"] for row in facts["rows"]), "the word is what its numbers make of it"
