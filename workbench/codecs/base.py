@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Generator, Tensor
 
 
@@ -70,6 +71,18 @@ class Codec(ABC):
         """out <- `encode(values + decode(wire))`. `values` are used up: what they hold then is not told. `out` is not `wire`."""
         self.add(wire, values)
         self.encode_into(values, out, noise)
+
+    def _encoded(self, values: Tensor, noise: Generator | None) -> Tensor:
+        """`encode` of a codec that has an `encode_into` of its own."""
+        wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
+        self.encode_into(values, wire, noise)
+        return wire
+
+    def _decoded(self, wire: Tensor, like: Tensor) -> Tensor:
+        """`decode` of a codec that has a `decode_into` of its own."""
+        out = torch.empty_like(like)
+        self.decode_into(wire, out)
+        return out
 
 
 class SummableCodec(Codec, ABC):

@@ -66,14 +66,10 @@ class Linear8(Codec):
         return numel + 4 * num_groups(numel, self.group)
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
-        wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
-        self.encode_into(values, wire, noise)
-        return wire
+        return self._encoded(values, noise)
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        out = torch.empty_like(like)
-        self.decode_into(wire, out)
-        return out
+        return self._decoded(wire, like)
 
     @torch.inference_mode()
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:

@@ -35,9 +35,7 @@ class Truncate16(Codec):
         return 2 * numel
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
-        wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
-        self.encode_into(values, wire)
-        return wire
+        return self._encoded(values, noise)
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
         return typed(wire, torch.bfloat16).to(like.dtype)
