@@ -41,6 +41,7 @@ from tests.benchmarks.simulator_cases import (
 )
 from workbench import problems
 from workbench.algorithms import AsyncSGD, PipeSGD
+from workbench.bench.rows import interval
 from workbench.collectives import Ring
 from workbench.costs import ethernet_10g
 from workbench.program import Algorithm
@@ -95,9 +96,8 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def spread(values: Any) -> Row:
     """Median and the 95 % bootstrap interval of it."""
     found = np.asarray(values, dtype=float)
-    draws = np.random.default_rng(0).choice(found, (2000, len(found)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return {"median": float(np.median(found)), "low": float(low), "high": float(high), "rounds": len(found)}
+    low, high = interval(found)
+    return {"median": float(np.median(found)), "low": low, "high": high, "rounds": len(found)}
 
 
 def alternate(blocks: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[tuple[float, Any]]]:

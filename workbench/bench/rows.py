@@ -116,7 +116,7 @@ def table_of(rows: Sequence[Row], caption: str = "") -> Table:
     def amount(value: float, unit: Unit) -> str:
         if unit == "s":
             return table.seconds(value)
-        return f"{value / 1e9:.3g} GB/s" if unit == "B/s" else f"{value / 1e6:.3g} MB" if unit == "B" else f"{value:.3g}"
+        return table.num_bytes(value) + unit[1:] if unit in {"B", "B/s"} else f"{value:.3g}"
 
     shown = [
         {
