@@ -66,7 +66,7 @@ def test_every_way_once_a_round_in_turning_order() -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    rows = [beside([1.0, 2.0, 3.0], 2.0, below=1.5, **NAMES), beside([5.0], [4.0], kind="limit", unit="B/s", **{**NAMES, "case": "other"})]
+    rows = [beside([1.0, 2.0, 3.0], 2.0, below=1.5, **NAMES), beside([5e9], [4e9], kind="limit", unit="B/s", **{**NAMES, "case": "other"})]
     path = tmp_path / "bench.json"
     write_record(path, facts_of("step", rows))
     facts = read_record(path)
