@@ -8,6 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Generator, Tensor
 
+from workbench.codecs import gpu
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import (
     Piece,
@@ -75,6 +76,9 @@ class Linear8(Codec):
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         if wire.is_meta or not values.numel():
             return
+        if not self.stochastic and (found := gpu.kernels(values)):
+            found.quantise(values, wire, group=self.group)
+            return
         room, scales, (head, levels) = scratch(values), largest(values, self.group), self._parts(wire, values.numel())
         head.view(torch.float32).copy_(scales)  # M itself, not M/127: M is then decoded exactly, and encoding again changes nothing
         todo, factors = list(pieces(values, self.group)), LEVELS / scales
@@ -84,6 +88,9 @@ class Linear8(Codec):
     @torch.inference_mode()
     def decode_into(self, wire: Tensor, out: Tensor) -> None:
         if wire.is_meta or not out.numel():
+            return
+        if found := gpu.kernels(out):
+            found.restore(wire, out, group=self.group)
             return
         head, levels = self._parts(wire, out.numel())
         factors, room = typed(head, torch.float32) / POWER, None if out.dtype == torch.float32 else scratch(out)
@@ -97,6 +104,9 @@ class Linear8(Codec):
     def add(self, wire: Tensor, total: Tensor) -> None:
         if wire.is_meta or not total.numel():
             return
+        if found := gpu.kernels(total):
+            found.restore(wire, total, group=self.group, add=True)
+            return
         room, (head, levels) = scratch(total), self._parts(wire, total.numel())
         factors = typed(head, torch.float32) / POWER
         for piece in pieces(total, self.group):
@@ -106,6 +116,9 @@ class Linear8(Codec):
     def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
         if self.stochastic or values.dtype != torch.float32 or wire.is_meta or not values.numel():
             Codec.encode_sum(self, wire, values, out, noise)
+            return
+        if kernels := gpu.kernels(values):
+            kernels.quantise(values, out, group=self.group, added=wire)
             return
         room, (head, levels), (new_head, new_levels) = scratch(values), *(self._parts(each, values.numel()) for each in (wire, out))
         factors, found = typed(head, torch.float32) / POWER, new_head.view(torch.float32)

@@ -8,6 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Generator, Tensor
 
+from workbench.codecs import gpu
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import check_choice, tiles, typed
 
@@ -44,6 +45,9 @@ class Truncate16(Codec):
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         if wire.is_meta:
             return
+        if found := gpu.kernels(values):
+            found.halve(values, wire, nearest=self.rounding == "nearest")
+            return
         if values.dtype == torch.float32 and self.rounding == "nearest":
             wire.view(torch.bfloat16).copy_(values)
             return
@@ -52,12 +56,19 @@ class Truncate16(Codec):
 
     @torch.inference_mode()
     def decode_into(self, wire: Tensor, out: Tensor) -> None:
-        if not wire.is_meta:
-            out.copy_(typed(wire, torch.bfloat16))
+        if wire.is_meta:
+            return
+        if found := gpu.kernels(out):
+            found.widen(wire, out)
+            return
+        out.copy_(typed(wire, torch.bfloat16))
 
     @torch.inference_mode()
     def add(self, wire: Tensor, total: Tensor) -> None:
         if wire.is_meta:
+            return
+        if found := gpu.kernels(total):
+            found.widen(wire, total, add=True)
             return
         for part, halves, room in tiles(total, typed(wire, torch.bfloat16)):
             part.add_(room.copy_(halves))
@@ -66,6 +77,9 @@ class Truncate16(Codec):
     def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
         if values.dtype != torch.float32 or wire.is_meta:
             Codec.encode_sum(self, wire, values, out)
+            return
+        if found := gpu.kernels(values):
+            found.halve(values, out, nearest=self.rounding == "nearest", added=wire)
             return
         for part, halves, sums, room in tiles(values, typed(wire, torch.bfloat16), out.view(torch.int16)):
             torch.add(part, room.copy_(halves), out=room)

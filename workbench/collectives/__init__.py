@@ -9,6 +9,7 @@ from workbench import codecs
 from workbench.codecs.base import Codec
 from workbench.collectives.auto import Auto
 from workbench.collectives.base import Collective, Link, Native, flat_of, native_bytes
+from workbench.collectives.direct import Direct
 from workbench.collectives.halving_doubling import HalvingDoubling
 from workbench.collectives.hierarchical import Hierarchical
 from workbench.collectives.linear import Linear
@@ -22,6 +23,7 @@ from workbench.naming import kebab, unknown
 __all__ = [
     "Auto",
     "Collective",
+    "Direct",
     "HalvingDoubling",
     "Hierarchical",
     "Linear",
@@ -42,7 +44,7 @@ __all__ = [
 
 _COLLECTIVES: dict[str, type[Collective]] = {
     kebab(collective.__name__): collective
-    for collective in (Native, Ring, Linear, Tree, HalvingDoubling, Hierarchical, Auto, PowerSGD, Once)
+    for collective in (Native, Ring, Direct, Linear, Tree, HalvingDoubling, Hierarchical, Auto, PowerSGD, Once)
 }
 
 
@@ -73,7 +75,7 @@ def names() -> tuple[str, ...]:
     """What `get` knows.
 
     >>> names()[:3]
-    ('native', 'ring', 'linear')
+    ('native', 'ring', 'direct')
     """
     return tuple(_COLLECTIVES)
 

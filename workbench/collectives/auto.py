@@ -14,6 +14,9 @@ from workbench.errors import ConfigError
 from workbench.ops import Program, Request, Value
 from workbench.program import Context
 
+MARGIN = 1.4  # what is measured at a run's beginning is off by a third now and then
+OF_MESSAGES_S = 2e-4  # what a sum of messages costs beside its messages: sub-programs are Python
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,10 @@ class Auto(Collective):
 
     A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all choose alike. Of candidates
     that take the same time the first is chosen. A gradient of several buckets is judged as a whole.
+
+    On ranks that run, the library's own all-reduce was measured with the link (`native_s`), and so was what a ring takes over its formula
+    (`slowdown`): the library's is used unless a candidate promises to be `MARGIN` times as fast, for formulas know wires better than
+    processors. With a codec there is no such choice, nor in a simulation, whose library has no ways of its own.
 
     Paper: thakur2005optimization: it switches by size too.
     """
@@ -66,7 +73,12 @@ class Auto(Collective):
         >>> Auto().chosen(8, 10, link), Auto().chosen(8e6, 10, link)
         (HalvingDoubling(), Ring())
         """
-        return min(self.candidates, key=lambda candidate: candidate.seconds(num_bytes, num_workers, link))
+        best = min(self.candidates, key=lambda candidate: candidate.seconds(num_bytes, num_workers, link))
+        native_s = getattr(link, "native_s", None)
+        promised_s = best.seconds(num_bytes, num_workers, link) * getattr(link, "slowdown", 1.0) + OF_MESSAGES_S
+        if native_s is None or self.lossy or native_s(num_bytes) > MARGIN * promised_s:
+            return best
+        return Native()
 
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
         if ctx.link is None:
@@ -75,8 +87,10 @@ class Auto(Collective):
         return self.chosen(flat.numel() * flat.element_size(), ctx.num_workers, ctx.link).all_reduce(ctx, value)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """What all candidates send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""
+        """What all candidates, and the library, send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""
         sent = {candidate.bytes_sent(rank, num_workers, numel, itemsize, tail) for candidate in self.candidates}
+        if not self.lossy:
+            sent.add(Native().bytes_sent(rank, num_workers, numel, itemsize, tail))
         return sent.pop() if len(sent) == 1 else math.nan
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:

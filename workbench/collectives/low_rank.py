@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.codecs.feedback import leave
 from workbench.collectives.base import Collective, Native
+from workbench.collectives.memory import LOW_RANK_RESIDUAL
 from workbench.collectives.once import check_inner
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
@@ -139,7 +140,7 @@ class PowerSGD(Collective):
         return [value.view(slot).reshape(slot.shape[0], -1) for slot in slots]
 
     def _residual(self, ctx: Context, slot: Slot, flat: Tensor) -> Tensor:
-        name = f"low-rank.residual/{slot.index}"
+        name = f"{LOW_RANK_RESIDUAL}/{slot.index}"
         if name not in ctx.memory:
             ctx.memory[name] = torch.zeros(slot.shape, dtype=flat.dtype, device=flat.device)
         return ctx.memory[name]

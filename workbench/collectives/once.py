@@ -14,6 +14,7 @@ from workbench.codecs import Codec, ErrorFeedback, SummableCodec
 from workbench.codecs.feedback import leave
 from workbench.codecs.groups import check_choice, typed
 from workbench.collectives.base import Collective, Native
+from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Local, Program, Recv, Send, Start, Value, Wait
@@ -127,7 +128,9 @@ class Once(Collective):
         blocks, tails = _cut(piece.body, p), [piece.tail[:0]] * last + [piece.tail]
         own, itemsize = blocks[rank], piece.body.element_size()
         codec, encoded = self.plain, self._spread == "encoded"
-        residuals = _cut(residual, p) if (residual := self._residual(ctx, piece.body, f"once.residual/{piece.name}")) is not None else None
+        residuals = (
+            _cut(residual, p) if (residual := self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")) is not None else None
+        )
 
         def encode() -> list[Tensor]:
             noise = self._noise(ctx, piece, "value")
@@ -139,7 +142,7 @@ class Once(Collective):
         if rank == last:
             _sum_tails(piece.tail, arrived)
         if encoded:
-            owners = self._residual(ctx, own, f"once.owner/{piece.name}")
+            owners = self._residual(ctx, own, f"{ONCE_OWNER}/{piece.name}")
             second = partial(self._encode, total, owners, self._noise(ctx, piece, "sum"))
             wire = yield Local("encode", own.numel() * itemsize, second)
         else:
@@ -158,7 +161,7 @@ class Once(Collective):
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
         """Everybody's encoded value to everybody, who all sum the same in the same order."""
-        residual = self._residual(ctx, piece.body, f"once.residual/{piece.name}")
+        residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
         wire = yield Local("encode", piece.nbytes, partial(self._encode, piece.body, residual, self._noise(ctx, piece, "value")))
         message = _join(piece.tail, wire)
         arrived = yield from _exchange(ctx, [message] * ctx.num_workers, [message.numel()] * ctx.num_workers)
@@ -169,7 +172,7 @@ class Once(Collective):
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
         """Scales side by side in one sum, of which each rank takes the largest; then the integers."""
         p, body = ctx.num_workers, piece.body
-        residual = self._residual(ctx, body, f"once.residual/{piece.name}")
+        residual = self._residual(ctx, body, f"{ONCE_RESIDUAL}/{piece.name}")
 
         def measure() -> Tensor:
             if residual is not None:

@@ -9,8 +9,7 @@ from typing import final
 
 from workbench.codecs.base import Codec
 from workbench.collectives.base import Collective, Link
-from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
-from workbench.errors import ConfigError
+from workbench.collectives.wire import Wire, check_chunks, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Ticket, Value
 from workbench.program import Context, by_heart
@@ -36,8 +35,7 @@ class Ring(Collective):
 
     def __post_init__(self) -> None:
         check_codec(self.codec)
-        if not isinstance(self.chunks, int) or self.chunks < 1:
-            raise ConfigError(f"chunks={self.chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)")
+        check_chunks(self.chunks)
 
     @property
     def splits(self) -> bool:

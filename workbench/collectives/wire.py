@@ -208,6 +208,12 @@ def check_codec(codec: object) -> None:
         codecs.check_codec(codec)
 
 
+def check_chunks(chunks: object) -> None:
+    """Raise `ConfigError` unless a block can be cut into so many pieces."""
+    if not isinstance(chunks, int) or chunks < 1:
+        raise ConfigError(f"chunks={chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)")
+
+
 def _add(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for mine, theirs in pairs:
         mine.add_(theirs)

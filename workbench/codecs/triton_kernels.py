@@ -1,0 +1,259 @@
+"""Kernels for a GPU, in Triton: 16-bit truncation and 8-bit levels, encoded, decoded and summed on the way. The only door to triton.
+
+They give the bits that `Truncate16` and `Linear8` give on a processor. What that takes:
+
+- no multiply-add is fused (`enable_fp_fusion=False`), quotients are IEEE's (`div_rn`), subnormal numbers are kept;
+- to nearest is to even: by adding 3 * 2**22, or, of a float32's high half, in integers;
+- magnitudes are compared as integers, which orders all float32 numbers, infinities and NaNs last; a group's largest is that of
+  its bits, whatever the order in which its parts come;
+- the scale of a group that is not finite is the one NaN 0x7fc00000, its levels are 0.
+
+A NaN stays one, but of one that arithmetic made or carried on, sign and payload are the processor's or the GPU's own.
+
+So far they have been run by Triton's interpreter only, on a processor, and translated for sm_90; no GPU has run them. Their
+speed on one is unknown until `workbench bench codecs` has left a record with rows of a GPU.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# Of kernels, whose text Triton translates and whose arguments it types.
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from workbench.codecs.groups import num_groups, typed
+
+BLOCK = 4096  # values a program works on
+WHOLE = 8192  # values of a group that one program holds: such groups are read once to encode them, larger ones twice
+HOW = {"num_warps": 8, "enable_fp_fusion": False}  # each kernel is translated and queued
+
+# In a kernel, what is no argument is a `constexpr`.
+LOW_BITS = tl.constexpr(0x7FFF)
+MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+SMALLEST = tl.constexpr(0x04000000)  # 2**-119, `groups.SMALLEST`
+INFINITE = tl.constexpr(0x7F800000)
+NAN = tl.constexpr(0x7FC00000)
+LEVELS = tl.constexpr(127.0)
+OVER_LEVELS = tl.constexpr(1 / 127)
+OVER_POWER = tl.constexpr(1 / 128)
+ROUNDS = tl.constexpr(3.0 * 2**22)  # a float32 of this size has no binary digit behind the point, and its last one is worth 1
+
+
+def halve(values: Tensor, out: Tensor, *, nearest: bool, added: Tensor | None = None) -> None:
+    """out <- the high halves of (n,) float32 values, or of their sums with the halves of a message."""
+    halves = out.view(torch.int16)
+    other = halves if added is None else typed(added, torch.int16)
+    programs = triton.cdiv(values.numel(), BLOCK)
+    _launch(_halve, programs, values, other, halves, values.numel(), NEAREST=nearest, SUM=added is not None, BLOCK=BLOCK)
+
+
+def widen(wire: Tensor, out: Tensor, *, add: bool = False) -> None:
+    """out <- a message of halves as float32 values, or out <- out + these."""
+    _launch(_widen, triton.cdiv(out.numel(), BLOCK), typed(wire, torch.int16), out, out.numel(), ADD=add, BLOCK=BLOCK)
+
+
+def quantise(values: Tensor, out: Tensor, *, group: int | None, added: Tensor | None = None) -> None:
+    """out <- scales and levels of (n,) float32 values, or of their sums with what a message holds."""
+    plan, other = _Plan.of(values.numel(), group), out if added is None else added
+    given = values, typed(other[: plan.head], torch.float32), other.view(torch.int8), out.view(torch.int8), values.numel()
+    if plan.chunks > 1:
+        out[: plan.head].zero_()
+    for kernel in (_quantise_whole,) if plan.chunks == 1 else (_find_largest, _quantise_parts):
+        _launch(kernel, plan.programs, *given, *plan.numbers, SUM=added is not None, **plan.shape)
+
+
+def restore(wire: Tensor, out: Tensor, *, group: int | None, add: bool = False) -> None:
+    """out <- what scales and levels stand for, or out <- out + these."""
+    plan = _Plan.of(out.numel(), group)
+    given = typed(wire[: plan.head], torch.float32), wire.view(torch.int8), out, out.numel()
+    _launch(_restore, plan.programs, *given, *plan.numbers, ADD=add, **plan.shape)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How values in groups are dealt out to programs: `rows` groups to one, or one group to several, in chunks of `columns`.
+
+    The one group of a message is told longer than it is, a multiple of 16: Triton then knows how its chunks are aligned.
+    """
+
+    group: int
+    groups: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, numel: int, group: int | None) -> _Plan:
+        groups = num_groups(numel, group)
+        size = group if group is not None and groups > 1 else max(-(-numel // 16), 1) * 16
+        columns = 1 << (size - 1).bit_length() if size <= WHOLE else BLOCK
+        return cls(group=size, groups=groups, rows=max(1, BLOCK // columns) if groups > 1 else 1, columns=columns)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.group // self.columns)
+
+    @property
+    def programs(self) -> int:
+        return -(-self.groups // self.rows) * self.chunks
+
+    @property
+    def head(self) -> int:
+        """Bytes of the scales."""
+        return 4 * self.groups
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        return self.group, self.groups, self.chunks
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {"ROWS": self.rows, "COLUMNS": self.columns}
+
+
+def _launch(kernel: Any, programs: int, *given: Any, **named: Any) -> None:
+    """Queue a kernel on the current stream of the first tensor's GPU; nothing is allocated."""
+    if not programs:
+        return
+    with torch.cuda.device(given[0].device) if given[0].is_cuda else nullcontext():
+        kernel[(programs,)](*given, **named, **HOW)
+
+
+# -- truncation ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _halve(values, added, halves, numel, NEAREST: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numel
+    x = tl.load(values + at, mask=inside, other=0.0)
+    if SUM:
+        x += _widened(tl.load(added + at, mask=inside, other=0))
+    bits = x.to(tl.int32, bitcast=True)
+    if NEAREST:
+        bits = tl.where(x == x, bits + LOW_BITS + ((bits >> 16) & 1), NAN)
+    tl.store(halves + at, (bits >> 16).to(tl.int16), mask=inside)
+
+
+@triton.jit
+def _widen(halves, out, numel, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numel
+    y = _widened(tl.load(halves + at, mask=inside, other=0))
+    if ADD:
+        y += tl.load(out + at, mask=inside, other=0.0)
+    tl.store(out + at, y, mask=inside)
+
+
+@triton.jit
+def _widened(halves):
+    return _as_number(halves.to(tl.int32) << 16)
+
+
+# -- levels ----------------------------------------------------------------------------------------------------
+# `scales` and `levels` are one message, which is read; `wire` is another one, which is written. Levels begin behind 4 bytes a group.
+
+
+@triton.jit
+def _quantise_whole(
+    values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Groups that one program holds."""
+    row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
+    x = _summed(values, scales, levels, row, at, inside, groups, SUM)
+    scale = _as_scale(tl.max(_magnitude(x), axis=1))
+    tl.store(_numbers(wire) + row, scale, mask=row < groups)
+    tl.store(wire + 4 * groups + at, _rounded(x, _as_number(scale)[:, None]), mask=inside)
+
+
+@triton.jit
+def _find_largest(values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A group's largest magnitude into the place of its scale, where all its chunks meet."""
+    row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
+    x = _summed(values, scales, levels, row, at, inside, groups, SUM)
+    tl.atomic_max(_numbers(wire) + row, tl.max(_magnitude(x), axis=1), mask=row < groups)
+
+
+@triton.jit
+def _quantise_parts(
+    values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """A chunk of a group, the last ones first: they are still in cache.
+
+    All chunks write the group's scale; one that reads it written makes the same of it again.
+    """
+    row, at, inside = _tile(tl.num_programs(0) - 1 - tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
+    x = _summed(values, scales, levels, row, at, inside, groups, SUM)
+    scale = _as_scale(tl.load(_numbers(wire) + row, mask=row < groups, other=0))
+    tl.store(_numbers(wire) + row, scale, mask=row < groups)
+    tl.store(wire + 4 * groups + at, _rounded(x, _as_number(scale)[:, None]), mask=inside)
+
+
+@triton.jit
+def _restore(scales, levels, out, numel, group, groups, chunks, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
+    y = _restored(scales, levels, row, at, inside, groups)
+    if ADD:
+        y += tl.load(out + at, mask=inside, other=0.0)
+    tl.store(out + at, y, mask=inside)
+
+
+@triton.jit
+def _tile(program, numel, group, chunks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program's (ROWS,) groups, (ROWS, COLUMNS) places of their values, and which of these there are."""
+    row = (program // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (program % chunks).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    at = row[:, None] * group + column[None, :]
+    return row, at, (column < group)[None, :] & (at < numel)
+
+
+@triton.jit
+def _summed(values, scales, levels, row, at, inside, groups, SUM: tl.constexpr):
+    x = tl.load(values + at, mask=inside, other=0.0)
+    if SUM:
+        x += _restored(scales, levels, row, at, inside, groups)
+    return x
+
+
+@triton.jit
+def _restored(scales, levels, row, at, inside, groups):
+    """q / 127 * M by q + q / 127 and M / 128, as `linear._decode`."""
+    q = tl.load(levels + 4 * groups + at, mask=inside, other=0).to(tl.float32)
+    factor = tl.load(scales + row, mask=row < groups, other=0.0) * OVER_POWER
+    return (q + q * OVER_LEVELS) * factor[:, None]
+
+
+@triton.jit
+def _magnitude(x):
+    return x.to(tl.int32, bitcast=True) & MAGNITUDE
+
+
+@triton.jit
+def _as_scale(largest):
+    """The largest magnitude as what values can be divided by, as `groups.as_scales`; both by their bits."""
+    return tl.where(largest < INFINITE, tl.maximum(largest, SMALLEST), NAN)
+
+
+@triton.jit
+def _rounded(x, scale):
+    """round(127 x / M), 0 of what is no number; 127 / M as torch has it, 1 / M first. The level is in the last byte of the sum."""
+    level = x * (tl.div_rn(1.0, scale) * LEVELS) + ROUNDS
+    return tl.where(level == level, level.to(tl.int32, bitcast=True), 0).to(tl.int8)
+
+
+@triton.jit
+def _as_number(bits):
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _numbers(wire):
+    """Its memory as numbers of 32 bits."""
+    return wire.to(tl.pointer_type(tl.int32), bitcast=True)
