@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -249,4 +250,6 @@ def _is_nothing(value: Any) -> bool:
 
 def _rank(value: Any) -> tuple[int, float, str]:
     """Numbers before words."""
-    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+    if isinstance(value, int | float):
+        return (0, max(-sys.float_info.max, min(sys.float_info.max, value)), "")  # a whole number may be larger than any float
+    return (1, 0.0, str(value))

@@ -68,6 +68,15 @@ def three_digits(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
+def _printable(text: str) -> str:
+    """Without what a terminal would obey, such as a name that clears the screen."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
+    )
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -106,7 +115,7 @@ class Table:
         return [[MISSING if row.get(column.key) is None else column.text(row[column.key]) for column in self.columns] for row in self.rows]
 
     def __str__(self) -> str:
-        lines = [[column.title for column in self.columns], *self.cells()]
+        lines = [[column.title for column in self.columns], *([_printable(cell) for cell in line] for line in self.cells())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.experiments.grid import Cell
-from workbench.experiments.who import is_there, this_process
+from workbench.trace.who import is_there, this_process
 
 State = Literal["open", "running", "finished", "failed", "interrupted"]
 SILENT_S = 120.0  # a claim on another machine whose file was not touched for so long is nobody's

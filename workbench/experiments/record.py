@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.experiments.who import is_there, this_process
+from workbench.trace.who import is_there, this_process
 
 PACKAGES = ("sgd-workbench", "torch", "numpy", "ipyparallel", "mpi4py", "papermill", "plotly")
 GIT_S = 10.0

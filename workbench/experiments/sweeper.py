@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from workbench.clusters.fork_server import Forked, ForkServer
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import ConfigError, RunNotFound
 from workbench.experiments.attempts import Attempt, State, beat, claim, conclude, read_attempts
 from workbench.experiments.ending import terminated_as_exit
 from workbench.experiments.grid import Cell, Grid, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, cells_folder, notebook_of, state_of, states
-from workbench.experiments.warm import WarmProcess, WarmServer
+from workbench.experiments.warm import warm_server
 from workbench.trace.store import OVER, SWEEP_VARIABLE, read_info, runs_root, update_run
 
 POLL_S, BEAT_S, LOOK_S = 0.1, 10.0, 2.0
@@ -90,7 +91,7 @@ class _Running:
 
     cell: Cell
     attempt: Attempt
-    process: subprocess.Popen[bytes] | WarmProcess
+    process: subprocess.Popen[bytes] | Forked
     mark: str
     begun_s: float
 
@@ -108,7 +109,7 @@ class _Sweeper:
         self._scratch = tempfile.mkdtemp(prefix="workbench-sweep-")
         self._warden = start_warden(self._mark, self._scratch)
         self._states: dict[str, CellState] = {}
-        self._warm: WarmServer | None = None
+        self._warm: ForkServer | None = None
 
     def run(self) -> None:
         """Until every cell is finished or failed."""
@@ -178,13 +179,13 @@ class _Sweeper:
         self._states[cell.key] = CellState(cell, "running", attempt)
         return True
 
-    def _process(self, cell: Cell, attempt: Attempt, env: dict[str, str]) -> subprocess.Popen[bytes] | WarmProcess:
+    def _process(self, cell: Cell, attempt: Attempt, env: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
         if cell.notebook is None and cell.values.get("runtime") == "simulated":
             if self._warm is not None and self._warm.has_ended:
                 self._warm.close()
                 self._warm = None
-            self._warm = self._warm or WarmServer({**os.environ, self._mark: "1"})
-            return self._warm.start([*cell.train_arguments()[1:], "--json"], env, str(attempt.log))
+            self._warm = self._warm or warm_server({**os.environ, self._mark: "1"})
+            return self._warm.start([*cell.train_arguments()[1:], "--json"], env, attempt.log)
         with attempt.log.open("wb") as log:
             return subprocess.Popen(
                 self._command(cell, attempt), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -206,7 +207,7 @@ class _Sweeper:
     def _conclude(self, running: _Running) -> CellState:
         """Write down how a cell ended, and end what it left."""
         status = running.process.poll()
-        if isinstance(running.process, WarmProcess):
+        if isinstance(running.process, Forked):
             running.process.kill()
         else:
             end_marked(running.mark)  # and whatever it left, if it has ended

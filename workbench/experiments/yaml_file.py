@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import yaml
 
 from workbench.errors import ConfigError
+from workbench.trace.text import open_file
+
+MOST_BYTES = 1024 * 1024
+MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML ships no types
@@ -18,7 +23,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML ships no types
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen = set()
     for key_node, _ in node.value:
-        if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
+        if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
             raise yaml.constructor.ConstructorError(None, None, f"{key_node.value!r} is given twice", key_node.start_mark)
         seen.add(key_node.value if isinstance(key_node, yaml.ScalarNode) else id(key_node))
     loader.flatten_mapping(node)
@@ -30,6 +35,31 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
+def _value(text: str) -> Any:
+    """What the text says: plain values alone, and of aliases no more than a reader could write out."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MOST_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, f"more than {MOST_VALUES} values, by aliases of aliases", node.start_mark)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for with its aliases written out; infinitely many where it is inside itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1.0
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1.0 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds; an empty file holds none.
 
@@ -37,17 +67,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: no such file, not YAML (with line and column), or no mapping.
     """
     try:
-        text = path.read_text()
+        with open_file(path) as file:
+            text = file.read(MOST_BYTES + 1).decode()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): give the path of a YAML file") from None
+        raise ConfigError(f"{path} cannot be read ({error.strerror or error}): give the path of a YAML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no text: give the path of a YAML file") from None
+    if len(text) > MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes: such files are written by hand; split it")
     try:
-        found = yaml.load(text, _Loader)
+        found = _value(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place}: {getattr(error, 'problem', None) or error}") from None
+        raise ConfigError(f"{path}{place}: {getattr(error, 'problem', None) or error}: mend it there") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: lists in lists, too many of them: write fewer") from None
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:  # of a value that is not of its tag
+        raise ConfigError(f"{path}: a value in it cannot be read ({error}): write it in quotes") from None
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):

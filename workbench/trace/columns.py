@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.trace.spans import CODES, SPAN, Spans
+from workbench.trace.text import parse_json
 
 WORD = 8  # characters that are read at once
 COMMAS = 7  # of a line
@@ -49,8 +49,9 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
     table["rank"] = rank
     kinds, lanes, which = named
     names = tuple(dict.fromkeys(lanes))
+    positions = {name: position for position, name in enumerate(names)}
     table["kind"] = np.array([CODES[kind] for kind in kinds])[which]
-    table["lane"] = np.array([names.index(lane) for lane in lanes])[which]
+    table["lane"] = np.array([positions[lane] for lane in lanes])[which]
     stops = [*commas.T[2:], ends - 1]
     for position, column in enumerate(("start_s", "end_s", "step", "bucket", "bytes", "peer")):
         first, stop = commas[:, position + 1] + 1, stops[position]
@@ -91,8 +92,8 @@ def _prefixes(padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole
 
 def _names(prefix: bytes) -> tuple[str, str] | None:
     try:
-        kind, lane = json.loads(prefix.decode() + "]")
-    except ValueError:
+        kind, lane = parse_json(prefix.decode() + "]")
+    except (ValueError, TypeError):
         return None
     return (kind, lane) if isinstance(kind, str) and kind in CODES and isinstance(lane, str) else None
 

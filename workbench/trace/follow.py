@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from threading import Lock
 from typing import Any, final
 
 from workbench.errors import RunNotFound
-from workbench.trace.read import is_metrics_row, metrics_paths, parse_lines
+from workbench.trace.fate import with_fate
+from workbench.trace.read import metrics_paths, parse_lines
+from workbench.trace.rows_known import is_metrics_row
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
+from workbench.trace.text import BLOCK_BYTES, LINE_BYTES, open_file
+
+LOOK_S = 5.0  # how often it is looked whether the run's processes live
 
 
 @final
@@ -25,6 +31,7 @@ class Follower:
         self._offsets: dict[int, int] = {}
         self._rows: dict[int, list[dict[str, Any]]] = {}
         self._lock = Lock()
+        self._looked_s = float("-inf")
 
     def poll(self) -> Run:
         """The run as it is now. A line that is still being written is left for the next poll.
@@ -39,11 +46,16 @@ class Follower:
         if not self.folder.is_dir():
             raise RunNotFound(f"the run's folder {self.folder} is gone")
         info = read_info(self.folder)  # before the rows: a run that says finished is then read to its end
+        if time.monotonic() - self._looked_s > LOOK_S:
+            told, info = info, with_fate(self.folder, info)
+            self._looked_s = time.monotonic() if info is told else float("-inf")  # once it is over, it is so at every poll
         for rank, path in metrics_paths(self.folder).items():
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 file.seek(self._offsets.get(rank, 0))
-                new = file.read()
+                new = file.read(BLOCK_BYTES)
             whole = new[: new.rfind(b"\n") + 1]
+            if not whole and len(new) > LINE_BYTES:
+                whole = new  # no line of ours is so long
             self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
             rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
             self._rows.setdefault(rank, []).extend(rows)

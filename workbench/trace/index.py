@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+from workbench.trace.text import parse_json, whole_lines
+
 FORMAT = 1
 YOUNG_S = 5.0  # a file may change again within the grain of its time stamp
 Signature = list[list[int]]
@@ -35,12 +37,13 @@ class Index:
         self._changed = 0
         self.damaged = 0  # lines that could not be read
         with suppress(OSError):
-            self._read(path.read_bytes())
+            for lines in whole_lines(path):
+                self._read(lines)
 
-    def _read(self, content: bytes) -> None:
-        for line in content.decode(errors="replace").splitlines():
+    def _read(self, lines: list[str | None]) -> None:
+        for line in lines:
             try:
-                version, name, signature, value = json.loads(line)
+                version, name, signature, value = parse_json(line or "")
                 if version == FORMAT:
                     self._lines[name] = (signature, value)
             except (ValueError, TypeError):

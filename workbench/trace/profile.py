@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import re
 import tempfile
 from bisect import bisect_right
@@ -18,6 +17,7 @@ import numpy as np
 from workbench.errors import ConfigError
 from workbench.trace.links import COLLECTIVES
 from workbench.trace.spans import Spans
+from workbench.trace.text import open_file, parse_json, unpacked
 
 Event = dict[str, Any]
 Row = tuple[str, str, float, float, int, int, int, int]  # of `Spans.from_rows`
@@ -38,6 +38,8 @@ ITEMSIZE = {
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 LIBRARIES = ("gloo", "mpi")  # whose calls the host's own threads carry out
+SCALARS = ("correlation", "device", "stream", "dtype", "Collective name")  # of an event's args, what is looked up by
+MOST_NUMBER, MOST_DEPTH, MOST_NAME = 2**62, 4, 200
 HOW = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
 
 
@@ -72,12 +74,16 @@ def read_profile(profile: Any) -> Profile:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(path))
-            return _profile(json.loads(path.read_text()), "the profile")
+            return _profile(parse_json(path.read_text()), "the profile")
     path = Path(profile)
     try:
-        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-        return _profile(json.loads(text), str(path))
-    except (OSError, EOFError) as error:
+        with open_file(path) as file:
+            content = file.read()
+        text = unpacked(content) if path.suffix == ".gz" else content
+        return _profile(parse_json(text), str(path))
+    except MemoryError as error:
+        raise ConfigError(f"{path} is larger than the memory: {HOW}") from error
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {HOW}") from error
     except ValueError as error:
         if isinstance(error, ConfigError):
@@ -88,16 +94,37 @@ def read_profile(profile: Any) -> Profile:
 def _profile(trace: Any, name: str) -> Profile:
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ConfigError(f"{name} holds no traceEvents: {HOW}")
-    told = trace.get("distributedInfo") or {}
-    whole = [event for event in trace["traceEvents"] if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
+    told = trace.get("distributedInfo")
+    rank: Any = told.get("rank") if isinstance(told, dict) else None
+    num_workers: Any = told.get("world_size") if isinstance(told, dict) else None
+    base_ns: Any = trace.get("baseTimeNanoseconds")
+    whole = [found for event in trace["traceEvents"] if (found := _event(event)) is not None]
     return Profile(
         name=name,
-        rank=int(told["rank"]) if "rank" in told else None,
-        num_workers=int(told["world_size"]) if told.get("world_size") else None,
-        host=str(trace.get("host_name", "")),
+        rank=rank if _is_number(rank, whole=True) and rank >= 0 else None,
+        num_workers=num_workers if _is_number(num_workers, whole=True) and num_workers > 0 else None,
+        host=str(trace.get("host_name", ""))[:MOST_NAME],
         events=sorted(whole, key=lambda event: event["ts"]),
-        base_us=float(trace.get("baseTimeNanoseconds") or 0) * 1e-3,
+        base_us=base_ns * 1e-3 if _is_number(base_ns) else 0.0,
     )
+
+
+def _event(event: Any) -> Event | None:
+    """An event with a begin and a duration, of what its readers reckon with; None for any other, which profiles hold many of."""
+    if not isinstance(event, dict) or event.get("ph") != "X" or not isinstance(event.get("name"), str):
+        return None
+    if not (_is_number(event.get("ts")) and _is_number(event.get("dur")) and event["dur"] >= 0):
+        return None
+    args = event.get("args")
+    if args and not (isinstance(args, dict) and all(isinstance(args.get(name, 0), str | int | float) for name in SCALARS)):
+        args = None
+    plain = isinstance(event.get("pid", 0), str | int) and isinstance(event.get("tid", 0), str | int)
+    return {**event, "args": args, "cat": str(event.get("cat", ""))} if plain else None
+
+
+def _is_number(value: Any, whole: bool = False) -> bool:
+    """Whether it is one that a time or a count can be."""
+    return type(value) in ((int,) if whole else (int, float)) and abs(value) < MOST_NUMBER
 
 
 def named(event: Event, *beginnings: str) -> bool:
@@ -113,7 +140,7 @@ def args_of(event: Event) -> dict[str, Any]:
 def told_steps(events: list[Event]) -> list[tuple[int, float, float]]:
     """(number, begin, end) of each step that the profiler was told of, in microseconds."""
     found = [event for event in events if event.get("cat") == "user_annotation" and named(event, "ProfilerStep#")]
-    numbers = [re.search(r"#(\d+)", event["name"]) for event in found]
+    numbers = [re.search(r"#([0-9]{1,9})", event["name"]) for event in found]
     return [(int(match[1]), event["ts"], event["ts"] + event["dur"]) for event, match in zip(found, numbers, strict=True) if match]
 
 
@@ -173,15 +200,31 @@ def library_of(event: Event) -> str | None:
 def _kernel_call(event: Event) -> Call:
     args = args_of(event)
     size = ITEMSIZE.get(str(args.get("dtype")), 4)
-    num = args.get("In msg nelems")
-    return Call(_kind(str(args.get("Collective name") or event["name"])), event, None if num is None else int(num) * size, size)
+    num: Any = args.get("In msg nelems")
+    num_bytes = num * size if _is_number(num, whole=True) and num >= 0 else None
+    return Call(_kind(str(args.get("Collective name") or event["name"])), event, num_bytes, size)
 
 
 def _host_call(event: Event) -> Call:
     args = args_of(event)
-    size = ITEMSIZE.get(str((args.get("Input type") or ["float"])[0]), 4)
-    dims = (args.get("Input Dims") or [None])[0]
-    return Call(_kind(str(event["name"]).partition(":")[2]), event, None if dims is None else int(np.prod(dims)) * size, size)
+    size = ITEMSIZE.get(str(_first(args.get("Input type"))), 4)
+    numel = _numel(_first(args.get("Input Dims")))
+    return Call(_kind(str(event["name"]).partition(":")[2]), event, None if numel is None else numel * size, size)
+
+
+def _first(items: Any) -> Any:
+    return items[0] if isinstance(items, list) and items else None
+
+
+def _numel(dims: Any, depth: int = 0) -> int | None:
+    """Elements of a tensor of that shape, or of several of one shape; None for what is no shape."""
+    if _is_number(dims, whole=True):
+        return int(dims) if dims >= 0 else None
+    if not isinstance(dims, list) or depth > MOST_DEPTH:
+        return None
+    parts = [_numel(item, depth + 1) for item in dims]
+    product = math.prod(part for part in parts if part is not None)
+    return product if None not in parts and product < MOST_NUMBER else None
 
 
 _KINDS = (  # the first that is part of the name, without signs between words

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -14,9 +15,9 @@ import numpy as np
 
 from workbench.trace.columns import read_columns
 from workbench.trace.recorder import SpanRow
-from workbench.trace.spans import CODES, SPAN, Spans
-
-MOST = (sys.float_info.max, sys.float_info.max, *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")))
+from workbench.trace.rows_known import is_event, is_metrics_row, is_trace_row
+from workbench.trace.spans import Spans
+from workbench.trace.text import open_file, parse_json, read_json, whole_lines
 
 
 @final
@@ -56,18 +57,24 @@ def metrics_paths(folder: Path) -> dict[int, Path]:
 
 def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
     """rank -> what it wrote when it failed: rank, error, traceback."""
-    found = {rank: _parse(path.read_text(errors="replace")) for rank, path in _paths(folder, "failed-%.json").items()}
+    found = {}
+    for rank, path in _paths(folder, "failed-%.json").items():
+        with suppress(OSError, ValueError):
+            found[rank] = read_json(path)
     return {rank: failure for rank, failure in found.items() if isinstance(failure, dict)}
 
 
 def read_trace(path: Path, rank: int) -> Trace:
     """Read one rank's trace: as columns, if all its lines are as `FileRecorder` writes them, and otherwise line by line."""
-    noted, recorded = _parted(path.read_bytes())
-    notes = [_parse(line) for line in noted.decode(errors="replace").split("\n")[:-1]]
-    spans = read_columns(rank, recorded) if all(map(_is_trace_row, notes)) else None
-    if spans is not None:
-        return _trace(notes, spans)
-    rows, damaged = read_lines(path, _is_trace_row)
+    with suppress(MemoryError):  # of what is none of ours, line by line there may be little
+        with open_file(path) as file:
+            noted, recorded = _parted(file.read())
+        notes = [_parse(line) for line in noted.decode(errors="replace").split("\n")[:-1]]
+        spans = read_columns(rank, recorded) if all(map(is_trace_row, notes)) else None
+        if spans is not None:
+            return _trace(notes, spans)
+    noted = recorded = b""
+    rows, damaged = read_lines(path, is_trace_row)
     notes = [row for row in rows if isinstance(row, dict)]
     return _trace(notes, tuple(tuple(row) for row in rows if isinstance(row, list)), damaged)
 
@@ -95,7 +102,7 @@ def _parted(text: bytes) -> tuple[bytes, bytes]:
 
 def read_events(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """rank -> its events, of the ranks that recorded any."""
-    return {rank: read_lines(path, lambda row: isinstance(row, dict))[0] for rank, path in _paths(folder, "events-%.jsonl").items()}
+    return {rank: read_lines(path, is_event)[0] for rank, path in _paths(folder, "events-%.jsonl").items()}
 
 
 def read_metrics(folder: Path) -> tuple[dict[int, list[dict[str, Any]]], tuple[str, ...]]:
@@ -113,10 +120,13 @@ def read_lines(path: Path, is_row: Callable[[Any], bool]) -> tuple[list[Any], tu
 
     A last line without its end is what a crash, or a writer in the middle of its write, leaves: it is left out unsaid.
     """
-    lines = path.read_bytes().decode(errors="replace").split("\n")
-    lines.pop()  # behind the last line's end: nothing, or a line that was cut off
-    rows, damaged = parse_lines(lines, is_row)
-    return rows, tuple(f"{path.name}, line {number}" for number in damaged)
+    rows, damaged, before = [], list[str](), 0
+    for lines in whole_lines(path):
+        found, numbers = parse_lines([line or "" for line in lines], is_row)
+        rows += found
+        damaged += [f"{path.name}, line {before + number}" for number in numbers]
+        before += len(lines)
+    return rows, tuple(damaged)
 
 
 def parse_lines(lines: list[str], is_row: Callable[[Any], bool]) -> tuple[list[Any], list[int]]:
@@ -125,7 +135,7 @@ def parse_lines(lines: list[str], is_row: Callable[[Any], bool]) -> tuple[list[A
         rows = json.loads(f"[{','.join(lines)}]")
         if len(rows) == len(lines) and all(map(is_row, rows)):
             return rows, []
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     rows, damaged = [], list[int]()
     for number, line in enumerate(lines, 1):
@@ -140,36 +150,14 @@ def parse_lines(lines: list[str], is_row: Callable[[Any], bool]) -> tuple[list[A
 def _parse(line: str) -> Any:
     """The line's JSON value; None for a damaged line."""
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError:
         return None
 
 
-def is_metrics_row(row: Any) -> bool:
-    """Whether a JSON value is a row of metrics."""
-    return isinstance(row, dict) and row.keys() >= {"step", "seconds", "samples", "bytes_sent"}
-
-
-def _is_trace_row(row: Any) -> bool:
-    return is_span(row) or is_note(row)
-
-
-def is_span(row: Any) -> bool:
-    """Whether a JSON value is a span: of a known kind, and with numbers that a table of spans can hold."""
-    if not (isinstance(row, list) and len(row) == 8 and isinstance(row[0], str) and row[0] in CODES and isinstance(row[1], str)):
-        return False
-    return all(isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True))
-
-
-def is_note(row: Any) -> bool:
-    """Whether a JSON value is a trace's header, or what its clock said."""
-    if isinstance(row, dict) and isinstance(clock := row.get("clock"), dict):
-        return all(isinstance(clock.get(name), int | float) for name in ("at_s", "offset_s"))
-    return isinstance(row, dict) and "rank" in row and "clock" not in row
-
-
 def _paths(folder: Path, pattern: str) -> dict[int, Path]:
     """rank -> path of the files of that name, where % stands for the rank."""
-    name = re.compile(re.escape(pattern).replace("%", r"(\d+)"))
-    found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
+    name = re.compile(re.escape(pattern).replace("%", r"([0-9]{1,9})"))
+    with os.scandir(folder) as entries:
+        found = {int(match[1]): folder / entry.name for entry in entries if (match := name.fullmatch(entry.name)) and entry.is_file()}
     return dict(sorted(found.items()))

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, final
 
-from workbench.errors import ConfigError
+from workbench.trace.append import append, cannot_write, create, go_on
 from workbench.trace.spans import CODES
 
 FLUSH_S = 0.5  # rows older than this are written at the next call, even inside a step
@@ -165,13 +165,17 @@ class FileRecorder(Recorder):
         rank: whose.
         header: first line of the trace: rank, host, pid, device, origin_s, unix_s.
         trace_steps: spans of later steps are not kept; None keeps all.
+        goes_on: behind what a process wrote that had this rank before.
+
+    Where the files cannot be written any more, what was written stays whole lines, and the end of the step, or the end, says so.
 
     Raises:
         ConfigError: the folder holds a record of this rank already.
+        WorkbenchError: it cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None) -> None:
-        self._traced = inf if trace_steps is None else trace_steps
+    def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False) -> None:
+        self._traced, self._open = inf if trace_steps is None else trace_steps, go_on if goes_on else create
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
         self._rows: deque[str] = deque()  # of metrics
         self._events: deque[str] = deque()
@@ -179,8 +183,14 @@ class FileRecorder(Recorder):
         self._notes = deque([json.dumps({**header, "rank": rank}, default=_plain) + "\n"])  # header and clocks
         self._lanes: dict[str, str] = {}
         self._writing = Lock()
-        self._metrics_file = _create(Path(folder) / metrics_name(rank))
-        self._trace_file = _create(Path(folder) / trace_name(rank))
+        self._folder = Path(folder)
+        self._error: OSError | None = None  # why nothing can be written any more
+        self._told = False
+        try:
+            self._metrics_file = self._open(self._folder / metrics_name(rank))
+            self._trace_file = self._open(self._folder / trace_name(rank))
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error
         self._closed = False
         self._written_s = 0.0
         self.end_step()
@@ -217,6 +227,7 @@ class FileRecorder(Recorder):
     def end_step(self) -> None:
         with self._writing:
             self._write()
+        self._tell()
 
     def close(self) -> None:
         with self._writing:
@@ -227,19 +238,33 @@ class FileRecorder(Recorder):
                 os.close(self._trace_file)
                 if self._events_file >= 0:
                     os.close(self._events_file)
+        if not self._told:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._error is not None:
+            self._told = True
+            raise cannot_write(self._folder, self._error) from self._error
 
     def _write(self) -> None:
         if self._closed:  # a background thread that outlived the run
             return
         lines = [self._notes.popleft() for _ in range(len(self._notes))]
         lines.extend(self._text(self._spans.popleft()) for _ in range(len(self._spans)))
-        _append(self._trace_file, lines)
-        _append(self._metrics_file, [self._rows.popleft() for _ in range(len(self._rows))])
-        if self._events:
-            if self._events_file < 0:
-                self._events_file = _create(self._events_path)
-            _append(self._events_file, [self._events.popleft() for _ in range(len(self._events))])
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        events = [self._events.popleft() for _ in range(len(self._events))]
         self._written_s = time.monotonic()
+        if self._error is not None:
+            return
+        try:
+            append(self._trace_file, lines)
+            append(self._metrics_file, rows)
+            if events:
+                if self._events_file < 0:
+                    self._events_file = self._open(self._events_path)
+                append(self._events_file, events)
+        except OSError as error:  # any thread may be here: the one that runs the program is told
+            self._error = error
 
     def _text(self, span: SpanRow) -> str:
         kind, lane, start_s, end_s, step, bucket, num_bytes, peer = span
@@ -249,20 +274,6 @@ class FileRecorder(Recorder):
         if quoted is None:
             quoted = self._lanes[lane] = json.dumps(lane)
         return f'["{kind}",{quoted},{start_s:.7f},{end_s:.7f},{step},{bucket},{num_bytes},{peer}]\n'
-
-
-def _create(path: Path) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already: give every run a folder of its own (workbench.trace.new_run makes one)") from None
-
-
-def _append(file: int, lines: list[str]) -> None:
-    """One write of whole lines, so that a reader or a crash in between sees whole lines (a full disk may still cut one)."""
-    data = "".join(lines).encode()
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
+from workbench.trace.fate import with_fate
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
@@ -51,13 +52,13 @@ class Run:
 
     @classmethod
     def load(cls, folder: Path | str) -> Run:
-        """Read a run's folder, finished or not; a last line that a crash cut off is left out.
+        """Read a run's folder, finished or not; a last line that a crash cut off is left out. Of a run that was killed, `info` says so.
 
         Raises:
             RunNotFound: the folder holds no readable run.
         """
         folder = Path(folder)
-        info = read_info(folder)
+        info = with_fate(folder, read_info(folder))
         metrics, damaged = read_metrics(folder)
         return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)
 
@@ -183,15 +184,17 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         """Each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
 
-        An evaluation counts once every rank has reported its share. In a finished run, ranks that never evaluate are not waited for.
+        An evaluation counts once every rank has reported its share; where a run went on as fewer, every one of those. In a finished run,
+        ranks that never evaluate are not waited for.
         """
         table = self.rows(evaluations=True)
         expected = {rank for rank, rows in self.metrics.items() if rows}
         if self.info.get("status") == "finished":
             expected = {rank for shares in table.values() for rank in shares}
-        found = []
+        found, fewer = [], [(row["step"], set(row["ranks"])) for row in self.info.get("shrunk") or ()]
         for step, shares in table.items():
-            if not expected <= set(shares):
+            remain = next((ranks for first, ranks in reversed(fewer) if step >= first), expected)
+            if not expected & remain <= set(shares):
                 continue
             parts = [row["evaluation"] for row in shares.values()]
             count = sum(part["count"] for part in parts)

@@ -38,7 +38,7 @@ SPAN = np.dtype(
     [
         ("rank", "i4"),
         ("kind", "i2"),
-        ("lane", "i2"),
+        ("lane", "i4"),
         ("start_s", "f8"),
         ("end_s", "f8"),
         ("step", "i4"),
@@ -93,11 +93,12 @@ class Spans:
         """All spans of several; lanes of one name become one."""
         parts = list(parts)
         names = tuple(dict.fromkeys(name for part in parts for name in part.lanes))
+        positions = {name: position for position, name in enumerate(names)}
         tables = []
         for part in parts:
             table = part.table.copy()
             if len(table) and part.lanes != names[: len(part.lanes)]:
-                table["lane"] = np.array([names.index(name) for name in part.lanes], "i2")[table["lane"]]
+                table["lane"] = np.array([positions[name] for name in part.lanes], "i4")[table["lane"]]
             tables.append(table)
         table = np.concatenate(tables) if tables else np.zeros(0, SPAN)
         ranks, starts_s = table["rank"], table["start_s"]

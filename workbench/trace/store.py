@@ -1,4 +1,8 @@
-"""The run store: a folder of run folders, each with a `run.json` that is always whole."""
+"""The run store: a folder of run folders, each with a `run.json` that is always whole.
+
+Whoever writes may be killed at any moment, and the disk may fill: `run.json` is replaced and never written in place, rows are only ever
+added, and a run that still goes on keeps a few kB in reserve, so that how it ended can be written when nothing else can.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,29 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-from workbench.errors import ConfigError, RunNotFound
+from workbench.errors import ConfigError, RunNotFound, WorkbenchError
+from workbench.trace.append import cannot_write
+from workbench.trace.fate import OVER as OVER
+from workbench.trace.fate import with_fate
 from workbench.trace.index import Index
 from workbench.trace.index import state_of as file_state
+from workbench.trace.info import FORMAT as FORMAT
+from workbench.trace.info import read_info as read_info
+from workbench.trace.lock import locked
 from workbench.trace.recorder import metrics_name
+from workbench.trace.who import this_process
 
-FORMAT = 1
 INDEX_NAME = ".index.jsonl"
-OVER = ("finished", "failed", "stopped")  # what a run says that no process is at any more
+RESERVE_NAME, RESERVE_BYTES = ".reserve", 32 * 1024  # room for a `run.json` on a disk that is full
+LEFT_S = 3600.0  # a draft that nobody touched for so long is of a writer that was killed
 SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # tells a process which cell of which sweep its runs are, as one JSON object
 
 
@@ -73,83 +86,115 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
     root = Path(root) if root is not None else runs_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
+        _tidy(root)
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     except OSError as error:
         raise ConfigError(f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS") from error
     cell = json.loads(os.environ.get(SWEEP_VARIABLE) or "{}")
     note = cell.pop("runs_file", None)  # where whoever runs the cell looks for the names of its runs
     info = {**info, "sweep": cell} if cell else info
+    try:
+        folder = _named(draft, {"format": FORMAT, "status": "starting", "process": this_process(), **info}, root)
+        if note:
+            with open(note, "a") as names:
+                names.write(f"{folder.name}\n")
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        cause = error.__cause__ if isinstance(error, WorkbenchError) else error
+        if isinstance(cause, OSError):
+            raise cannot_write(root, cause) from cause
+        raise
+    return folder
+
+
+def _named(draft: Path, info: dict[str, Any], root: Path) -> Path:
+    """Give a draft its name, which no other run has."""
     now = datetime.now(UTC)
-    words = (info.get("method", {}).get("name", "run"), info.get("problem", {}).get("name", ""))
+    words = ((info.get("method") or {}).get("name") or "run", (info.get("problem") or {}).get("name") or "")
     stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
+    draft.chmod(0o755)
+    with suppress(OSError), (draft / RESERVE_NAME).open("wb") as file:
+        file.write(secrets.token_bytes(RESERVE_BYTES))  # no zeros: some file systems keep none
     while True:
         folder = root / f"{stem}-{secrets.token_hex(2)}"
         if folder.exists():
             continue
-        draft.chmod(0o755)
-        write_info(draft, {"format": FORMAT, "status": "starting", **info, "id": folder.name, "created": now.isoformat()})
+        write_info(draft, {**info, "id": folder.name, "created": now.isoformat()})
         try:
             draft.rename(folder)
-        except OSError:  # another process took the name in between
-            (draft / "run.json").unlink()
+        except OSError:
             if not folder.exists():
-                draft.rmdir()
                 raise
-            continue
-        if note:
-            with open(note, "a") as names:
-                names.write(f"{folder.name}\n")
+            continue  # another process took the name in between
         return folder
+
+
+def _tidy(root: Path) -> None:
+    """Remove what writers that were killed have left beside the runs."""
+    with suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.startswith((".new-", ".removed-")) or (entry.name.startswith(".") and entry.name.endswith(".tmp")):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S:
+                        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
 def _slug(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
 
 
-def read_info(folder: Path) -> dict[str, Any]:
-    """The `run.json` of a run's folder.
+def write_info(folder: Path, info: dict[str, Any]) -> None:
+    """Write `run.json` so that a reader sees the old one or the new one, never a part.
 
     Raises:
-        RunNotFound: there is none, it is no JSON object, or of a format made by a later version.
+        WorkbenchError: it cannot be written; the old one is there. Says why, and what to do.
     """
-    path = Path(folder) / "run.json"
+    folder = Path(folder)
+    text = json.dumps(info, indent=1) + "\n"
     try:
-        info = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RunNotFound(f"{folder} holds no run.json, so it is no run's folder: `workbench runs` lists those there are") from None
-    except (OSError, ValueError) as error:
-        raise RunNotFound(f"{path} cannot be read ({error}): remove the folder, or restore it from a copy") from None
-    if not isinstance(info, dict):
-        raise RunNotFound(f"{path} is no JSON object: remove the folder, or restore it from a copy")
-    if info.get("format", FORMAT) != FORMAT:
-        raise RunNotFound(f"{path} has format {info['format']}, this version reads {FORMAT}: update workbench")
-    return info
+        try:
+            _replace(folder, text)
+        except OSError:
+            if not (folder / RESERVE_NAME).exists():
+                raise
+            (folder / RESERVE_NAME).unlink()
+            _replace(folder, text)
+        if info.get("status") in OVER:
+            (folder / RESERVE_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
 
 
-def write_info(folder: Path, info: dict[str, Any]) -> None:
-    """Write `run.json` so that a reader sees the old one or the new one, never a part."""
+def _replace(folder: Path, text: str) -> None:
     draft, name = tempfile.mkstemp(prefix=".run-", suffix=".tmp", dir=folder)
-    with os.fdopen(draft, "w") as file:
-        json.dump(info, file, indent=1)
-        file.write("\n")
-    os.chmod(name, 0o644)
-    os.replace(name, Path(folder) / "run.json")
+    try:
+        with os.fdopen(draft, "w") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, folder / "run.json")
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Change some of a run's `run.json`; one process (rank 0, or who started the run) may do so. Returns the new one."""
-    info = {**read_info(folder), **changes}
-    write_info(folder, info)
+    """Change some of a run's `run.json`; of two processes that do so at once, neither loses what the other changed. Returns the new one."""
+    with locked(folder):
+        info = {**read_info(folder), **changes}
+        write_info(folder, info)
     return info
 
 
 def list_runs(root: Path | None = None) -> RunListing:
     """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`.
 
+    A run that says it goes on though its processes are gone has the status "killed", or "lost" (see `fate`).
+
     What was read is kept in `.index.jsonl`, a cache that may be removed at any time (see `index`).
     """
     root = Path(root) if root is not None else runs_root()
-    names = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith(".")) if root.is_dir() else []
+    names = sorted(name for name in os.listdir(root) if not name.startswith(".")) if root.is_dir() else []
     index = Index(root / INDEX_NAME)
     runs, damaged = [], []
     for name in names:
@@ -163,7 +208,7 @@ def list_runs(root: Path | None = None) -> RunListing:
                 info = read_info(folder)
                 if state and info.get("status") in OVER:
                     index.put(name, [state], info)
-            runs.append(StoredRun(folder, info))
+            runs.append(StoredRun(folder, with_fate(folder, info)))
         except RunNotFound as error:
             damaged.append(str(error))
     if index.damaged:

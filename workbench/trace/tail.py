@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.trace.read import Trace, is_note, is_span, parse_lines, trace_paths
+from workbench.trace.read import Trace, parse_lines, trace_paths
+from workbench.trace.rows_known import is_note, is_span
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 

@@ -1,0 +1,64 @@
+"""Files that are only ever added to, whole lines at a time, and what is said where they cannot be."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.errors import ConfigError, WorkbenchError
+
+BLOCK_BYTES = 64 * 1024
+
+
+def cannot_write(folder: Path, error: OSError) -> WorkbenchError:
+    """The error of whoever writes to a run or a store and cannot."""
+    why = error.strerror or str(error)
+    fix = "free some space there, or name another run store in WORKBENCH_RUNS"
+    return WorkbenchError(f"{folder} cannot be written ({why}): {fix}. What was written before is whole")
+
+
+def create(path: Path) -> int:
+    """A new file that is only ever added to.
+
+    Raises:
+        ConfigError: there is one already.
+        OSError: it cannot be made.
+    """
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already: give every run a folder of its own (workbench.trace.new_run makes one)") from None
+
+
+def go_on(path: Path) -> int:
+    """The same with a file that there may be, by a writer that was killed: behind its last whole line.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    size = end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - BLOCK_BYTES)
+        if (found := os.pread(file, end - start, start).rfind(b"\n")) >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)
+    return file
+
+
+def append(file: int, lines: list[str]) -> None:
+    """One write of whole lines, so that a reader or a crash in between sees whole lines; one that a full disk cuts is taken back."""
+    data, done = "".join(lines).encode(), 0
+    try:
+        while done < len(data):
+            done += os.write(file, data[done:])
+    except OSError:
+        part = done - (data.rfind(b"\n", 0, done) + 1)
+        if part:
+            with suppress(OSError):
+                os.ftruncate(file, os.fstat(file).st_size - part)
+        raise

@@ -1,0 +1,85 @@
+"""Reading a run's `run.json`: of this version or an earlier one, and with entries of the kinds that its readers rely on."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import RunNotFound
+from workbench.trace.text import read_json
+
+FORMAT = 1  # a run without a number is of a version before there was one: no entry of it has changed its meaning since
+KINDS: dict[str, type] = {
+    "id": str,
+    "created": str,
+    "status": str,
+    "error": str,
+    "clock": str,
+    "runtime": str,
+    "num_workers": int,
+    "method": dict,
+    "problem": dict,
+    "settings": dict,
+    "sweep": dict,
+    "model": dict,
+    "result": dict,
+    "versions": dict,
+    "process": dict,
+    "notes": list,
+    "steering": list,
+}
+INNER: dict[str, dict[str, type]] = {"method": {"name": str, "settings": dict, "defaults": list}, "problem": {"name": str, "note": str}}
+WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list"}
+NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")  # of a run: it names folders, here and where runs are exported to
+FIX = "remove the folder, or restore it from a copy"
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """The `run.json` of a run's folder.
+
+    Raises:
+        RunNotFound: there is none, it is no JSON object, or of a format made by a later version.
+    """
+    path = Path(folder) / "run.json"
+    try:
+        info = read_json(path)
+    except FileNotFoundError:
+        raise RunNotFound(f"{folder} holds no run.json, so it is no run's folder: `workbench runs` lists those there are") from None
+    except (OSError, ValueError) as error:
+        raise RunNotFound(f"{path} cannot be read ({error}): {FIX}") from None
+    if not isinstance(info, dict):
+        raise RunNotFound(f"{path} is no JSON object: {FIX}")
+    number = info.get("format", FORMAT)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RunNotFound(f"{path}: format {_brief(number)} is no number of a format: {FIX}")
+    if number > FORMAT:
+        raise RunNotFound(f"{path} has format {number}, made by a later version; this one reads up to {FORMAT}: update workbench")
+    fault = _fault(info)
+    if fault:
+        raise RunNotFound(f"{path}: {fault}: {FIX}")
+    return info
+
+
+def _fault(info: dict[str, Any]) -> str | None:
+    """What of it is not of its kind; None where all is."""
+    for name, inner in [("", info), *((name, info.get(name)) for name in INNER)]:
+        for entry, kind in (INNER[name] if name else KINDS).items():
+            value = inner.get(entry) if isinstance(inner, dict) else None
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                return f"{name}{'.' * bool(name)}{entry} is {_brief(value)} and not {WORDS[kind]}"
+    identity, created = info.get("id"), info.get("created")
+    if identity is not None and (not NAME.fullmatch(identity) or identity in (".", "..")):
+        return f"id is {_brief(identity)}, which no folder can be called"
+    if created is not None:
+        try:
+            datetime.fromisoformat(created)
+        except ValueError:
+            return f"created is {_brief(created)} and not a time"
+    return None
+
+
+def _brief(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,69 @@
+"""Which values of a record's lines are ours: with the entries that readers need, and numbers that they can reckon with."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from workbench.trace.spans import CODES, SPAN
+
+MOST = (sys.float_info.max, sys.float_info.max, *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")))
+ANSWERS = ("any", "source", "position", "now", "control")
+
+
+def is_metrics_row(row: Any) -> bool:
+    """Whether a JSON value is a row of metrics, with numbers where its readers reckon with them."""
+    if not (isinstance(row, dict) and isinstance(row.get("step"), int) and abs(row["step"]) <= MOST[2]):
+        return False
+    if not all(is_number(row.get(name)) for name in ("seconds", "samples", "bytes_sent")):
+        return False
+    shares = row.get("evaluation")
+    if shares is None:
+        loss, num_samples = row.get("loss"), row.get("num_samples")
+        if row.get("staleness") is not None and not is_number(row["staleness"]):
+            return False
+        plain = (loss is None or is_number(loss, nan=True)) and (num_samples is None or is_number(num_samples))
+        return plain and "evaluation" not in row and row.keys() >= {"loss", "num_samples"}
+    if not (isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))):
+        return False
+    return all(name in shares and (shares[name] is None or is_number(shares[name])) for name in ("correct", "judged"))
+
+
+def is_number(value: Any, nan: bool = False) -> bool:
+    """Whether it is a number that arrays can hold."""
+    if isinstance(value, float):
+        return nan or not math.isnan(value)
+    return isinstance(value, int) and -MOST[0] <= value <= MOST[0]
+
+
+def is_event(row: Any) -> bool:
+    """Whether a JSON value is an event: of an update what readers reckon with, of an answer a number."""
+    if not isinstance(row, dict) or not all(is_number(row[name]) for name in ANSWERS if name in row):
+        return False
+    if "update" not in row:
+        return "any" not in row or "source" in row
+    if not (is_number(row["update"]) and is_number(row.get("seconds")) and is_number(row.get("bucket"))):
+        return False
+    return isinstance(row.get("staleness"), list) and all(map(is_number, row["staleness"]))
+
+
+def is_trace_row(row: Any) -> bool:
+    """Whether a JSON value belongs into a trace."""
+    return is_span(row) or is_note(row)
+
+
+def is_span(row: Any) -> bool:
+    """Whether a JSON value is a span: of a known kind, and with numbers that a table of spans can hold."""
+    if not (isinstance(row, list) and len(row) == 8 and isinstance(row[0], str) and row[0] in CODES and isinstance(row[1], str)):
+        return False
+    return all(isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True))
+
+
+def is_note(row: Any) -> bool:
+    """Whether a JSON value is a trace's header, or what its clock said."""
+    if isinstance(row, dict) and isinstance(clock := row.get("clock"), dict):
+        return all(isinstance(clock.get(name), int | float) and abs(clock[name]) <= MOST[0] for name in ("at_s", "offset_s"))
+    return isinstance(row, dict) and "rank" in row and "clock" not in row

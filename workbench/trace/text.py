@@ -1,0 +1,115 @@
+"""JSON from files that anybody may have written or cut: what is no value, too deep or too long is a `ValueError`, and costs little."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SMALL_BYTES = 32 * 1024 * 1024  # of a file that is one value, such as `run.json`
+LINE_BYTES = 4 * 1024 * 1024  # of a line of metrics, spans, events or words
+BLOCK_BYTES = 16 * 1024 * 1024  # of a file that are read at once
+MOST_TIMES = 200  # as much smaller may a packed file be: one with more is made to fill the memory
+MOST_DIGITS = 300  # of a whole number: one with more is none that a float could hold
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or one that is nested so deeply that Python refuses it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("values inside values, too many of them to be a record") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value of a small file.
+
+    Raises:
+        OSError: it cannot be read, or is no file (of a pipe nobody knows when it ends).
+        ValueError: it is no JSON, or larger than `SMALL_BYTES`.
+    """
+    with open_file(path) as file:
+        text = file.read(SMALL_BYTES + 1)
+    if len(text) > SMALL_BYTES:
+        raise ValueError(f"more than {SMALL_BYTES} bytes, which no such file has")
+    return parse_value(text.decode())
+
+
+def parse_value(text: str) -> Any:
+    """The value of a JSON text that goes into `run.json`, or comes from there: `parse_json`, and no number that is too long for it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return json.loads(text, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("values inside values, too many of them to be a record") from None
+
+
+def open_file(path: Path) -> Any:
+    """Open a file to be read in binary.
+
+    Raises:
+        OSError: there is none, or what there is is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would keep us waiting
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no file")
+    return os.fdopen(descriptor, "rb")
+
+
+def whole_lines(path: Path) -> Iterator[list[str | None]]:
+    """The lines of a file, some megabytes at a time; None for one that is longer than `LINE_BYTES`.
+
+    A last line without its end is what a crash, or a writer in the middle of its write, leaves: it is left out.
+    """
+    rest, too_long = b"", False
+    with open_file(path) as file:
+        while block := file.read(BLOCK_BYTES):
+            *lines, rest = (rest + block).split(b"\n")
+            found = [_line(line) for line in lines]
+            if too_long and found:
+                found[0], too_long = None, False
+            if len(rest) > LINE_BYTES:
+                rest, too_long = b"", True
+            if found:
+                yield found
+
+
+def unpacked(content: bytes) -> bytes:
+    """What a gzip file holds.
+
+    Raises:
+        ValueError: it is none, is cut off, or holds so much more than its size that nobody can have recorded it.
+    """
+    most = MOST_TIMES * len(content) + 1024 * 1024
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        found = reader.decompress(content, most)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(found) >= most:
+        raise ValueError(f"it is packed {MOST_TIMES} times and more")
+    if not reader.eof:
+        raise ValueError("it is cut off")
+    return found
+
+
+def _line(line: bytes) -> str | None:
+    return line.decode(errors="replace") if len(line) <= LINE_BYTES else None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
