@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workbench import bench
+    from workbench.bench.rows import Row
 
 EPILOG = """\
   workbench bench                                   # what there is
@@ -15,6 +21,7 @@ EPILOG = """\
   workbench bench step --only MLP --rounds 10
   workbench bench codecs -o codecs.json             # leaves a record
   workbench bench codecs --against codecs.json      # says what moved since; exit status 1 if anything became slower
+  workbench bench wire --read records/bench-wire.json --figure wire     # a record's table and picture; measures nothing
 """
 
 
@@ -29,6 +36,8 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the record, and nothing else")
     add("--output", "-o", metavar="FILE", help="leave the record there; of all, a folder: bench-NAME.json each")
     add("--against", metavar="FILE", help="an earlier record (of all, their folder): say what moved since")
+    add("--read", metavar="FILE", help="measure nothing: show this record")
+    add("--figure", metavar="FILE", help="of wire: draw step times beside their limits, as FILE.svg")
     parser.set_defaults(command=_bench)
 
 
@@ -45,31 +54,32 @@ def _bench(options: argparse.Namespace) -> int:
     for given in (options.output, options.against):
         if every and given and Path(given).suffix:
             raise ConfigError(f"{given}: of all benchmarks, give a folder")
+    if options.figure and options.name != "wire":
+        raise ConfigError(f"--figure draws what `workbench bench wire` measures, and this is {options.name}")
+    if options.read and every:
+        raise ConfigError("--read shows one record: name its benchmark")
     records = [_one(name, how, options, every) for name in (bench.NAMES if every else [options.name])]
     if options.json:
         print(json.dumps([facts for facts, _slower in records] if every else records[0][0]))
     return int(any(slower for _facts, slower in records))
 
 
-def _one(name: str, how: object, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
+def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
     """Run one; its record, and whether anything became slower than in the earlier one."""
-    from workbench import bench
-    from workbench.bench.records import facts_of, moves, read_record, write_record
-    from workbench.bench.rows import table_of
+    from workbench.bench.records import moves, read_record, write_record
+    from workbench.bench.rows import Row, table_of
 
-    assert isinstance(how, bench.How)
     earlier = _place(options.against, name, every)
     if earlier and every and not earlier.exists():
         how.say(f"{name}: no earlier record to compare with ({earlier})")
         earlier = None
     before = read_record(earlier) if earlier else None  # before anything is measured: it may be unreadable
-    rows = []
-    for row in bench.run(name, how):
-        rows.append(row)
-        how.say(f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip())
-    if not rows and options.only and not every:
-        raise ConfigError(f"--only {' '.join(options.only)}: nothing of it is named like this; `workbench bench {name}` tells its cases")
-    facts = facts_of(name, rows)
+    facts = read_record(Path(options.read)) if options.read else _measured(name, how, options)
+    rows = [Row.from_record(row) for row in facts["rows"]]
+    if facts["bench"] != name:
+        raise ConfigError(f"{options.read} is a record of {facts['bench']}: workbench bench {facts['bench']} --read {options.read}")
+    if options.figure:
+        _draw(rows, Path(options.figure), how)
     if not options.json:
         print(f"\n{table_of(rows, f'{name}: medians, and ratios of pairs with their 95 % intervals')}\n")
     if path := _place(options.output, name, every):
@@ -86,6 +96,28 @@ def _one(name: str, how: object, options: argparse.Namespace, every: bool) -> tu
     if before and not found:
         how.say(f"nothing moved beyond its spread since {before['date']}")
     return facts, any(move.word == "slower" for move in found)
+
+
+def _measured(name: str, how: bench.How, options: argparse.Namespace) -> dict[str, Any]:
+    """A record, made now."""
+    from workbench import bench
+    from workbench.bench.records import facts_of
+
+    rows = []
+    for row in bench.run(name, how):
+        rows.append(row)
+        how.say(f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip())
+    if not rows and options.only and options.name != "all":
+        raise ConfigError(f"--only {' '.join(options.only)}: nothing of it is named like this; `workbench bench {name}` tells its cases")
+    return facts_of(name, rows)
+
+
+def _draw(rows: Sequence[Row], path: Path, how: bench.How) -> None:
+    from workbench.bench.wire_chart import chart
+    from workbench.plots.pictures import write_pictures
+
+    place = path.with_suffix("") if path.suffix == ".svg" else path
+    how.say(f"figure: {write_pictures({place: chart(rows).to_plotly_json()})[place]}")
 
 
 def _place(given: str | None, name: str, every: bool) -> Path | None:

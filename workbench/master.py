@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from workbench.backward import Guard
 from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout
 from workbench.packing import Average, pack
 from workbench.settings import ScheduleFactory
@@ -44,6 +45,7 @@ class Master:
         self.updates = [0] * len(layout.buckets)
         self.control_seen = 0
         self._lr: float | None = None  # that was set in the run
+        self.guard: Guard | None = None  # looks at what is applied
         self._updating = Lock()  # a server updates on a thread of its own
         self.average = Average(self.parameters, ema_decay) if ema_decay is not None else None
 
@@ -82,7 +84,7 @@ class Master:
     def _apply(self, gradient: Gradient, lr_scale: float) -> int:
         buckets = range(len(self.updates)) if gradient.bucket is None else (gradient.bucket,)
         staleness = max(self.updates[bucket] for bucket in buckets) - gradient.version
-        touched = []
+        touched, accepted = [], self.guard is None or self.guard.accepts(gradient)
         for part, flat in gradient.slices():
             tail = gradient.tail(part.index).tolist()
             self.control_seen = max(self.control_seen, int(tail[CONTROL]))
@@ -93,7 +95,8 @@ class Master:
                 param.grad = gradient.view(slot).to(param.dtype) if num_users > 0 else None
                 touched.append(param)
         for bucket in buckets:
-            self._updater(bucket).step(bucket, lr_scale)
+            if accepted:
+                self._updater(bucket).step(bucket, lr_scale)
             self._updater(bucket).advance_schedule()
             self.updates[bucket] += 1
         for param in touched:

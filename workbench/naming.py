@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import warnings
 from ast import AST, Call, Name, Tuple, literal_eval, parse
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from inspect import signature
+from math import inf
+from sys import float_info
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.units import GB, GIB, KB, KIB, MB, MIB
 
+MOST_WORD = 4096  # characters of what anybody writes on a command line, or calls something
 SIZES = {"kb": KB, "mb": MB, "gb": GB, "kib": KIB, "mib": MIB, "gib": GIB}
 
 
@@ -35,6 +39,24 @@ def same_word(one: str, other: str) -> bool:
     return re.sub("[-_]", "", one).lower() == re.sub("[-_]", "", other).lower()
 
 
+def brief(value: Any) -> str:
+    """A value as a message shows it: not all of one that would fill the page.
+
+    >>> brief("width"), len(brief("x" * 10**6))
+    ("'width'", 79)
+    """
+    try:
+        text = repr(value[:200] if isinstance(value, str | bytes) else value)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes, or a list in itself
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-14:]}"
+
+
+def listed(value: Any) -> Any:
+    """A list or tuple as it is; of anything else a list."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that is none of `known`.
 
@@ -42,9 +64,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     no method is called 'pipe-sdg': did you mean pipe-sgd? There are pipe-sgd, layerwise-sgd
     """
     names = list(known)
-    near = get_close_matches(name, names, n=2, cutoff=0.5)
+    near = get_close_matches(name[:MOST_WORD], names, n=2, cutoff=0.5)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return ConfigError(f"no {what} is called {name!r}: {meant}There are {', '.join(names) or 'none'}")
+    return ConfigError(f"no {what} is called {brief(name)}: {meant}There are {', '.join(names) or 'none'}")
 
 
 def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -> Any:
@@ -56,15 +78,15 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
     valid = list(signature(make).parameters)
     for option in options:
         if option not in valid:
-            near = get_close_matches(option, valid, n=1, cutoff=0.5)
+            near = get_close_matches(option[:MOST_WORD], valid, n=1, cutoff=0.5)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{what} has no option {option!r}: {meant}It takes {', '.join(valid) or 'none'}")
+            raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}")
     try:
         return make(**options)
     except WorkbenchError:
         raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what}({', '.join(f'{key}={value!r}' for key, value in options.items())}): {error}") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # whatever is made of a value nobody foresaw
+        raise ConfigError(f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}") from error
 
 
 def kinds_of(make: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
@@ -112,7 +134,7 @@ def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) ->
         if not kinds or any(isinstance(kind, type) and kind not in (bool, int, float, str, NoneType) for kind in kinds):
             continue
         if not any(_is(value, kind) for kind in kinds):
-            raise ConfigError(f"{what}: {option}={value!r}: give {', or '.join(kind_words(kinds))}")
+            raise ConfigError(f"{what}: {option}={brief(value)}: give {', or '.join(kind_words(kinds))}")
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -136,10 +158,26 @@ def parse_value(text: str) -> Any:
     size = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]i?b)", plain.lower())
     if size:
         return float(size[1]) * SIZES[size[2]]
+    if len(plain) > MOST_WORD:
+        return plain
     try:
-        return literal_eval(plain)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what looks like code: it is a word
+            value = literal_eval(plain)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return plain
+    return value if _is_plain(value) else plain
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is what a record and a command line can hold: no set, no bytes, no number that no float comes near."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, int | float):
+        return abs(value) <= float_info.max or value in (inf, -inf)
+    return value is None or isinstance(value, str)
 
 
 def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
@@ -152,9 +190,15 @@ def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
         ConfigError: it is no such expression, or calls what is not in `classes`.
     """
     try:
-        return _built(parse(text, mode="eval").body, classes)
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise ConfigError(f"{text!r} cannot be read as a setting: {error}") from None
+        if len(text) > MOST_WORD:
+            raise ValueError("it is too long")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _built(parse(text, mode="eval").body, classes)
+    except WorkbenchError as error:
+        raise ConfigError(str(error)) from None
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError) as error:
+        raise ConfigError(f"{brief(text)} cannot be read as a setting ({error}): write it as in Ring(chunks=2)") from None
 
 
 def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
@@ -181,9 +225,9 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{option} {pair!r}: write it as name=value, for example {option} width=2")
+            raise ConfigError(f"{option} {brief(pair)}: write it as name=value, for example {option} width=2")
         name = key.strip().replace("-", "_")
         if name in parsed:
-            raise ConfigError(f"{option} {name}: given twice, as {parsed[name]!r} and as {value}: give it once")
+            raise ConfigError(f"{option} {name}: given twice, as {brief(parsed[name])} and as {brief(parse_value(value))}: give it once")
         parsed[name] = parse_value(value)
     return parsed

@@ -48,6 +48,9 @@ class Context:
             leaves over, a low-rank factor to start from. Every sub-program sees the same one.
         link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
         stopping: the run was asked to stop: a server ends it for all at one version.
+        may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
+        unused: a step that is finished -> gradients of this rank that are in none of the sums up to it: with what the next program of this
+            rank goes on where a rank has left (its `resumed`).
         rehearsed: where values do not matter, gives a sub-program that asks for the same messages at less cost; see `by_heart`.
         visits: the same for a worker's and a server's side of a visit; see `exchanged` and `answered`.
     """
@@ -62,6 +65,8 @@ class Context:
     memory: dict[str, Tensor] = field(default_factory=dict)
     link: Any = None
     stopping: bool = False
+    may_shrink: bool = False
+    unused: Callable[[int], tuple[Any, ...]] | None = None
     rehearsed: Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program] | None = None
     visits: Visits | None = None
 
@@ -189,6 +194,23 @@ class Algorithm(ABC):
     def num_computing(self, num_ranks: int) -> int:
         """How many ranks, from rank 0 on, compute gradients."""
         return num_ranks
+
+    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
+        """Whether the others can go on as they are when that rank's process ends; rank 0 keeps the record, and is always needed."""
+        return False
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether a run can go on among fewer ranks from any step's end, with the replica of one of them and nothing else.
+
+        Where replicas differ between steps, with the mean of theirs, each with its own optimizer.
+        """
+        return self.symmetric and self.replicas == Replicas.EVERY_STEP
+
+    @property
+    def shrinks_anyway(self) -> bool:
+        """Whether it does so without being asked: nobody waits for all ranks, so that none of them need end it."""
+        return False
 
     def check(self, num_ranks: int) -> None:
         """Raise `ConfigError` unless the method can run on so many ranks."""

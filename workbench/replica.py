@@ -5,14 +5,15 @@ Knows nothing of ranks, time or communication; every runtime drives it, and so d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from workbench.backward import Accumulation, Hooks, LossScale, Micro, Needs
+from workbench.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
 from workbench.master import Master
@@ -74,22 +75,23 @@ class Replica:
         self.average: Average | None = None  # see `keep_average`
         self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
         self._master: Master | None = None
+        self.guard: Guard | None = None  # set where gradients are looked at
         self.compiled = False  # the forward pass is a torch.compile'd one
         self._parameters = [param for _, param in named]
         self._views: dict[int, list[Tensor]] = {}
         self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
-        self._tails: dict[int, tuple[tuple[float, ...], Tensor]] = {}
+        self._members = [frozenset(slot.index for slot in piece.slots) for piece in self.layout.buckets]
+        self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
         self._running: Accumulation | None = None
         self._reader: Any = None  # a CUDA stream
         refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
-        slots = self.layout.slots
-        self._handles = [
-            param.register_post_accumulate_grad_hook(self._hook_for(slot.index))
-            for param, slot in zip(self._parameters, slots, strict=True)
-        ]
+        self._quiet = Quiet(self._parameters, self.layout)
+        self._handles: list[RemovableHandle] = []
+        self._watch(set(range(len(named))) - self._quiet.all)
 
     def close(self) -> None:
         """Take the hooks off the module."""
+        self._quiet.wake(self._quiet.all)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -102,20 +104,27 @@ class Replica:
         With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
         Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
         """
+        if hooks.need or hooks.tick or len(micros) > 1:
+            self._wake(self._quiet.all)
         needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
         if needs is not None and (self.compiled or not micros):
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
-        state = Accumulation(gradient, self._views_of(gradient.flat), hooks, sum(micro.share for micro in micros), self.control_out)
+        weight = sum(micro.share for micro in micros)
+        state = Accumulation(gradient, self._views_of(gradient.flat), self._quiet, hooks, weight, self.control_out)
         total, num_samples = None, 0
         self._running = state
         saved = [param.grad for param in self._parameters]
+        if self.guard is not None:
+            self.guard.begin(step)
         try:
-            for position, micro in enumerate(micros):
-                state.begin(micro.share, last=position == len(micros) - 1)
-                for param in self._parameters:
+            for param, grad in zip(self._parameters, saved, strict=True):
+                if grad is not None:
                     param.grad = None
+            for position, micro in enumerate(micros):
+                factor = micro.share if self.loss_scale is None else micro.share / self.loss_scale.value
+                state.begin(factor, last=position == len(micros) - 1)
                 hooks.phase("forward")
                 with self._autocast(), needs or nullcontext():
                     loss = micro.loss()
@@ -124,14 +133,16 @@ class Replica:
                     gradient.version, needs = min(self.updates), None
                 hooks.phase("backward")
                 self._check_loss(loss)
+                if self.guard is not None:
+                    self.guard.hear(loss)
                 scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
+                state.arm()
                 scaled.backward()
                 part = loss.detach().double() * micro.num_samples
                 total = part if total is None else total + part
                 num_samples += micro.num_samples
             if not micros:
                 hooks.phase("backward")
-            state.begin(0.0, last=True)
             self._finish(state)
             if gradient.flat.is_cuda:
                 gradient.ready = torch.cuda.Event()
@@ -141,6 +152,7 @@ class Replica:
             self._running = None
             for param, grad in zip(self._parameters, saved, strict=True):
                 param.grad = grad
+        self._wake(state.tardy)
         return gradient, None if total is None else total / max(num_samples, 1)
 
     def _autocast(self) -> Any:
@@ -163,8 +175,7 @@ class Replica:
             if state is None or grad is None:
                 return  # a backward of the user's own, outside of ours
             param.grad = None  # frees it now: the buffer has taken its place
-            factor = state.share if self.loss_scale is None else state.share / self.loss_scale.value
-            if state.write(index, grad.to_dense() if grad.is_sparse else grad, factor, slot):
+            if state.write(index, grad.to_dense() if grad.is_sparse else grad, slot) and state.on_bucket is not None:
                 self._launch_ready(state)
             if state.tick is not None:
                 state.tick()
@@ -175,30 +186,51 @@ class Replica:
         """Each slot's part of one of the pool's buffers."""
         views = self._views.get(id(flat))
         if views is None:  # the pool keeps its buffers for good, so an id stays one buffer's
-            views = self._views[id(flat)] = [slot.view(flat) for slot in self.layout.slots]
+            views = self._views[id(flat)] = [slot.view(flat).data for slot in self.layout.slots]  # `.data`: each counts its own versions
         return views
+
+    def _watch(self, indices: Iterable[int]) -> None:
+        """Have these parameters call when their gradients arrive."""
+        for index in indices:
+            self._handles.append(self._parameters[index].register_post_accumulate_grad_hook(self._hook_for(index)))
+
+    def _wake(self, indices: set[int]) -> None:
+        """From the next backward on, have those of these parameters call that were quiet."""
+        if indices:
+            self._watch(self._quiet.wake(indices))
 
     def _launch_ready(self, state: Accumulation) -> None:
         """Hand over the buckets that are final, in bucket order whatever the order in which they became so."""
+        if self.guard is not None and self.guard.whole:
+            return
         while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
+            state.settle(state.next_bucket)
             self._seal(state, state.next_bucket)
 
     def _finish(self, state: Accumulation) -> None:
         """Zero what backward did not reach and hand over the remaining buckets."""
-        for slot in self.layout.slots:
-            if slot.index not in state.written:
-                state.views[slot.index].zero_()
+        for bucket in range(len(self.layout.buckets)):
+            state.settle(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
+        for index in set(range(len(self.layout.slots))) - state.written:
+            state.views[index].zero_()
+        if self.guard is not None:
+            self.guard.measure(state.gradient, state.weight)
         while state.next_bucket < len(self.layout.buckets):
             self._seal(state, state.next_bucket)
+        if self.guard is not None:
+            self.guard.end()
 
     def _seal(self, state: Accumulation, bucket: int) -> None:
         """Write a bucket's tail and hand it over."""
         piece = self.layout.buckets[bucket]
-        words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
+        facts = (state.weight, state.control, self._members[bucket] - state.written)
         cached = self._tails.get(bucket)
-        if cached is None or cached[0] != words:
-            cached = self._tails[bucket] = (words, torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device))
+        if cached is None or cached[0] != facts:
+            words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
+            cached = self._tails[bucket] = (facts, torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device))
         state.gradient.flat[piece.tail : piece.stop].copy_(cached[1])
+        if self.guard is not None:
+            self.guard.look(state.gradient, bucket)
         state.next_bucket += 1
         if state.on_bucket is not None:
             state.on_bucket(state.gradient.part(bucket))
@@ -217,7 +249,7 @@ class Replica:
         tails = [self._read_tail(gradient, owner, piece) for piece in pieces]
         if pieces[0].index == 0 and not local:
             self.control_seen = max(self.control_seen, int(tails[0][CONTROL]))
-        _divide(gradient.flat, tails[0][WEIGHT])
+        _divide(gradient, [tail[WEIGHT] for tail in tails])
         touched, views = [], self._views_of(owner.flat) if self.pool.owns(owner.flat) else None
         for piece, tail in zip(pieces, tails, strict=True):
             for slot, num_users in zip(piece.slots, tail[USED:], strict=True):
@@ -228,12 +260,18 @@ class Replica:
                     touched.append(param)
                 else:
                     param.grad = None
-        if self.loss_scale is None or self.loss_scale.accept(gradient.flat):
+        if self._accepts(gradient, local):
             self.updater.step(gradient.bucket, lr_scale)
         for param in touched:
             param.grad = None
         self._consume(owner, pieces)
         return staleness
+
+    def _accepts(self, gradient: Gradient, local: bool) -> bool:
+        """Whether the optimizer may have it. This rank's own has been looked at before."""
+        if self.guard is not None and not local and not self.guard.accepts(gradient):
+            return False
+        return self.loss_scale is None or self.loss_scale.accept(gradient.flat)
 
     def _read_tail(self, gradient: Gradient, owner: Gradient, piece: BucketSlice) -> list[float]:
         """A bucket's tail on the host. On a GPU by a stream of its own, so as not to wait for what was enqueued since."""
@@ -309,6 +347,7 @@ class Replica:
         if self._master is None:
             assert self.make_master is not None, "nobody said how a server's copy is made"
             self._master = self.make_master()
+            self._master.guard = self.guard
         return self._master
 
     @property
@@ -377,7 +416,12 @@ class Replica:
         return gradient
 
 
-def _divide(flat: Tensor, weight: float) -> None:
-    """Sum of shares -> mean over the samples that really were there."""
-    if weight > 0 and abs(weight - 1.0) > 64 * torch.finfo(flat.dtype).eps:
-        flat.div_(weight)
+def _divide(gradient: Gradient, weights: Sequence[float]) -> None:
+    """Sum of shares -> mean over the samples that really were there. Buckets' weights differ where a rank left some out."""
+    little = 64 * torch.finfo(gradient.flat.dtype).eps
+    parts = [(gradient.flat, weights[0])]
+    if any(abs(weight - weights[0]) > little for weight in weights):
+        parts = [(flat, weight) for (_, flat), weight in zip(gradient.slices(), weights, strict=True)]
+    for flat, weight in parts:
+        if weight > 0 and abs(weight - 1.0) > little:
+            flat.div_(weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import isfinite
+from sys import float_info
 from typing import Any, Literal, final
 
 import torch
@@ -16,6 +16,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
+BAD_GRADIENT = ("stop", "skip", "clip", "ignore")
 PROGRESS = ("auto", "blocking", "tests", "thread", "library", "process")
 
 
@@ -37,10 +38,21 @@ class Settings:
         compile: run the module through `torch.compile`.
         evaluate_every: steps between evaluations on the test data; None for once an epoch; 0 for the end only.
         seed: of data order, initial weights and dropout.
+        on_bad_gradient: what becomes of a rank's own gradient that holds a NaN or an infinity, or is above `max_grad_norm`: "stop" ends the
+            run, naming rank and parameter; "skip" leaves it out, so that it counts nothing in the sum; "clip" scales it to `max_grad_norm`,
+            and leaves out what is not finite; "ignore" does not look. See `runtimes.guard`.
+        max_grad_norm: the largest global norm of a rank's own mean gradient that is a good one; None for any. Buckets then leave after
+            backward, for the whole must be known. (`clip_norm` is of the mean over all ranks.)
+        divergence_ratio: a rank's loss above so many times the one that it began with ends the run; None: one that is no number alone.
         timeout_s: how long a rank may wait for its peers before the run is ended with an error.
         trace_steps: record spans of the first this many steps only; None for all, 0 for none.
         progress: how communication in the background goes on while a rank computes: see `runtimes.background`.
+        on_failure: what ranks that go in step do when one of them has left: "stop", or "shrink" to those that remain and go on
+            (gloo, Open MPI 5; on gloo methods with servers go on without a worker by themselves).
         threads: compute threads of a rank; None to share the machine's cores among its ranks.
+        checkpoint_every: steps between checkpoints, written beside the training, from which a run that was lost goes on; None: none
+            but the one that a stop leaves.
+        keep_checkpoints: how many of them are kept, the newest.
     """
 
     epochs: int | None = None
@@ -56,36 +68,47 @@ class Settings:
     compile: bool = False
     evaluate_every: int | None = None
     seed: int = 0
+    on_bad_gradient: Literal["stop", "skip", "clip", "ignore"] = "stop"
+    max_grad_norm: float | None = None
+    divergence_ratio: float | None = None
     timeout_s: float = 120.0
     trace_steps: int | None = None
     progress: Literal["auto", "blocking", "tests", "thread", "library", "process"] = "auto"
+    on_failure: Literal["stop", "shrink"] = "stop"
     threads: int | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ConfigError("say how long to train: either epochs=... or steps=..., and not both")
-        for name in ("epochs", "steps", "batch_size", "num_micro", "threads"):
+        for name in ("epochs", "steps", "batch_size", "num_micro", "threads", "checkpoint_every", "keep_checkpoints"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
-        for name in ("clip_norm", "lr", "timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and isfinite(value) and value > 0):
-                raise ConfigError(f"{name}={value!r}: a finite number above 0")
+        for name in ("clip_norm", "lr", "timeout_s", "divergence_ratio"):
+            _check_positive(name, getattr(self, name))
         for name in ("optimizer", "schedule"):
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
                 raise ConfigError(f"{name}={value!r}: a function that makes it, such as functools.partial(torch.optim.SGD, lr=0.1)")
-        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+        if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
             raise ConfigError(f"ema_decay={self.ema_decay!r}: from 0 (no averaging) to below 1, 0.9999 in the papers")
-        if self.trace_steps is not None and self.trace_steps < 0:
-            raise ConfigError(f"trace_steps={self.trace_steps}: how many steps to trace, 0 for none, None for all")
-        if self.evaluate_every is not None and self.evaluate_every < 0:
+        if self.trace_steps is not None and not (isinstance(self.trace_steps, int) and self.trace_steps >= 0):
+            raise ConfigError(f"trace_steps={self.trace_steps!r}: how many steps to trace, 0 for none, None for all")
+        if self.evaluate_every is not None and not (isinstance(self.evaluate_every, int) and self.evaluate_every >= 0):
             raise ConfigError(
-                f"evaluate_every={self.evaluate_every}: steps between evaluations, 0 for the end only, None for once an epoch"
+                f"evaluate_every={self.evaluate_every!r}: steps between evaluations, 0 for the end only, None for once an epoch"
             )
         if self.progress not in PROGRESS:
             raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
+        if self.on_failure not in ("stop", "shrink"):
+            raise ConfigError(f"on_failure={self.on_failure!r}: choose stop or shrink")
+        if self.on_failure == "shrink" and self.progress == "process":
+            raise ConfigError("on_failure='shrink' cannot take a helper process along: use another progress")
+        check_guard(self.on_bad_gradient, self.max_grad_norm)
+        if self.divergence_ratio is not None and self.divergence_ratio <= 1:
+            raise ConfigError(f"divergence_ratio={self.divergence_ratio!r}: of the loss that a rank began with, so above 1; 10, say")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
 
@@ -107,3 +130,21 @@ def describe(factory: Any) -> str:
         arguments = [repr(item) for item in factory.args] + [f"{key}={value!r}" for key, value in factory.keywords.items()]
         return f"{describe(inner)}({', '.join(arguments)})"
     return getattr(factory, "__name__", None) or repr(factory)
+
+
+def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
+    """Raise `ConfigError` for what says nothing of gradients, or the one thing and the other."""
+    if on_bad_gradient not in BAD_GRADIENT:
+        raise ConfigError(f"on_bad_gradient={on_bad_gradient!r}: choose one of {', '.join(BAD_GRADIENT)}")
+    _check_positive("max_grad_norm", max_grad_norm)
+    if on_bad_gradient == "clip" and max_grad_norm is None:
+        raise ConfigError("on_bad_gradient='clip' scales a gradient to max_grad_norm: give it, such as 1.0, or use 'skip'")
+    if on_bad_gradient == "ignore" and max_grad_norm is not None:
+        raise ConfigError(
+            "max_grad_norm says which gradients are bad ones, and on_bad_gradient='ignore' does not look: use 'clip' or 'skip'"
+        )
+
+
+def _check_positive(name: str, value: float | None) -> None:
+    if value is not None and not (isinstance(value, int | float) and 0 < value <= float_info.max):
+        raise ConfigError(f"{name}={value!r}: a finite number above 0")

@@ -131,5 +131,5 @@ def _checked(argv: list[str]) -> int:
         raise ConfigError("--json prints to who started it: leave it out, and ask `workbench show last --json` for the numbers")
     check_train(argv[1:])
     if train.resume:
-        checkpoint_of(train.resume, train.workers)
+        checkpoint_of(train.resume)
     return int(train.workers)

@@ -27,13 +27,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=2)
     add("--epochs", type=int)
     add("--steps", type=int)
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the method, such as width=2; `workbench methods NAME` lists them",
-    )
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the method, such as width=2; see `workbench methods NAME`")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
     add("--optimizer", help="a class of torch.optim, such as AdamW")
     add("--optimizer-set", action="append", default=[], metavar="NAME=VALUE", help="its arguments, such as momentum=0.9")
@@ -48,19 +42,20 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--evaluate-every", type=int, metavar="STEPS", help="0: at the end only; default: once an epoch")
     add("--seed", type=int, default=0)
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long a rank waits for the others")
+    add("--on-failure", default="stop", help="when a rank has left: stop, or shrink to those that remain (gloo, Open MPI 5)")
+    add("--on-bad-gradient", default="stop", help="one that is not finite, or above --max-grad-norm: stop, skip, clip or ignore")
+    add("--max-grad-norm", type=float, help="the largest global norm of a rank's own gradient that is a good one")
+    add("--divergence-ratio", type=float, help="stop at a loss of so many times the first one")
+    add("--replace", action="store_true", help="start another process for a rank that is killed while the others go on (gloo)")
     add("--threads", type=int, help="compute threads a rank")
     add("--trace-steps", type=int, help="record the timeline of the first so many steps only")
     add("--network", help="of simulated workers; ethernet-10g by default")
-    add(
-        "--stragglers",
-        action="append",
-        default=[],
-        metavar="LAW",
-        help="of simulated workers, such as lognormal:0.3; several multiply",
-    )
+    add("--stragglers", action="append", default=[], metavar="LAW", help="of simulated workers, such as lognormal:0.3; several multiply")
     add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
     add("--detail", default="auto", help="simulated: messages (each one an event), formula (closed forms, with --timing-only); auto")
-    add("--resume", metavar="RUN", help="go on from a stopped run")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="keep a checkpoint every so many steps, for --resume after a crash")
+    add("--keep-checkpoints", type=int, default=2, metavar="N", help="how many of them, the newest")
+    add("--resume", metavar="RUN", help="go on from the newest checkpoint of a run that was stopped or lost")
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
     train.set_defaults(command=_train)
 
@@ -123,29 +118,60 @@ def _resolved(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     settings = _settings(options)
+    if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
+        raise ConfigError("--checkpoint-every, --on-failure and --replace are for real ranks: a simulated run is repeated from its seed")
     if options.runtime != "simulated" and (options.network or options.timing_only or options.stragglers or options.detail != "auto"):
         raise ConfigError("--network, --stragglers, --timing-only and --detail are of simulated workers: use them with --runtime simulated")
     return here, algorithm, problem, settings
 
 
 def _train(options: argparse.Namespace) -> int:
+    nursery = _nursery(options)
     here, algorithm, problem, settings = _resolved(options)
     if options.runtime == "simulated":
         return _report(_simulated(options, algorithm, problem, settings), options)
 
     from workbench.clusters.spawn import spawn_ranks
+    from workbench.runtimes.membership import check_shrinks, ranks_to_replace
     from workbench.runtimes.worker import run_info
-    from workbench.trace.store import find_run, new_run
+    from workbench.trace.store import find_run, new_run, read_info, update_run
 
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
     algorithm.check(options.workers)
+    check_shrinks(algorithm, settings.on_failure)
+    replaced = ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
     problem.train_data()  # a missing folder is told once, here, and not by every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # the new run must not change what the name means
-    spawn_ranks(options.runtime, options.workers, [*options.given, *resolved], folder, _progress(folder, options))
+    arguments, watch = [*options.given, *resolved], _progress(folder, options)
+    try:
+        how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "nursery": nursery}
+        spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
+    except BaseException as error:
+        if read_info(folder).get("status") == "starting":  # no rank was, that could have told
+            update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
+        _tell_what_is_left(folder)
+        raise
     return _report(folder, options)
+
+
+def _nursery(options: argparse.Namespace) -> Any:
+    """What ranks of torch are forked from, if this process starts any; to be made before anything else."""
+    if options.runtime != "torch" or options.workers < 1 or "RANK" in os.environ:
+        return None
+    from workbench.clusters.spawn import nursery_for
+
+    return nursery_for(options.workers)
+
+
+def _tell_what_is_left(folder: Path) -> None:
+    """Of a run that failed: how to go on from it, if it kept a checkpoint."""
+    from workbench.runtimes.kept import complete_checkpoints
+
+    for checkpoint in complete_checkpoints(folder)[:1]:
+        print(f"it kept a checkpoint, {checkpoint}: the same command with --resume {folder.name} goes on", file=sys.stderr)
 
 
 def _settings(options: argparse.Namespace) -> Any:
@@ -153,23 +179,10 @@ def _settings(options: argparse.Namespace) -> Any:
 
     if options.epochs is None and options.steps is None:
         options.epochs = 5
-    plain = (
-        "epochs",
-        "steps",
-        "batch_size",
-        "lr",
-        "clip_norm",
-        "ema_decay",
-        "progress",
-        "num_micro",
-        "precision",
-        "compile",
-        "evaluate_every",
-        "seed",
-        "threads",
-        "trace_steps",
-    )
-    values = {name: getattr(options, name) for name in plain}
+    plain = "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads trace_steps progress"
+    safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
+    names = [*plain.split(), *safe.split()]
+    values = {name: getattr(options, name) for name in names}
     return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options))
 
 
@@ -183,12 +196,15 @@ def _optimizer(options: argparse.Namespace) -> Any:
 
     import torch
 
+    from workbench.updater import uncompiled
+
     known = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
     name = next((name for name in known if name.lower() == options.optimizer.lower()), None)
     if name is None:
         raise unknown("optimizer", options.optimizer, known)
     make = getattr(torch.optim, name)
-    call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **arguments})  # a wrong argument is told here, once
+    with uncompiled():
+        call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **arguments})  # a wrong argument is told here, once
     return partial(make, **arguments)
 
 
@@ -216,21 +232,27 @@ def _simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settin
 
 def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
     """Be one of the ranks: of a command line that started us, or of the user's own torchrun or mpiexec."""
-    from workbench.clusters.spawn import FOLDER_VARIABLE
+    from workbench.clusters.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
     from workbench.runtimes.launch import Job, leave_world, make_transport, run_rank
+    from workbench.runtimes.rejoin import rejoin
     from workbench.runtimes.transport import Patience
     from workbench.runtimes.worker import run_info
     from workbench.trace.store import new_run
 
     spawned = os.environ.get(FOLDER_VARIABLE)
+    if options.replace and not spawned:
+        raise ConfigError("--replace starts another process, which is your launcher's to do here: leave it out")
+    how: dict[str, Any] = {"algorithm": algorithm, "problem": problem, "settings": settings, "runtime": options.runtime, "resume": resume}
+    if spawned and PLACE_VARIABLE in os.environ:
+        rejoin(Job(**how, folder=spawned), int(os.environ["RANK"]))
+        return 0
     transport = make_transport(options.runtime, options.timeout, Path(spawned) if spawned else None)
     folder = spawned or ""
     if not spawned:
         if transport.rank == 0:
             folder = str(new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve())
         folder = transport.gather_texts(folder, Patience("rank 0 to open the run", transport.peer_failure, options.timeout))[0]
-    job = Job(algorithm=algorithm, problem=problem, settings=settings, runtime=options.runtime, folder=folder, resume=resume)
-    result = run_rank(job, transport)
+    result = run_rank(Job(**how, folder=folder), transport)
     leave_world()
     if not spawned and result["rank"] == 0:
         return _report(Path(folder), options)

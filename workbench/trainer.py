@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,18 +14,24 @@ from torch import Tensor, nn
 
 from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged, PeerFailed
+from workbench.ops import EndStep
 from workbench.program import Algorithm, Context
 from workbench.replica import Replica
-from workbench.runtimes.agreement import check_agreement, share_tensors
+from workbench.runtimes.agreement import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.background import check_lanes
+from workbench.runtimes.company import explained, keep_company, part
+from workbench.runtimes.findings import Found, entries_of
+from workbench.runtimes.guard import Guard
 from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
-from workbench.runtimes.launch import transport_here
+from workbench.runtimes.launch import cause_of, transport_here
 from workbench.runtimes.link import measure_link
-from workbench.settings import PROGRESS, describe
-from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
+from workbench.runtimes.own_loop import LoopKeeper, Shares, open_record
+from workbench.runtimes.presence import Presence
+from workbench.settings import PROGRESS, check_guard
+from workbench.trace.recorder import NullRecorder, Recorder
 from workbench.trace.run import Run
-from workbench.trace.store import new_run, update_run
+from workbench.trace.store import update_run
 
 
 @final
@@ -40,7 +45,9 @@ class Trainer:
     Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by their
     samples, so that the update is the mean over all of them; a rank without any says `step(None)` and still takes part.
 
-    One rank's exception ends the run on all: the others raise `PeerFailed`, which names the rank and its error.
+    One rank's exception ends the run on all: the others raise `PeerFailed`, which names the rank and its error. So does a loss that is
+    no number (on CPUs), and the end of a rank's process, where ranks share a machine (an MPI's launcher ends them all). Gradients are
+    looked at where `on_bad_gradient` asks for it.
 
     Args:
         model, optimizer: yours, the optimizer over the model's parameters; the model on this rank's device.
@@ -50,6 +57,13 @@ class Trainer:
         progress: how communication goes on while you compute (see `runtimes.background`).
         record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
         timeout_s: how long to wait for the other ranks.
+        on_bad_gradient: what becomes of a rank's own gradient that holds a NaN or an infinity, or is above `max_grad_norm`: "stop" raises
+            `Diverged`, which names rank and parameter; "skip" leaves it out, so that it counts nothing in the mean, with a warning;
+            "clip" scales it to `max_grad_norm`, and leaves out what is not finite; "ignore" does not look, which spares a pass through it.
+        max_grad_norm: the largest global norm of a rank's own gradient that is a good one; None for any.
+
+    Attributes:
+        num_skipped: gradients of this rank that were left out. On a GPU one is known a step later, unless the run is recorded.
 
     Example:
         >>> from workbench.algorithms import PipeSGD
@@ -73,7 +87,10 @@ class Trainer:
         progress: str = "auto",
         record: bool = False,
         timeout_s: float = 120.0,
+        on_bad_gradient: str = "ignore",
+        max_grad_norm: float | None = None,
     ) -> None:
+        check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
         if algorithm.has_servers:
@@ -86,31 +103,37 @@ class Trainer:
         self._recorder: Recorder = NullRecorder()
         self._folder: Path | None = None
         self._next: list[Micro] = []
-        self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted
-        self._samples = 0
+        self._shares = Shares(self.num_workers)
+        self._end = EndStep(-1)
         self._finished = False
-        try:
+        self._presence: Presence | None = None
+        self._guard: Guard | None = None
+        self._late: tuple[Found, ...] = ()  # what the device may not have found yet
+        self.num_skipped = 0
+        with explained(self._fail):
+            self._presence = keep_company(self, self._transport, timeout_s, announces=True)
             options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
             options["num_buckets"] = algorithm.num_buckets
             self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
+            if on_bad_gradient != "ignore":
+                self._guard = self.replica.guard = Guard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
             helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper}
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "presence": self._presence}
             self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, **more)
             self._patience = self._interpreter.ledger.patience
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.num_lanes)
-            check_agreement([f"method {algorithm}", *self.replica.layout.describe()], self._transport, self._interpreter)
+            known = {**versions(), "method": str(algorithm), **facts_of_layout(self.replica.layout)}
+            check_agreement(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
-                self._open_record(algorithm, optimizer)
-        except BaseException as error:
-            self._fail(error)
-            raise
+                self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
         if algorithm.needs_link:
             self._ctx.link = measure_link(self._transport, self._patience)
-        self._program = algorithm.worker(self._ctx)
+        self._algorithm, self._program = algorithm, algorithm.worker(self._ctx)
+        self._keeper = LoopKeeper(algorithm, self._interpreter, self._ctx)
         self._interpreter.ledger.origin_s = time.perf_counter()
 
     @property
@@ -132,17 +155,52 @@ class Trainer:
             PeerFailed: another rank failed.
             ConfigError: after `finish`, or a loss that is not one number.
         """
-        if self._finished:
-            raise ConfigError("this Trainer is finished: make a new one to train on")
-        try:
-            self._next = self._weigh(closure, num_samples)
+        self._check_goes_on()
+        with explained(self._fail):
+            self._next = self._shares.weigh(closure, num_samples, self._gather)
             end = self._interpreter.advance(self._program)
             assert end is not None, "a program ended that was not told to"
+            self._end = end
             self._book(end.step, self._interpreter.loss)
-        except BaseException as error:
-            self._fail(error)
-            raise
         return self._interpreter.loss
+
+    def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
+        """Keep what all ranks need to go on from here, gradients in flight too. Every rank must call it, behind the same step.
+
+        Args:
+            folder: of this training's checkpoints alone, which all ranks see.
+            own: tensors and plain values of this rank's loop, such as a learning rate's `scheduler.state_dict()`.
+            keep: older checkpoints than the last so many are removed.
+
+        Raises:
+            OSError: on all ranks, where one could not write; training may go on, and what was kept before stands.
+            ConfigError: ranks are behind different steps, or `own` holds something else.
+        """
+        self._check_goes_on()
+        with explained(self._fail):
+            words = self._keeper.save(Path(folder), self._end, own, self._shares.state(), keep)
+        if words:
+            raise OSError(words)
+
+    def load(self, folder: str | Path) -> tuple[int, Any]:
+        """Go on from the newest checkpoint in the folder that is whole: to the last bit on as many ranks, and with the same batches.
+
+        Every rank must call it, before its first step. On another number of ranks it is possible where ranks hold nothing of their own.
+
+        Returns:
+            How many steps were taken before it, and the `own` that this rank kept; None on another number of ranks.
+
+        Raises:
+            ConfigError: no checkpoint is whole, or the newest is of another method, model or optimizer; or a step was taken before.
+        """
+        self._check_goes_on()
+        with explained(self._fail):
+            if self._end.step >= 0:
+                raise ConfigError("load() comes before the first step: make a new Trainer to go back")
+            num_steps, kept = self._keeper.load(Path(folder))
+            self._shares.load(kept)
+            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
+        return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
         """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it.
@@ -153,13 +211,11 @@ class Trainer:
             return None
         self._finished = True
         self._ctx.num_steps = 0
-        try:
+        with explained(self._fail):
             self._interpreter.advance(self._program)
+            self._look(self._interpreter.ledger.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
             self._transport.barrier(self._patience("all ranks to finish"))
-        except BaseException as error:
-            self._fail(error)
-            raise
         self._release()
         if self._folder is None:
             return None
@@ -176,56 +232,49 @@ class Trainer:
         elif not self._finished:
             self._fail(error)
 
-    def _weigh(self, closure: Callable[[], Tensor] | None, num_samples: int | None) -> list[Micro]:
-        if num_samples is not None and num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
-        if self._unit is None:
-            self._unit = self._agree_on_unit("0" if closure is None else "" if num_samples is None else str(num_samples))
-        if closure is None:
-            return []
-        assert self._unit is not None
-        if (num_samples is None) != (self._unit == 0):
-            raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
-        if num_samples is None:
-            return [Micro(closure, 1.0 / self.num_workers, 1)]
-        self._samples += num_samples * self.num_workers  # exact where batches are equal
-        return [Micro(closure, num_samples / (self._unit * self.num_workers), num_samples)]
+    def _check_goes_on(self) -> None:
+        if self._finished:
+            raise ConfigError("this Trainer is finished: make a new one to train on")
 
-    def _agree_on_unit(self, mine: str) -> int | None:
-        """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0 where samples are not counted."""
-        everyone = self._transport.gather_texts(mine, self._patience("all ranks' first step"))
-        if "" in everyone:
-            return 0
-        return max(map(int, everyone)) or None  # nobody had samples: the next step decides
+    def _gather(self, text: str) -> list[str]:
+        return self._transport.gather_texts(text, self._patience("all ranks' first step"))
 
     def _micros(self, step: int) -> list[Micro]:
         return self._next
 
     def _book(self, step: int, loss: Tensor | None) -> None:
-        if loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # on a GPU looking would make the host wait
+        found = self._look(step)
+        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would have to wait
             raise Diverged(
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
             )
         if self._folder is not None:
             seconds = self._interpreter.ledger.now()
-            row = {"step": step, "seconds": seconds, "samples": self._samples, "bytes_sent": int(self._interpreter.bytes_sent)}
-            numbers = {"staleness": self._interpreter.staleness, "loss": None if loss is None else float(loss), "lr": self.replica.lr}
-            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next)})
+            row = {"step": step, "seconds": seconds, "samples": self._shares.samples, "bytes_sent": int(self._interpreter.bytes_sent)}
+            value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
+            numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
+            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next), **found})
             self._recorder.end_step()
         self._interpreter.staleness = None
 
-    def _open_record(self, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
-        name = ""
-        if self.rank == 0:
-            info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": self.num_workers}
-            problem = {"name": f"trainer-{describe(type(self.replica.model))}", "note": "", "optimizer": type(optimizer).__name__}
-            name = str(new_run({**info, "problem": problem, "runtime": self._transport.library, "status": "running"}))
-        self._folder = Path(self._transport.gather_texts(name, self._patience("rank 0 to open the record"))[0])
-        header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(self._transport.device)}
-        recorder = FileRecorder(self._folder, self.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
-        self._recorder = self._interpreter.recorder = self._interpreter.ledger.recorder = recorder
+    def _look(self, step: int, *, last: bool = False) -> dict[str, Any]:
+        """What was wrong with this rank's gradient, for the record. On a GPU that is known later, and a record waits for the device anyway.
 
-    def _fail(self, error: BaseException) -> None:
+        Args:
+            last: of all steps; no later look comes.
+        """
+        found = () if self._guard is None else self._guard.take()
+        if self._transport.device.type == "cuda" and self._folder is None and not last:
+            found, self._late, step = self._late, found, step - 1
+        entries = {name: value for name, value in entries_of((*self._late, *found) if last else found, None).items() if name != "loss"}
+        if "skipped" in entries:
+            self.num_skipped += 1
+            warnings.warn(f"step {step}: a gradient of rank {self.rank} was left out: {entries['skipped']}", RuntimeWarning, stacklevel=4)
+        return entries
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Tell the others, and let the model go; what is to be raised."""
+        error = cause_of(error, self._transport, self._presence)
         if not isinstance(error, PeerFailed):
             words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             if hasattr(self, "_interpreter"):
@@ -235,8 +284,10 @@ class Trainer:
                 update_run(self._folder, status="failed", error=words)
         self._finished = True
         self._release()
+        return error
 
     def _release(self) -> None:
+        part(self._presence)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
             if hasattr(self, name):  # not after a failure while this was made
                 getattr(self, name).close()

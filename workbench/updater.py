@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, final
 
@@ -13,6 +15,55 @@ from torch import Tensor, nn
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.settings import ScheduleFactory
+
+_SET_APART = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch keeps its compiler out of
+_KEPT_OUT = "__dynamo_disable"  # where torch notes what it calls in their place
+
+
+def compiler_is_loaded() -> bool:
+    """Whether somebody in this process has imported torch's compiler, and so may compile what is done here."""
+    return "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Optimizers that are made, saved or loaded in it do not import torch's compiler: two seconds, in each process.
+
+    torch imports it to keep it out of these methods, for which there is no need before someone has imported it to compile.
+    """
+    marked = []
+    if not compiler_is_loaded():
+        for name in _SET_APART:
+            function = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+            if function is not None and not hasattr(function, _KEPT_OUT):
+                setattr(function, _KEPT_OUT, function)
+                marked.append(function)
+    try:
+        yield
+    finally:
+        for function in marked:
+            with suppress(AttributeError):
+                delattr(function, _KEPT_OUT)
+
+
+def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
+    """The step of one of torch's own optimizers, with its hooks, but for breaks in a compiler's graph, for which it imports the compiler.
+
+    None for another optimizer, and for one whose step somebody has replaced.
+    """
+    layers: list[Any] = [optimizer.step]
+    while hasattr(layers[-1], "__wrapped__"):
+        layers.append(layers[-1].__wrapped__)
+    num_expected = 3 + hasattr(layers[0], "_wrapped_by_lr_sched")  # hooks, gradients switched off, the update itself
+    if len(layers) != num_expected or layers[-2].__code__.co_name != "_use_grad":
+        return None
+    update = layers[-1]
+
+    def step(self: torch.optim.Optimizer) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return update(self)
+
+    return torch.optim.Optimizer.profile_hook_step(step)
 
 
 @final
@@ -38,6 +89,7 @@ class Updater:
         self._schedule = schedule(optimizer) if schedule else None
         if isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError("ReduceLROnPlateau must be told the loss at each step: use a schedule of the number of updates alone")
+        self._uncompiled_step = _uncompiled_step(optimizer)
         self._clip_norm = clip_norm
         self._parameters = parameters
         self._layout = layout
@@ -58,10 +110,17 @@ class Updater:
                     group["params"] = self._narrowed[bucket][position]
                 if lr_scale != 1.0:
                     group["lr"] = group["lr"] * lr_scale
-            self.optimizer.step()
+            self._step()
         finally:
             for group, (params, lr) in zip(groups, saved, strict=True):
                 group["params"], group["lr"] = params, lr
+
+    def _step(self) -> None:
+        if self._uncompiled_step is None or compiler_is_loaded():
+            self.optimizer.step()
+            return
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
+        self._uncompiled_step(self.optimizer)
 
     def advance_schedule(self) -> None:
         """All parameters have been updated once more."""
@@ -97,11 +156,13 @@ class Updater:
 
     def state(self) -> dict[str, Any]:
         """The optimizer's and the schedule's state."""
-        return {"optimizer": self.optimizer.state_dict(), "schedule": self._schedule.state_dict() if self._schedule else None}
+        with uncompiled():
+            return {"optimizer": self.optimizer.state_dict(), "schedule": self._schedule.state_dict() if self._schedule else None}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
-        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would take the tensors themselves
+        with uncompiled():
+            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would take the tensors themselves
         self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])

@@ -18,7 +18,7 @@ class AsyncSGD(ServerMethod):
 
     A worker's parameters may match no version: other pushes come between its reads of two shards. Staleness is what
     happens to happen, p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of
-    the run once, so p workers make p updates a step.
+    the run once, so p workers make p updates a step. A worker that leaves is waited for no longer.
 
     Args:
         clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push under backward).
@@ -52,6 +52,8 @@ class AsyncSGD(ServerMethod):
         dropped: list[tuple[int, int]] = []
         while len(last) < desk.num_workers:
             message = yield desk.hear()
+            if desk.lost(message, last):
+                continue
             gradient, flags = desk.read(message)
             if flags & GONE:
                 last[message.source] = False

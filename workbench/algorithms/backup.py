@@ -23,7 +23,8 @@ class BackupSGD(ServerMethod):
     A worker sends (g, t). The server drops what was taken at an older version than its present one and answers at once
     with the present parameters, so a straggler catches up, skipping the steps it missed; nobody is cancelled. Staleness
     0; the mean is over the samples of the N. Each server takes its own first N (a worker may be late for one shard
-    only). b = 0 is PS-Sync, the synchronous method with the sum taken on servers: `ParameterServerSGD`.
+    only). b = 0 is PS-Sync, the synchronous method with the sum taken on servers: `ParameterServerSGD`. A worker that leaves
+    is one of the b; where more than b have left, an update takes what the others have.
 
     Args:
         backups: b; or "online": each server chooses N anew for every update to make the most of its time, by
@@ -85,18 +86,22 @@ class BackupSGD(ServerMethod):
         total: Gradient | None = None
         first_s = 0.0
         hearing: Ticket | None = None
-        left = desk.num_workers if version < end else 0  # workers that have not been sent the last version
+        left = set(range(desk.num_workers)) if version < end else set()  # workers that have not been sent the last version
         while left:
             hearing = hearing or (yield Start(desk.hear()))
             found = yield WaitAny((hearing,), timeout_s=(yield from self._patience(of, first_s)))
-            if found is not None:
+            if found is not None and desk.lost(found[1]):
+                hearing = None
+                left.discard(found[1].rank)
+                times.forget(found[1].rank)
+            elif found is not None:
                 message: Message = found[1]
                 hearing, (gradient, _), now = None, desk.read(message), (yield Now())
                 if self.backups == "online":
                     times.add(message.source, now - answered[message.source])
                 if gradient.version < version:
                     dropped.append((message.source, gradient.version))
-                    left -= version >= end
+                    left -= {message.source} if version >= end else set()
                     yield from desk.reply(message.source, version, DROPPED | FINAL * (version >= end))
                     answered[message.source] = now
                     continue
@@ -107,8 +112,8 @@ class BackupSGD(ServerMethod):
                 else:
                     yield add(total, gradient)
                 of.append((message.source, version))
-                if len(of) < quorum:
-                    continue
+            if found is not None and (total is None or len(of) < desk.at_most(quorum, of)):
+                continue
             assert total is not None, "a time-out before the first gradient"
             if self.backups == "online":
                 noise.close(body_of(total), len(of))
@@ -119,7 +124,7 @@ class BackupSGD(ServerMethod):
             for source, _ in of:
                 yield from desk.reply(source, version, FINAL * (version >= end))
                 answered[source] = now
-            left -= len(of) if version >= end else 0
+            left -= {source for source, _ in of} if version >= end else set()
             of, dropped, total = [], [], None
             if self.backups == "online":
                 known = times.means()

@@ -43,11 +43,14 @@ class DelayCompensatedSGD(ServerMethod):
 
     def serve(self, ctx: Context, shard: int) -> Program:
         desk, last = Desk(self, ctx, shard), list[int]()
-        first: Gradient = yield PackParameters(shard, master=True)
+        first: Gradient = yield from desk.parameters()
         version = first.version
         read: dict[int, Gradient] = dict.fromkeys(range(desk.num_workers), first)
         while len(last) < desk.num_workers:
             message = yield desk.hear()
+            if desk.lost(message, last):
+                read.pop(message.rank)
+                continue
             gradient, flags = desk.read(message)
             if flags & GONE:
                 last.append(message.source)

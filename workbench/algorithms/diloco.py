@@ -83,6 +83,11 @@ class DiLoCo(Algorithm):
         always = self.every == self.fragments == 1 and not (self.delay or self.mix or self.eager)
         return Replicas.EVERY_STEP if always else Replicas.AT_END
 
+    @property
+    def shrinks(self) -> bool:
+        """To the mean of those that remain, which is the new anchor; the outer momentum begins at 0 again."""
+        return True
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Most steps send nothing."""
 

@@ -47,6 +47,11 @@ class LocalSGD(Algorithm):
     def replicas(self) -> Replicas:
         return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
 
+    @property
+    def shrinks(self) -> bool:
+        """To the mean of those that remain, as after every H-th step."""
+        return True
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Most steps send nothing."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, final
 
@@ -43,6 +43,10 @@ class PartialAllReduce(Algorithm):
     Every rank runs its rounds beside its worker, and rank 0 a coordinator that counts who is ready; control messages have one
     byte. Every rank ends every step, by applying its round: parameters are equal there on all ranks. `dropped` marks the steps
     whose minibatch this rank did not compute, or whose gradient was left over. One gradient buffer a round not yet applied.
+
+    Where a rank leaves, the others go on as fewer, from the last step that any of them has finished; only that rank's own gradients are
+    lost, those that no finished step had used: the others keep what they give to a round until it is over, and give it again. A quorum
+    that is a number must be one of those that remain. A process that takes the rank's place begins with the next round.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
@@ -95,6 +99,15 @@ class PartialAllReduce(Algorithm):
         return False
 
     @property
+    def shrinks(self) -> bool:
+        """Parameters are equal at a step's end, and whoever is behind takes those of who is not."""
+        return True
+
+    @property
+    def shrinks_anyway(self) -> bool:
+        return not self._is_synchronous
+
+    @property
     def max_staleness(self) -> int | None:
         return 0 if self._is_synchronous else None
 
@@ -115,6 +128,7 @@ class PartialAllReduce(Algorithm):
         assert ctx.layout is not None
         token = torch.zeros(1, dtype=torch.uint8, device=ctx.layout.device)
         box = _Box(waiting=deque(ctx.resumed or ()))
+        ctx.unused = box.unused if ctx.may_shrink else None
         beside = [(yield Start(self._rounds(ctx, ctx.num_steps, box, token), lane=FREE, shares_tags=True))]
         if ctx.rank == 0:
             beside.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
@@ -128,6 +142,7 @@ class PartialAllReduce(Algorithm):
                 yield Recv(ctx.rank, like=token, tag=DONE)
                 unused = bool(box.waiting) and step + len(box.done) == ctx.num_steps  # no round is left to use it
                 yield from _apply(box.done.popleft())
+                box.settle(step)
                 yield EndStep(step, state=tuple(box.waiting), dropped=unused if step == begun else True)
                 step += 1
         yield Send(0, token, tag=READY, stamp=ctx.num_steps)
@@ -142,7 +157,10 @@ class PartialAllReduce(Algorithm):
         for number in range(ctx.first_step, num_steps):
             yield Recv(0, like=token, tag=GO)
             mine = [box.waiting.popleft() for _ in range(len(box.waiting))]
-            total = yield from perform(self.collective.all_reduce(ctx, _merged(ctx, mine, number)))
+            merged = _merged(ctx, mine, number)
+            if mine and ctx.may_shrink:
+                box.keep(number, merged)
+            total = yield from perform(self.collective.all_reduce(ctx, merged))
             box.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
             told.append((yield Start(Send(ctx.rank, token, tag=DONE))))
         for ticket in told:
@@ -177,10 +195,35 @@ class _Round:
 @final
 @dataclass(slots=True)
 class _Box:
-    """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied."""
+    """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied.
+
+    Attributes:
+        given: (round, copy of what this rank gave to it), of rounds that this rank has not applied.
+        spare: memory for such copies.
+    """
 
     waiting: deque[Gradient]
     done: deque[_Round] = field(default_factory=deque)
+    given: deque[tuple[int, Gradient]] = field(default_factory=deque)
+    spare: list[Gradient] = field(default_factory=list)
+
+    def keep(self, number: int, gradient: Gradient) -> None:
+        """What goes to that round, which may never end; a sum is made in the gradient's own memory."""
+        if self.spare:
+            memory = self.spare.pop().flat
+            memory.copy_(gradient.flat)
+            self.given.append((number, replace(gradient, flat=memory)))
+        else:
+            self.given.append((number, gradient.copy()))
+
+    def settle(self, step: int) -> None:
+        """That round is applied, and all before it."""
+        while self.given and self.given[0][0] <= step:
+            self.spare.append(self.given.popleft()[1])
+
+    def unused(self, step: int) -> tuple[Gradient, ...]:
+        """What is in none of the sums up to that round."""
+        return (*(gradient for number, gradient in self.given if number > step), *self.waiting)
 
 
 def _merged(ctx: Context, mine: list[Gradient], number: int) -> Gradient:

@@ -16,15 +16,20 @@ class ArrivalTimes:
     """When the first, second, ... gradient comes, from what each worker last took, averaged over recent arrivals."""
 
     def __init__(self, num_workers: int) -> None:
-        self._last: list[float | None] = [None] * num_workers
+        self._last: dict[int, float | None] = dict.fromkeys(range(num_workers))
         self._rounds: deque[list[float]] = deque(maxlen=MEMORY * num_workers)
 
     def add(self, worker: int, seconds: float) -> None:
         """A worker took so long, late or not."""
         self._last[worker] = seconds
-        known = [value for value in self._last if value is not None]
+        known = [value for value in self._last.values() if value is not None]
         if len(known) == len(self._last):
             self._rounds.append(sorted(known))
+
+    def forget(self, worker: int) -> None:
+        """It has left: what counts are the rounds of the others, from here on."""
+        del self._last[worker]
+        self._rounds.clear()
 
     def means(self) -> list[float] | None:
         """Mean seconds until the k-th gradient, k = 1 to p; None until every worker has come once."""

@@ -85,6 +85,11 @@ class ServerMethod(Algorithm, ABC):
             total += message * ((workers - (rank < workers)) if here else rank < workers)
         return total
 
+    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
+        """Without a worker that serves nothing: the parameters of a shard are nowhere but on its server."""
+        serves = any(self.server_of(shard, num_ranks) == rank for shard in range(self.shards))
+        return rank < self.num_computing(num_ranks) and not serves
+
     @abstractmethod
     def serve(self, ctx: Context, shard: int) -> Program:
         """The program of one shard's server."""

@@ -54,14 +54,14 @@ class SoftsyncSGD(ServerMethod):
     def serve(self, ctx: Context, shard: int) -> Program:
         desk = Desk(self, ctx, shard)
         version = yield from desk.open()
-        group = max(1, desk.num_workers // self.splits)
         last: list[int] = []
         of: list[tuple[int, int]] = []
         total: Gradient | None = None
         while len(last) < desk.num_workers:
             message = yield desk.hear()
-            gradient, flags = desk.read(message)
-            if not flags & GONE:
+            left = desk.lost(message, last)
+            gradient, flags = (None, 0) if left else desk.read(message)
+            if gradient is not None and not flags & GONE:
                 of.append((message.source, gradient.version))
                 stale = version - gradient.version
                 if self.divide and stale > 1:
@@ -72,11 +72,12 @@ class SoftsyncSGD(ServerMethod):
                     yield add(total, gradient)
             if flags & LAST:
                 last.append(message.source)
-            if total is not None and (len(of) == group or len(last) == desk.num_workers):
+            group = max(1, desk.num_workers // self.splits)
+            if total is not None and (len(of) >= group or len(last) == desk.num_workers):
                 yield Apply(total, master=True, of=tuple(of))
                 version += 1
                 of, total = [], None
-            if not flags & LAST:
+            if not left and not flags & LAST:
                 yield from desk.reply(message.source, version)
         for source in last:
             yield from desk.reply(source, version, FINAL)

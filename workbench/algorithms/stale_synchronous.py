@@ -19,6 +19,7 @@ class StaleSynchronousSGD(ServerMethod):
     A worker's clock is the steps it has taken. Between its read and its push at most 2 bound + 1 pushes of any other are
     applied, so staleness is at most (p - 1)(2 bound + 1). `bound=0` keeps workers in step: every one waits for all, and
     each gradient is still an update of its own. One worker is serial SGD. A resumed run counts from where each worker stood.
+    Nobody waits for who has left.
 
     Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """
@@ -45,15 +46,16 @@ class StaleSynchronousSGD(ServerMethod):
         last: list[int] = []
         while len(last) < desk.num_workers:
             message = yield desk.hear()
-            gradient, flags = desk.read(message)
-            if not flags & GONE:
-                yield Apply(gradient, master=True, of=((message.source, gradient.version),))
-                version += 1
-                clocks[message.source] += 1
-            if flags & LAST:
-                last.append(message.source)
+            if desk.lost(message, last):
+                del clocks[message.rank]
+                held = [worker for worker in held if worker != message.rank]
             else:
-                held.append(message.source)
+                gradient, flags = desk.read(message)
+                if not flags & GONE:
+                    yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+                    version += 1
+                    clocks[message.source] += 1
+                (last if flags & LAST else held).append(message.source)
             slowest = min((clock for worker, clock in clocks.items() if worker not in last), default=0)
             for source in [worker for worker in held if clocks[worker] - slowest <= self.bound]:
                 held.remove(source)

@@ -5,16 +5,19 @@ What travels is a shard's gradient one way and its parameters the other, each wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, TypeGuard, final
 
 import torch
 from torch import Tensor
 
+from workbench.errors import RankMismatch
 from workbench.gradients import WEIGHT, Gradient, Layout, whole
 from workbench.ops import (
     ANY,
     Backward,
     Discard,
+    Left,
     Local,
     Message,
     PackParameters,
@@ -128,27 +131,68 @@ class Desk:
     def __init__(self, method: ServerMethod, ctx: Context, shard: int) -> None:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
-        self.num_workers = method.num_computing(ctx.num_workers)
-        self._hear = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True)
+        self.num_workers = method.num_computing(ctx.num_workers)  # of those that have left, none but who had pushed its last
+        self._hear = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}
+        self._gone: set[int] = set()
+        self._workers = range(self.num_workers)
+        self._ended: set[int] = set()  # who have pushed their last
+        self._version = 0  # the newest that anybody was told
         self._answer = answered(ctx, (Desk, shard), self._send)
 
     def open(self) -> Program:
         """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
+        return (yield from self.parameters()).version
+
+    def parameters(self) -> Program:
+        """The shard's parameters to begin with, with that version."""
         packed = yield PackParameters(self.shard, master=True)
-        return packed.version
+        self._version = packed.version
+        return packed
 
     def hear(self) -> Recv:
-        """The request for the next push, whoever's it is."""
+        """The request for the next push, whoever's it is; the answer may be that a worker has left (`lost`)."""
         return self._hear
 
+    def lost(self, message: Message | Left, ended: Container[int] = ()) -> TypeGuard[Left]:
+        """Whether a worker has left, of which no push comes any more; `ended`: workers that have pushed their last."""
+        if isinstance(message, Message):
+            return False
+        self.num_workers -= message.rank not in ended
+        self._gone.add(message.rank)
+        return True
+
+    def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
+        """So many gradients, or as many as there can be: of the workers that are here, and of those that left theirs in `of`."""
+        return quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
+
     def read(self, message: Message) -> tuple[Gradient, int]:
-        """A push as a gradient, its version that of the parameters it was taken at; and its flags."""
+        """A push as a gradient, its version that of the parameters it was taken at; and its flags.
+
+        Raises:
+            RankMismatch: no worker of this method can have pushed that now.
+        """
         version, flags = divmod(message.stamp, 4)
+        if version > self._version or flags == GONE or message.source in self._ended or message.source not in self._workers:
+            raise RankMismatch(self._refusal(message.source, version, flags))
+        if flags & LAST:
+            self._ended.add(message.source)
         return Gradient(message.value, self.layout, -1, version, self.shard), flags
+
+    def _refusal(self, source: int, version: int, flags: int) -> str:
+        if source not in self._workers:
+            what = "and has no worker"
+        elif source in self._ended:
+            what = "behind its last one"
+        elif flags == GONE:
+            what = f"with flags {flags}, which nobody sends"
+        else:
+            what = f"taken at version {version}, and the newest is {self._version}"
+        return f"rank {source} pushed a gradient of shard {self.shard} {what}: run one version of workbench and one method on all ranks"
 
     def reply(self, source: int, version: int, flags: int = 0) -> Program:
         """Send the shard's present parameters, in the background: a slow worker does not hold up the others. Returns them."""
+        self._version = version
         before = self._sending.get(source)
         if before is not None and not before.done:
             yield Wait(before)  # it has pushed since, so it had received it

@@ -21,6 +21,7 @@ from workbench.errors import ConfigError
 from workbench.problems.base import Batch, Problem, fetch, to_device
 from workbench.replica import Replica, compute_threads
 from workbench.settings import OptimizerFactory
+from workbench.updater import uncompiled
 
 WARM_UP_STEPS = 2
 
@@ -128,7 +129,9 @@ class _Bench:
         if device is not None:
             self.model = self.model.to(device)
         parameters = [param for param in self.model.parameters() if param.requires_grad]
-        self.replica = Replica(self.model, (optimizer or problem.optimizer)(parameters))
+        with uncompiled():
+            made = (optimizer or problem.optimizer)(parameters)
+        self.replica = Replica(self.model, made)
         self.device = self.replica.layout.device
         self._data = problem.train_data()
         self._num_steps = 0

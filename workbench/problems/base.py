@@ -161,6 +161,7 @@ class Sampler:
     batch_size: int  # a worker
     num_workers: int
     seed: int
+    origin: tuple[int, int] = (0, 0)  # a step, and the samples that were taken before it: from there on they are dealt in these batches
 
     @property
     def global_batch(self) -> int:
@@ -172,9 +173,8 @@ class Sampler:
 
     def share(self, step: int, rank: int) -> Tensor:
         """Indices of the samples that `rank` takes at `step`: 1-D, possibly empty."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        order = epoch_order(self.seed, epoch, self.num_samples)
-        batch = order[position * self.global_batch : (position + 1) * self.global_batch]
+        epoch, begin = self._place(step)
+        batch = epoch_order(self.seed, epoch, self.num_samples)[begin : begin + self.global_batch]
         base, extra = divmod(len(batch), self.num_workers)
         start = rank * base + min(rank, extra)
         return torch.from_numpy(batch[start : start + base + (rank < extra)].copy())
@@ -193,8 +193,30 @@ class Sampler:
 
     def samples_before(self, step: int) -> int:
         """Samples that all ranks together have taken before `step`."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        return epoch * self.num_samples + min(position * self.global_batch, self.num_samples)
+        epoch, begin = self._place(step)
+        return epoch * self.num_samples + begin
+
+    def steps_of(self, epochs: int) -> int:
+        """The step with which, from the first one on, so many epochs are over."""
+        first, before = self.origin
+        epoch, taken = divmod(before, self.num_samples)
+        if epochs <= epoch:
+            return first
+        return first + -(-(self.num_samples - taken) // self.global_batch) + (epochs - epoch - 1) * self.steps_per_epoch
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch ends with that step."""
+        return self.samples_before(step + 1) % self.num_samples == 0
+
+    def _place(self, step: int) -> tuple[int, int]:
+        """Epoch of a step, and where its batch begins there."""
+        first, before = self.origin
+        epoch, taken = divmod(before, self.num_samples)
+        left = -(-(self.num_samples - taken) // self.global_batch)  # steps of the epoch in which samples were dealt anew
+        if step - first < left:
+            return epoch, taken + (step - first) * self.global_batch
+        more, position = divmod(step - first - left, self.steps_per_epoch)
+        return epoch + 1 + more, position * self.global_batch
 
 
 @lru_cache(maxsize=2)

@@ -155,7 +155,7 @@ class Background:
                 self._waited(begin)
             return ticket
         if lane not in self._lanes:
-            self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger)
+            self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger, inside=True)
         self._lanes[lane].submit(strand)
         return ticket
 

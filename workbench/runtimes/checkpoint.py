@@ -1,23 +1,30 @@
-"""What a rank keeps when it stops at a step's end, and how it goes on from there."""
+"""What a rank keeps at a step's end, and how it goes on from there."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, Ticket
+from workbench.problems.base import Sampler
 from workbench.program import Algorithm, Context, complete
 from workbench.replica import Replica
 
 
-def take_checkpoint(algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: dict[str, Tensor]) -> dict[str, Any]:
+def take_checkpoint(
+    algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: dict[str, Tensor], sampler: Sampler | None = None
+) -> dict[str, Any]:
     """Everything needed to go on from this step, as tensors and plain values that `torch.load(weights_only=True)` reads.
 
-    The tickets of the program's state must be complete. Tensors are the replica's own: save or copy them before it goes on.
+    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before it goes on.
+    A method that goes on beside its worker may be using what that had handed over: such gradients are not kept.
     """
     return {
         "step": end.step,
@@ -25,9 +32,15 @@ def take_checkpoint(algorithm: Algorithm, replica: Replica, num_workers: int, en
         "num_workers": num_workers,
         "layout": _layout_of(replica),
         "replica": replica.state(),
-        "program": _pack(end.state),
+        "program": _pack(end.state if algorithm.begins_anew or algorithm.replayable else ()),
         "memory": dict(memory),
+        "data": None if sampler is None else position_of(sampler, end.step),
     }
+
+
+def position_of(sampler: Sampler, step: int) -> dict[str, Any]:
+    """Where the data are behind a step."""
+    return {"samples": sampler.samples_before(step + 1), "global_batch": sampler.global_batch, "origin": list(sampler.origin)}
 
 
 def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: Context) -> None:
@@ -55,8 +68,40 @@ def begin_again(ctx: Context, end: EndStep) -> None:
     ctx.first_step, ctx.resumed = end.step + 1, complete(end.state) or None
 
 
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of the generators that a problem's own code may draw from: torch's, Python's and NumPy's. All else is drawn by step and rank."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - it is kept, not drawn from
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": [version, list(words), gauss],
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
+    """Go on from `random_state`."""
+    torch.set_rng_state(saved["torch"])
+    if device.type == "cuda" and saved["cuda"] is not None:
+        torch.cuda.set_rng_state(saved["cuda"], device)
+    version, words, gauss = saved["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = saved["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002 - the one that others draw from
+
+
 def _layout_of(replica: Replica) -> list[str]:
     return [*replica.layout.describe(), f"{replica.layout.numel} elements"]
+
+
+def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
+    """Raise unless it is as long as one of this replica: what is shorter would be copied to all places."""
+    bucket = value["bucket"]
+    piece = None if bucket is None else replica.layout.buckets[bucket]
+    numel = replica.layout.numel if piece is None else piece.stop - piece.start
+    if value["flat"].shape != (numel,):
+        raise ValueError(f"a gradient in flight of shape {tuple(value['flat'].shape)}, and ({numel},) is expected")
 
 
 def _pack(state: tuple[Any, ...]) -> list[Any]:
@@ -64,7 +109,7 @@ def _pack(state: tuple[Any, ...]) -> list[Any]:
     for item in state:
         value = item.value if isinstance(item, Ticket) else item
         if isinstance(value, Gradient):
-            value = {"flat": value.flat.clone(), "step": value.step, "version": value.version, "bucket": value.bucket}
+            value = {"flat": value.flat, "step": value.step, "version": value.version, "bucket": value.bucket}
         packed.append({"ticket": isinstance(item, Ticket), "value": value})
     return packed
 
@@ -78,6 +123,7 @@ def _unpack(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
         for item in packed:
             value = item["value"]
             if isinstance(value, dict):
+                _check_gradient(value, replica)
                 value = replica.gradient_from(value["flat"], value["step"], value["version"], value["bucket"], owners)
             yield Ticket.completed(value) if item["ticket"] else value
 

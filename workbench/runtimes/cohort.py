@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +19,8 @@ from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
 from workbench.replica import Replica
 from workbench.runtimes.endpoint import bucket_of
-from workbench.runtimes.sim_worker import Shapes, shape_of
+from workbench.runtimes.findings import entries_of
+from workbench.runtimes.sim_worker import Shapes, ready_shares, shape_of
 from workbench.runtimes.summed import Summation
 from workbench.runtimes.worker import Worker, num_steps_of
 from workbench.settings import Settings
@@ -51,9 +53,10 @@ class Cohort:
             with torch.random.fork_rng(devices=[]):
                 self._worker = Worker(algorithm, problem, settings, 0, num_workers, torch.device("cpu"))
             self.sampler, self.replica = self._worker.sampler, self._worker.replica
-            self._summation = Summation(self._worker.replica)
+            self._summation = Summation(self._worker.replica, self._worker.guard)
         self.num_steps = num_steps_of(settings, self.sampler)
-        self.ready_shares, self.forward_parts = compute.ready_shares(self.replica.layout), compute.forward_parts(self.replica.layout)
+        self.ready_shares = ready_shares(compute, self.replica.layout, settings)
+        self.forward_parts = compute.forward_parts(self.replica.layout)
         self.recorders = [MemoryRecorder(rank, settings.trace_steps) for rank in range(min(num_workers, SINGLE_WORKERS))]
         self._traced = settings.trace_steps != 0
         self.step, self.last_step = 0, -1
@@ -61,6 +64,7 @@ class Cohort:
         self.waited_s = np.zeros(num_workers)  # that each worker waited
         self._staleness: int | None = None
         self._losses: list[float | None] = [None] * num_workers  # of the last minibatches
+        self._entries: list[dict[str, Any]] = [{"loss": None}] * num_workers  # of their rows
         self._slow: tuple[int, Array] = (-1, np.ones(num_workers))
 
     # -- compute -----------------------------------------------------------------------------------------------
@@ -98,7 +102,7 @@ class Cohort:
         kept = [buffer.clone() for buffer in model.buffers()]  # a module's other state, such as BatchNorm's, is rank 0's
         losses = [loss]
         for rank in range(1, self.num_workers):
-            losses.append(self._summation.add(total, self._worker.minibatch(step, rank)))
+            losses.append(self._summation.add(total, partial(self._worker.minibatch, step, rank)))
         self._summation.end(total)
         for buffer, value in zip(model.buffers(), kept, strict=True):
             buffer.copy_(value)
@@ -146,25 +150,39 @@ class Cohort:
         row: dict[str, Any] = {"step": step, "seconds": 0.0, "samples": samples, "bytes_sent": 0, "staleness": self._staleness}
         row = {**row, "loss": None, "num_samples": 0, "lr": None}
         if self._worker is not None:
-            for rank, loss in enumerate(self._losses):
-                self._worker.check_loss(loss, step, rank)
-            row = self._worker.metrics(step, 0.0, 0.0, self._staleness, torch.tensor(self._mean_loss(step), dtype=torch.float64))
+            self._look_back(self._worker, step)
+            row = {**self._worker.row(step, 0.0, 0.0, self._staleness), "loss": self._mean_loss(step)}
         if len(self.recorders) == self.num_workers:
-            for recorder, time_s, loss in zip(self.recorders, now_s.tolist(), self._losses, strict=True):
+            for recorder, time_s, entries in zip(self.recorders, now_s.tolist(), self._entries, strict=True):
                 seconds = time_s if self._worker is None else round(time_s, 6)
-                mine = {"loss": loss, "num_samples": self.sampler.share_size(step, recorder.rank), "seconds": seconds}
+                mine = {**entries, "num_samples": self.sampler.share_size(step, recorder.rank), "seconds": seconds}
                 self._add(recorder.rank, {**row, **mine}, np.array([time_s]))
         else:
             mine = {"num_samples": samples - self.sampler.samples_before(step), "seconds": round(float(now_s.max()), 6)}
-            self._add(0, {**row, **mine}, now_s)
+            self._add(0, {**row, **mine, **self._joined()}, now_s)
         self._staleness = None
         if self._worker is not None and self._worker.evaluates_after(step):
             self.evaluate(step, now_s[0])
 
-    def _mean_loss(self, step: int) -> float:
-        """Over all samples."""
+    def _look_back(self, worker: Worker, step: int) -> None:
+        """What was found in the step's gradients, and what losses are left."""
+        self._entries = [{"loss": loss} for loss in self._losses]
+        for found in worker.found():
+            self._entries[found.rank] |= entries_of([found], self._losses[found.rank])
+        self._losses = [entries["loss"] for entries in self._entries]
+        for rank, loss in enumerate(self._losses):
+            worker.loss_watch.check(loss, step, rank)
+
+    def _joined(self) -> dict[str, Any]:
+        """What was found in all workers' gradients, for one row."""
+        words = {"skipped": "; ".join(f"rank {rank}: {row['skipped']}" for rank, row in enumerate(self._entries) if "skipped" in row)}
+        norms = [row["clipped"] for row in self._entries if "clipped" in row]
+        return {**(words if words["skipped"] else {}), **({"clipped": max(norms)} if norms else {})}
+
+    def _mean_loss(self, step: int) -> float | None:
+        """Over all samples whose loss is known."""
         known = [(loss, self.sampler.share_size(step, rank)) for rank, loss in enumerate(self._losses) if loss is not None]
-        return sum(loss * number for loss, number in known) / sum(number for _, number in known)
+        return sum(loss * number for loss, number in known) / sum(number for _, number in known) if known else None
 
     def evaluate(self, step: int, now_s: float) -> None:
         """The whole test set, in no virtual time."""

@@ -25,11 +25,13 @@ class Turn:
         step: the first step with it where ranks go in step; -1 where all programs had ended.
         changes: as they were set.
         stop: the run ended there.
+        meeting: which time it was that all programs had ended, from 1 on; -1 for the next one.
     """
 
     step: int
     changes: tuple[dict[str, Any], ...] = ()
     stop: bool = False
+    meeting: int = -1
 
 
 def turns_of(info: dict[str, Any]) -> tuple[Turn, ...]:
@@ -41,7 +43,7 @@ def turns_of(info: dict[str, Any]) -> tuple[Turn, ...]:
     for rows in places.values():
         step = -1 if "meeting" in rows[0] else rows[0]["step"]
         changes = tuple(row["set"] for row in rows if "set" in row and "refused" not in row)
-        found.append(Turn(step, changes, any(row.get("stop") for row in rows)))
+        found.append(Turn(step, changes, any(row.get("stop") for row in rows), rows[0].get("meeting", -1)))
     return tuple(found)
 
 
@@ -77,6 +79,10 @@ class Course:
     def begins_at(self, step: int) -> bool:
         """Whether another method begins with that step."""
         return step in self._at and self.method_of(step) is not self.method_of(step - 1)
+
+    def hears_at(self, meeting: int) -> bool:
+        """Whether something was said the so many-th time that all programs had ended."""
+        return bool(self._meetings) and self._meetings[0].meeting in (-1, meeting)
 
     def meet(self) -> tuple[Algorithm, float | None] | None:
         """All programs have ended: with what ranks go on, or None where the run is over."""
@@ -121,18 +127,23 @@ def take_turn(thread: SimThread, end: EndStep) -> bool:
 
 def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
     """Where ranks are at steps of their own, and all their programs have ended: begin the next ones, if the run went on from there."""
-    found = simulation.course.meet()
-    computing = simulation.workers[: simulation.algorithm.num_computing(simulation.num_workers)]
-    if found is None or all(worker.last_end.step + 1 >= simulation.end_of(worker) for worker in computing):
+    simulation.num_meetings += 1
+    rate = None
+    if simulation.course.hears_at(simulation.num_meetings):
+        found = simulation.course.meet()
+        computing = simulation.workers[: simulation.algorithm.num_computing(simulation.num_workers)]
+        if found is None or all(worker.last_end.step + 1 >= simulation.end_of(worker) for worker in computing):
+            return False
+        simulation.algorithm, rate = found
+    elif not simulation.keeper.at_rest():
         return False
-    simulation.algorithm, rate = found
     simulation.ending.clear()
     for thread, ctx in zip(threads, simulation.contexts, strict=True):
         worker = thread.worker
         if rate is not None:
             worker.trained.set_lr(rate)
         worker.trained.forget_words()
-        ctx.stopping, ctx.num_steps = False, simulation.end_of(worker)
+        ctx.stopping, ctx.num_steps = False, simulation.keeper.end_of(worker)
         begin_again(ctx, worker.last_end)
         thread.take_up(simulation.algorithm.worker(ctx))
     return True

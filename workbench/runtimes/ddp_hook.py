@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -19,7 +20,9 @@ from workbench.ops import Program, Request
 from workbench.program import Context, perform
 from workbench.rng import derive_seed
 from workbench.runtimes.background import NUM_TAG_RANGES, TAG_SPAN
+from workbench.runtimes.company import explained, keep_company, part
 from workbench.runtimes.endpoint import Endpoint, Ledger
+from workbench.runtimes.launch import cause_of
 from workbench.runtimes.link import measure_link
 from workbench.runtimes.post import Post
 from workbench.runtimes.strands import LANE_SPINS, Lane, Strand, StrandHandle
@@ -55,13 +58,14 @@ class DDPHook:
         backend = dist.get_backend(process_group)
         on_gpu = backend != "gloo" and torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        self.collective, self.seed, self.step = collective, seed, 0
+        self.collective, self.seed, self.step, self._num_started = collective, seed, 0, 0
         self._transport = TorchTransport(device, timeout_s, process_group)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
+        self._presence = keep_company(self, self._transport, timeout_s, announces=False)
         self._ledger = Ledger(self._transport, NullRecorder(), timeout_s)
         self._link = measure_link(self._transport, self._ledger.patience) if collective.needs_link else None
         self._post, self._lane = Post(self._transport), Lane(self._ledger)
-        self._num_started = 0
+        weakref.finalize(self, self._lane.leave).atexit = False
         self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order in which DDP first brought them
         self._buckets: dict[int, Bucket] = {}
         self._memory: dict[Signature, dict[str, Tensor]] = {}
@@ -78,11 +82,8 @@ class DDPHook:
         """Begin to average a bucket over the ranks; the future's value is its buffer. Every rank's buckets come in the same order."""
         if self._error is not None:
             raise self._error
-        try:
+        with explained(lambda error: self._fail(error, self.step)):
             return self._start(bucket)
-        except BaseException as error:
-            self._fail(error, self.step)
-            raise
 
     def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
@@ -120,15 +121,17 @@ class DDPHook:
         if error is None:
             future.set_result(buffer)
         else:
-            self._fail(error, step)
+            error = self._fail(error, step)
             future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # its annotation is a slip
 
-    def _fail(self, error: BaseException, step: int) -> None:
-        """Tell the other ranks, and every later bucket of this one."""
+    def _fail(self, error: BaseException, step: int) -> BaseException:
+        """Tell the other ranks, and every later bucket of this one; what is to be raised."""
+        error = cause_of(error, self._transport, self._presence)
         if self._error is None:
             self._error = error
             if not isinstance(error, PeerFailed):
                 self._transport.announce_failure(f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}")
+        return error
 
     # -- what is remembered ------------------------------------------------------------------------------------
 
@@ -196,8 +199,9 @@ class DDPHook:
         return {"rank": self.rank, "num_workers": self.num_workers, "collective": repr(self.collective)}
 
     def close(self) -> None:
-        """Give thread and groups back; every rank calls it, and none need to."""
+        """Give threads and groups back; every rank calls it. Who makes many hooks in one process should: groups stay else until its end."""
         self._lane.close()
+        part(self._presence)
         self._transport.close()
 
 

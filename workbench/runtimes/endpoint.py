@@ -12,7 +12,8 @@ from workbench import ops
 from workbench.collectives import flat_of, native_bytes
 from workbench.gradients import Gradient
 from workbench.ops import ANY, Message, Request, Ticket
-from workbench.runtimes.post import STAMP_BYTES, BoxHandle, Post, with_stamp, without_stamp
+from workbench.runtimes.post import STAMP_BYTES, BoxHandle, Post, StampedHandle, without_header
+from workbench.runtimes.presence import Presence
 from workbench.runtimes.transport import SPINS, Patience, Transport
 from workbench.trace.recorder import Recorder
 
@@ -21,7 +22,7 @@ from workbench.trace.recorder import Recorder
 class Ledger:
     """What a rank's threads share: the clock, the recorder, the step under way, and how long to wait."""
 
-    def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None) -> None:
+    def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, presence: Presence | None = None) -> None:
         self.recorder = recorder
         self.origin_s = time.perf_counter()
         self.step = 0
@@ -29,9 +30,12 @@ class Ledger:
         self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
         self._transport = transport
         self._timeout_s = timeout_s
+        self._presence = presence
         self._held_s = 0.0
         self._held_since: float | None = None
         self._lock = Lock()
+        if presence is not None:  # a call that is over has sent something
+            presence.trains(lambda: self.step, lambda: self.bytes_sent if transport.bound else None, timeout_s)
 
     def now(self) -> float:
         """Seconds since the origin, on this rank's clock."""
@@ -44,7 +48,12 @@ class Ledger:
 
     def patience(self, what: str, spins: int = SPINS, step: int | None = None) -> Patience:
         """How this rank waits for `what`, of a step if there is one."""
-        return Patience(what, self._failed, self._timeout_s, spins, self.held, step)
+        return Patience(what, self._failed, self._timeout_s, spins, self.held, step, self._presence)
+
+    def close(self) -> None:
+        """The rank trains no more."""
+        if self._presence is not None:
+            self._presence.rests()  # else they hold each other, and with us the library's sockets
 
     def hold(self, on: bool) -> None:
         """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
@@ -132,37 +141,51 @@ class Endpoint:
         tag = self.tags + request.tag
         if isinstance(request, ops.Send):
             flat = flat_of(request.value)
-            message = flat if request.stamp is None else with_stamp(flat, request.stamp)
+            if request.stamp is not None:
+                return Ticket(0, request, self._post.send(request.to, flat, tag, request.stamp))
             to_self = request.to == self._transport.rank
-            return Ticket(0, request, self._post.put(message, tag) if to_self else self._transport.start_send(request.to, message, tag))
+            return Ticket(0, request, self._post.put(flat, tag) if to_self else self._transport.start_send(request.to, flat, tag))
         like, flat = request.like, torch.empty_like(request.like)
         if request.stamped:
             flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
         if request.source in (ANY, self._transport.rank):
-            others = request.source == ANY and self._transport.num_workers > 1
-            ticket = Ticket(self._num_any, request, BoxHandle(self._post, self._transport.rank, flat, tag, others=others))
+            ticket = Ticket(self._num_any, request, self._box(request, flat, tag))
             self._num_any += request.source == ANY
             return ticket
+        if request.stamped:
+            return Ticket(0, request, StampedHandle(self._post, request.source, flat, tag, like.dtype))
         ticket = Ticket(0, request, self._transport.start_recv(request.source, flat, tag))
         ticket.value = flat
         return ticket
 
-    def finish(self, ticket: Ticket) -> Any:
-        """Wait for a ticket that `start` gave, book it, and return its value."""
+    def _box(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> BoxHandle:
+        others = request.source == ANY and self._transport.num_workers > 1
+        dtype = request.like.dtype if request.stamped else None
+        return BoxHandle(self._post, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
+
+    def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
+        """Wait for a ticket that `start` gave, book it, and return its value; `inside` the library, if it may be."""
         if not ticket.done:
-            ticket.runtime.wait(self._patience(f"{_sentence(ticket.request)} (step {self._ledger.step})"))
+            patience = self._patience(f"{_sentence(ticket.request)} (step {self._ledger.step})")
+            ticket.runtime.wait_inside(patience) if inside else ticket.runtime.wait(patience)
             handle = ticket.runtime
+            left = getattr(handle, "left", None)
+            if left is not None:
+                self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "left": left, "seconds": self._ledger.now()})
+                ticket.value, ticket.done = ops.Left(left), True
+                return ticket.value
             end = handle.finished_s if handle.finished_s is not None else time.perf_counter()
             origin = self._ledger.origin_s
-            received = handle.flat if isinstance(handle, BoxHandle) else ticket.value
+            received = handle.flat if isinstance(handle, BoxHandle | StampedHandle) else ticket.value
             source = getattr(handle, "source", -1)
             if isinstance(ticket.request, ops.Recv) and ticket.request.source == ANY:
                 self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "source": source})
-            ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, source)
+            stamp = getattr(handle, "stamp", 0)
+            ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, source, stamp)
             ticket.done = True
         return ticket.value
 
-    def _book(self, request: Any, begin: float, end: float, received: Any = None, source: int = -1) -> Any:
+    def _book(self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0) -> Any:
         """Record what a request did; returns its answer."""
         match request:
             case ops.AllReduce(value):
@@ -181,8 +204,7 @@ class Endpoint:
             case ops.Recv(_, like):
                 num_bytes = 0 if source == self._transport.rank else size_of(received)
                 self._ledger.recorder.span("recv", self._lane, begin, end, self._ledger.step, -1, num_bytes, source)
-                value, stamp = without_stamp(received, like.dtype) if request.stamped else (received, 0)
-                return Message(source, value, stamp)
+                return Message(source, without_header(received, like.dtype) if request.stamped else received, stamp)
             case _:
                 self._ledger.recorder.span("barrier", self._lane, begin, end, self._ledger.step)
                 return None

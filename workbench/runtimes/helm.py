@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -15,14 +17,18 @@ from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.replica import Replica
 from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.membership import LEFT_TEXT
 from workbench.runtimes.steering import changed
 from workbench.runtimes.words import Word, WordReader
 from workbench.settings import Settings
 from workbench.trace.recorder import Recorder
-from workbench.trace.store import update_run
+from workbench.trace.store import read_info, update_run
 
 BEAT_S = 0.5  # how often held ranks hear of each other
 LOOK_S = 0.02
+ASK_AGAIN = "another process came at the same place: it can ask again"
+Admit = Callable[[int, int], str | None]  # a rank, and which time it asks, from 0 on
+WHO_LEFT: dict[str, Any] = {"words": [], "step": None, "left": False, "versions": None}
 
 
 @final
@@ -51,17 +57,19 @@ class Helm:
         """How many words this rank has heard of."""
         return max(self._reader.look(), self.num_taken)
 
-    def take(self, step: int, *, left: bool = True) -> tuple[bool, bool]:
+    def take(self, step: int, *, left: bool = True, admit: Admit = lambda rank, _: f"rank {rank} is not needed") -> tuple[bool, bool]:
         """Agree on what was said, and do it; while the run is paused, hold. All ranks call it at one place.
 
         Args:
             step: the next one of this rank.
             left: whether this rank has steps left.
+            admit: takes a rank in, which asks for the so manieth time; why not, or None.
 
         Returns:
             Whether something was said after which any rank goes on with steps; whether the run is to stop.
         """
         stop = paused = False
+        rows = len(self._taken)
         before, self._num_meetings = self.num_taken, self._num_meetings + 1
         try:
             while True:
@@ -78,7 +86,57 @@ class Helm:
         finally:
             self._interpreter.ledger.hold(False)
         more = any(rank["left"] for rank in where)
+        if more and not stop:
+            self._let_in(self._taken[rows:], admit)
         return self.num_taken > before and more and not stop, stop and more
+
+    def _let_in(self, rows: list[dict[str, Any]], admit: Admit) -> None:
+        """Who has asked to be, last of all: it knows nothing of this meeting. One at a time: who was let in knows nothing of others."""
+        came = False
+        for row in [row for row in rows if "join" in row]:
+            asked = [other for other in self._taken if other.get("join") == row["join"]]
+            is_last = row is asked[-1]  # who had asked before is gone
+            refused = admit(row["join"], len(asked) - 1) if is_last and not came else ASK_AGAIN
+            came = came or refused is None
+            if refused is not None:
+                row["refused"] = refused
+            self._show("running")
+
+    def refuse(self, rank: int, why: str) -> None:
+        """Who has asked to be let in, and was to be, is not."""
+        next(row for row in reversed(self._taken) if row.get("join") == rank)["refused"] = why
+        self._show("running")
+
+    def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
+        """Of a rank that came later: what the others have taken, it takes as taken.
+
+        Args:
+            trained: its optimizer is already theirs, learning rate and all.
+        """
+        self._read(num_taken)
+        for word in self._reader.words[:num_taken]:
+            if isinstance(word.get("set"), dict):
+                with suppress(ConfigError):  # the others refused it too
+                    self._set({name: value for name, value in word["set"].items() if not (trained and name == "lr")})
+        self.num_taken, self._num_meetings = num_taken, num_meetings
+        self._taken = read_info(self._folder).get("steering", [])
+
+    def follow(self, num_taken: int, step: int) -> None:
+        """Take what others have taken where a death broke the meeting for this rank."""
+        self._read(num_taken)
+        for word in self._reader.words[self.num_taken : num_taken]:
+            self._do(word, step, [])
+
+    def _read(self, number: int) -> None:
+        """So many words, which others have read (a shared file may lag)."""
+        patience = self._interpreter.ledger.patience("what was said to the run to be readable here")
+        while self._reader.look() < number:
+            patience.pause()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What `catch_up` takes."""
+        return self.num_taken, self._num_meetings
 
     def _agree(self, step: int, left: bool) -> tuple[list[Word], list[dict[str, Any]]]:
         """The words that no rank has taken yet, by who has read furthest (a shared file may lag); and where each rank is."""
@@ -86,7 +144,8 @@ class Helm:
         versions = self._replica.master.updates if self._replica.has_master else None
         mine = {"words": self._reader.words[self.num_taken :], "step": step, "left": left, "versions": versions}
         patience = self._interpreter.ledger.patience("all ranks to agree on what was asked of the run")
-        where = [json.loads(text) for text in self._transport.gather_texts(json.dumps(mine), patience)]
+        texts = self._transport.gather_texts(json.dumps(mine), patience)
+        where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
         words: list[Word] = max((rank.pop("words") for rank in where), key=len)
         return words, where
 

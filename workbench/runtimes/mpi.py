@@ -2,34 +2,32 @@
 
 Every wait can be interrupted: a collective first passes a non-blocking barrier that is polled, so that all ranks are
 known to be there before the library's own (fast, blocking) collective is entered.
+
+Where Open MPI was started with fault tolerance (User-Level Failure Mitigation, MPI Forum), a rank that is killed ends what it took part
+in with an error, on some of the others; one of them revokes the communicators, which lets the rest go, and all shrink them.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from workbench.errors import LaunchError, PeerFailed, Stalled
+from workbench.errors import LaunchError, PeerFailed
 from workbench.gradients import block_bounds
+from workbench.runtimes.mpi_requests import MpiHandle, buffer_of
+from workbench.runtimes.mpi_survivors import is_fault_tolerant, shrunk
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 
 FAILURE_TAG = 7
-TYPES = {
-    torch.float32: MPI.FLOAT,
-    torch.float64: MPI.DOUBLE,
-    torch.int16: MPI.INT16_T,
-    torch.int32: MPI.INT32_T,
-    torch.int64: MPI.INT64_T,
-    torch.uint8: MPI.UINT8_T,
-    torch.int8: MPI.INT8_T,
-}
+_JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier that was begun
 
 
 @final
@@ -39,15 +37,22 @@ class MpiTransport(Transport):
     CUDA tensors go through pinned host memory unless the MPI library says that it takes device pointers.
     """
 
-    def __init__(self, communicator: Any = None, device: torch.device | None = None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        communicator: Any = None,
+        device: torch.device | None = None,
+        timeout_s: float | None = None,
+        failure: Callable[[], str | None] = lambda: None,
+    ) -> None:
         parent = MPI.COMM_WORLD if communicator is None else communicator
         if communicator is None:
             _refuse_to_be_alone()
-        MpiHandle(parent.Ibarrier()).wait(Patience("all ranks to join the run", lambda: None, timeout_s))  # Dup itself would wait for ever
+        _join(parent, Patience("all ranks to join the run", failure, timeout_s))  # Dup itself would wait for ever
         self._comm = parent.Dup()
         self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
+        self._ranks = list(range(self.num_workers))  # as they were numbered at first
         self.device = device or pick_device(self.rank)
         self.enter_thread()
         self.library = MPI.Get_library_version().split(",")[0].strip()
@@ -56,6 +61,7 @@ class MpiTransport(Transport):
         if self._staged:
             self.notes.append(f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory")
         self._threads = self.has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.can_shrink = self._threads and is_fault_tolerant()  # whoever looks for the others does so on a thread
         if not self._threads:
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
@@ -138,22 +144,56 @@ class MpiTransport(Transport):
         return MpiHandle(request, lambda: self._from_host(flat, host))
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        if self.members is not None:
+            texts = self.members.gather_texts(text, patience)
+            return [texts[rank] for rank in self._ranks]
         with self._together(patience):
-            return [str(item) for item in self._comm.allgather(text)]
+            mine = np.frombuffer(text.encode(), np.uint8)  # as bytes: `allgather` would unpickle what a peer says
+            lengths = np.empty(self.num_workers, np.int64)
+            self._comm.Allgather(np.array([len(mine)], np.int64), lengths)
+            everything = np.empty(int(lengths.sum()), np.uint8)
+            self._comm.Allgatherv(mine, (everything, lengths.tolist()))
+            return [part.tobytes().decode() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
     def announce_failure(self, words: str) -> None:
         payload = words.encode()[:4000]
         for peer in range(self.num_workers):
             if peer != self.rank:
-                self._announced.append(self._control.Isend([payload, MPI.BYTE], peer, FAILURE_TAG))
+                with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # it is gone itself
+                    self._announced.append(self._control.Isend([payload, MPI.BYTE], peer, FAILURE_TAG))
 
     def peer_failure(self) -> str | None:
-        message = None if self._failure else self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
-        if message is not None:
-            payload = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([payload, MPI.BYTE])
-            self._failure.append(payload.decode(errors="replace"))
-        return self._failure[0] if self._failure else None
+        if not self._failure and (words := self._words()) is not None:
+            self._failure.append(words)
+        if self._failure or self.members is None:
+            return self._failure[0] if self._failure else None
+        return self.members.failure()
+
+    def _words(self) -> str | None:
+        """That a peer has sent."""
+        try:
+            message = self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
+        except MPI.Exception:
+            if not self.can_shrink:
+                raise
+            self._control.Ack_failed()  # until a death is acknowledged, nobody can be asked for words of any rank
+            return None
+        if message is None:
+            return None
+        payload = bytearray(status.Get_count(MPI.BYTE))
+        message.Recv([payload, MPI.BYTE])
+        return payload.decode(errors="replace")
+
+    def abandon(self) -> None:
+        for communicator in (self._comm, *self._lanes):
+            if not communicator.Is_revoked():
+                communicator.Revoke()
+
+    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+        me = self._ranks[self.rank]
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 2 + len(self._lanes), len(ranks), patience)
+        self._collectives, self._failure, self._announced = self._comm, [], []
+        self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 
     def for_lane(self, lane: int) -> MpiTransport:
         other = object.__new__(MpiTransport)
@@ -162,6 +202,10 @@ class MpiTransport(Transport):
         return other
 
     def close(self) -> None:
+        if self.members is not None:
+            self.members.leave()
+            if self.members.gone:
+                return
         if not self._failure and not self._announced:  # freeing is collective: only when all ranks come here
             for communicator in (self._comm, *self._lanes, self._control):
                 communicator.Free()
@@ -179,43 +223,13 @@ class MpiTransport(Transport):
             flat.copy_(host)
 
 
-@final
-class MpiHandle(Handle):
-    """An MPI request, completed by polling it."""
-
-    def __init__(self, request: Any, then: Any = None, keep: Any = None) -> None:
-        self._request = request
-        self._then = then
-        self._keep = keep  # memory that the library still reads
-        self._status = MPI.Status()
-        self.source = -1
-        self.started_s = time.perf_counter()
-
-    def poll(self) -> bool:
-        if self.finished_s is None and self._request.Test(self._status):
-            self.finished_s = time.perf_counter()
-            self.source = self._status.Get_source()
-            if self._then is not None:
-                self._then()
-        return self.finished_s is not None
-
-    def wait(self, patience: Patience) -> None:
-        while not self.poll():
-            try:
-                patience.pause()
-            except (PeerFailed, Stalled):
-                if not self.poll():  # complete after all: a request left behind would meet the wrong one later
-                    raise
-
-
-def buffer_of(flat: Tensor) -> list[Any]:
-    """A tensor's memory as MPI takes it; no copy. 16-bit floats have no MPI type and would be summed wrongly: refused."""
-    kind = TYPES.get(flat.dtype)
-    if kind is None:
-        raise TypeError(f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32")
-    if flat.is_cuda:
-        return [flat, flat.numel(), kind]  # mpi4py asks it for its __cuda_array_interface__
-    return [flat.numpy(), flat.numel(), kind]
+def _join(communicator: Any, patience: Patience) -> None:
+    """Until all ranks are here. A barrier to which not all came is the next run's: whoever did not come to it comes to it there."""
+    key = communicator.py2f()
+    if key not in _JOINING:
+        _JOINING[key] = MpiHandle(communicator.Ibarrier())
+    _JOINING[key].wait(patience)
+    del _JOINING[key]
 
 
 def _refuse_to_be_alone() -> None:

@@ -56,12 +56,14 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
     if recorded != (run.info["method"].get("settings") or {}):
         raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, and not with {recorded}")
-    if settings.as_record() != run.info.get("settings"):
-        recorded = run.info.get("settings") or {}
+    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}  # an older version's run lacks those that came since
+    if settings.as_record() != recorded:
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
         raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
     if run.info.get("resumed"):
         raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay begins at the beginning, so replay that one")
+    if run.info.get("departures"):
+        raise ConfigError(f"ranks left the run {run.id}, and their records end before its end: it cannot be replayed")
     if not algorithm.replayable:
         raise ConfigError(f"{algorithm} cannot be replayed: what its worker hands to its rounds is in no message, and so in no record")
     if algorithm.asynchronous and not run.events:

@@ -12,10 +12,14 @@ from torch import Tensor
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.agreement import share_tensors
-from workbench.runtimes.checkpoint import begin_again, take_checkpoint
+from workbench.runtimes.checkpoint import begin_again
+from workbench.runtimes.grow import Grower
 from workbench.runtimes.helm import Helm
 from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.keeper import Keeper
 from workbench.runtimes.link import measure_link
+from workbench.runtimes.rejoin import Welcome, admit
+from workbench.runtimes.shrink import FAILURES, Shrinker
 from workbench.runtimes.transport import Patience, offset_to_rank0
 from workbench.runtimes.worker import Worker
 from workbench.trace.recorder import Recorder
@@ -41,25 +45,26 @@ class Session:
         self._helm, self._worker, self._interpreter = helm, worker, interpreter
         self._stop_after = stop_after
         self._recorder, self._folder = recorder, folder
+        self._keeper = Keeper(worker, interpreter, folder)
+        self._shrinker = Shrinker(worker, interpreter, helm, folder)
+        self._grower = Grower(worker, interpreter, helm)
         self._transport, self._replica = interpreter.transport, worker.replica
         self._peers = Patience("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
         self._pending: tuple[Any, ...] | None = None
         self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
         self._last_end = EndStep(-1)
+        self._is_another = False  # the ranks, than those that the program began with
         self._ending = False  # this rank's next step is the last before all meet, because something was said
+        self._rest: int | None = None  # where ranks at steps of their own next come to rest, or end
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
 
-    def run(self, ctx: Context, at: list[int]) -> dict[str, Any]:
+    def run(self, ctx: Context, at: list[int], late: Welcome | None = None) -> dict[str, Any]:
+        """All of it, or from where a rank is taken in that comes `late`."""
         interpreter, transport = self._interpreter, self._transport
-        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
-        offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
-        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
-        origin = interpreter.ledger.origin_s = time.perf_counter()
-        shift = self._origin_of_rank0() - origin  # rank 0's origin on rank 0's clock, minus ours on ours
-        self._recorder.clock(0.0, offset_s - shift)
+        shift = self._begin_together() if late is None else late.begin(interpreter.ledger, self._helm, trained=ctx.may_shrink)
         interpreter.context = ctx
-        last, stopped = self._take_steps(ctx, at)
+        last, stopped = self._take_steps(ctx, at, late)
         if not self._algorithm.asynchronous and not stopped:
             self._finish(last)
         self._flush_pending()
@@ -69,8 +74,20 @@ class Session:
         self._recorder.clock(interpreter.ledger.now(), offset_s - shift)
         if self._algorithm.asynchronous:
             self._finish_alone(last, seconds, stopped)
+        self._keeper.finish()
         self._keep(last, seconds, stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
+
+    def _begin_together(self) -> float:
+        """Rank 0's origin on rank 0's clock, minus ours on ours."""
+        interpreter, transport = self._interpreter, self._transport
+        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
+        offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
+        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
+        origin = interpreter.ledger.origin_s = time.perf_counter()
+        shift = self._origin_of_rank0() - origin
+        self._recorder.clock(0.0, offset_s - shift)
+        return shift
 
     @property
     def _algorithm(self) -> Algorithm:
@@ -82,7 +99,7 @@ class Session:
         ledger = self._interpreter.ledger
         return (ledger.now() if at_s is None else at_s) - self._paused_s - ledger.held()
 
-    def _take_steps(self, ctx: Context, at: list[int]) -> tuple[int, bool]:
+    def _take_steps(self, ctx: Context, at: list[int], late: Welcome | None) -> tuple[int, bool]:
         """All steps, by one program after the other where something is set; the last step, and whether the run was stopped there."""
         interpreter = self._interpreter
         end_of_run = ctx.num_steps
@@ -91,38 +108,80 @@ class Session:
         stopped, last = False, ctx.first_step - 1
         self._last_end = EndStep(last, state=ctx.resumed or ())
         at[0] = ctx.first_step  # the step under way, for the words of a failure
+        if late is not None:
+            self._paused_s = late.paused_s + (interpreter.ledger.now() - late.seconds if ctx.may_shrink else 0.0)  # all were held
+            self._begin_again(ctx)  # as all others do
         goes_on = True
+        self._rest = late.rest if late is not None else self._keeper.first_rest(self._algorithm, ctx.first_step, end_of_run)
         while goes_on:
-            ctx.num_steps = end_of_run
+            ctx.num_steps = self._grower.end_of(self._algorithm, last, self._rest)
             program, method = self._algorithm.worker(ctx), self._algorithm
-            while not stopped and self._algorithm is method and (end := interpreter.advance(program)) is not None:
-                last, self._last_end = end.step, end
-                stopped = self._end_step(end, ctx)
-                at[0] = last + 1
-            program.close()
-            goes_on = not stopped and self._algorithm is not method
+            try:
+                while not (stopped or self._closes(method, ctx)) and (end := interpreter.advance(program)) is not None:
+                    last, self._last_end = end.step, end
+                    stopped = self._end_step(end, ctx)
+                    at[0] = last + 1
+                program.close()
+                goes_on = not stopped and self._goes_on_in_step(method, ctx)
+            except FAILURES as error:
+                program.close()
+                last = self._shrinker.shrink(error, self._algorithm, ctx, last)
+                self._grower.forget()
+                self._last_end, self._rest, end_of_run = EndStep(last), self._worker.num_steps, self._worker.num_steps
+                continue
             if self._algorithm.asynchronous:
+                num_taken = self._helm.num_taken
                 goes_on, asked = self._meet(ctx, end_of_run)
+                if self._helm.num_taken == num_taken and self._rest != end_of_run:  # all are there, and not because something was said
+                    self._rest, goes_on = self._keeper.at_rest(self._algorithm, self._last_end, self._rest, end_of_run), True
                 at_end = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
                 stopped = asked or (at_end and not goes_on)
             if goes_on:
                 self._begin_again(ctx)
         return last, stopped
 
+    def _closes(self, method: Algorithm, ctx: Context) -> bool:
+        """Whether the program of that method is to be closed behind this step: another setting, or other ranks (`begins_anew`)."""
+        if self._grower.closes(method) and self._let_in(method, ctx, self._last_end.state):
+            self._is_another, self._rest = True, self._worker.num_steps
+        return self._algorithm is not method or self._is_another
+
+    def _goes_on_in_step(self, method: Algorithm, ctx: Context) -> bool:
+        """The program has ended, or is closed: whether another goes on; where a process waits to be let in, with that one."""
+        closed, self._is_another = self._closes(method, ctx), False
+        if closed or self._grower.waiting is None or self._last_end.step + 1 >= self._worker.num_steps:
+            return closed
+        self._last_end = EndStep(self._last_end.step)  # it has come to its end, and has applied what was in flight
+        self._let_in(method, ctx, ())
+        self._rest = self._worker.num_steps
+        return True
+
+    def _let_in(self, method: Algorithm, ctx: Context, kept: tuple[Any, ...]) -> bool:
+        """Nothing is under way: let in who waits; whether it came."""
+        return self._grower.let_in(method, ctx, self._welcome(EndStep(self._last_end.step)), kept)
+
+    def _welcome(self, end: EndStep) -> Welcome:
+        return Welcome.now(self._interpreter.ledger, self._helm, end, self._rest, self._paused_s)
+
     def _begin_again(self, ctx: Context) -> None:
         """Make ready for the next program, which goes on from the last step's end; every rank comes here."""
         algorithm, transport = self._algorithm, self._transport
-        self._interpreter.complete_all(self._last_end.state)
+        self._interpreter.begin_again(self._last_end.state)
         begin_again(ctx, self._last_end)
         transport.open_lanes(algorithm.num_lanes)
         if algorithm.needs_link and ctx.link is None:
             ctx.link = measure_link(transport, self._interpreter.ledger.patience)
 
+    def _admit(self, rank: int, number: int) -> str | None:
+        """All programs have ended: let a process in that has come in a rank's place; why not, or None."""
+        return admit(rank, number, self._welcome(self._last_end), self._interpreter, self._worker.settings.timeout_s)
+
     def _meet(self, ctx: Context, end_of_run: int | None) -> tuple[bool, bool]:
         """Where ranks are at steps of their own all programs have ended: agree whether to go on, or to stop."""
         step = self._last_end.step + 1
         computes = ctx.rank < self._algorithm.num_computing(ctx.num_workers)
-        goes_on, stop = self._helm.take(step, left=computes and end_of_run is not None and step < end_of_run)
+        left = computes and end_of_run is not None and step < end_of_run
+        goes_on, stop = self._helm.take(step, left=left, admit=self._admit)
         self._replica.forget_words()
         self._ending = ctx.stopping = False
         return goes_on, stop
@@ -137,7 +196,7 @@ class Session:
         """Book the step; True if all ranks stop here."""
         interpreter, worker = self._interpreter, self._worker
         self._peers.check()
-        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss)
+        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.found())
         interpreter.staleness = None
         if end.dropped:
             self._flush_pending()
@@ -158,9 +217,13 @@ class Session:
         stop = end.step == self._stop_after
         if self._replica.control_seen > self._helm.num_taken:
             self._interpreter.complete_all(end.state)  # nothing is under way while the run is held
-            stop = self._helm.take(end.step + 1, left=end.step + 1 < self._worker.num_steps)[1] or stop
+            left = end.step + 1 < self._worker.num_steps
+            stop = self._helm.take(end.step + 1, left=left, admit=self._grower.ask)[1] or stop
+            ctx.num_steps = self._grower.end_of(self._algorithm, end.step, ctx.num_steps)
         if stop:
-            self._checkpoint(end)
+            self._keeper.keep(self._algorithm, end, None)
+        else:
+            self._keeper.after(self._algorithm, end)
         return stop
 
     def _end_step_alone(self, end: EndStep, ctx: Context) -> None:
@@ -171,6 +234,8 @@ class Session:
         if self._transport.rank == 0 and self._worker.evaluates_after(end.step):
             self._snapshots.append((self._row_of_evaluation(end.step), self._worker.snapshot()))
         self._recorder.end_step()
+        if self._algorithm.replicas == Replicas.NEVER:
+            self._keeper.after(self._algorithm, end)
         if not self._replica.control_out and self._helm.heard() > self._helm.num_taken:
             self._replica.control_out = NEWS
             self._recorder.event({"strand": 0, "control": end.step})
@@ -182,7 +247,7 @@ class Session:
     def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
         """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
         if stopped:
-            self._checkpoint(self._last_end)
+            self._keeper.keep(self._algorithm, self._last_end, None)
         if self._transport.rank == 0 and self._worker.can_evaluate:
             for row, snapshot in self._snapshots:
                 self._recorder.metrics({**row, "evaluation": self._worker.evaluate_snapshot(snapshot)})
@@ -224,15 +289,6 @@ class Session:
             self._transport.all_reduce(parameters, self._interpreter.ledger.patience("all ranks to evaluate"))
             parameters /= self._transport.num_workers
         return parameters
-
-    def _checkpoint(self, end: EndStep) -> None:
-        """Everything needed to go on from this step, gradients in flight included."""
-        self._interpreter.complete_all(end.state)
-        path = self._folder / f"checkpoint-{self._transport.rank:05d}.pt"
-        memory = self._interpreter.context.memory if self._interpreter.context else {}
-        saved = take_checkpoint(self._algorithm, self._replica, self._transport.num_workers, end, memory)
-        torch.save(saved, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
 
     def _keep(self, last: int, seconds: float, stopped: bool) -> None:
         if self._transport.rank != 0:

@@ -82,7 +82,9 @@ def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
         then(Message(sender, load[0], load[1]))
 
     source = request.source if request.source != ops.ANY else thread.source_of_any()
-    simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, simulation.clock.now_s)
+    begin, departures = simulation.clock.now_s, simulation.departures
+    if departures is None or not request.departures or not departures.receive(thread, request, received, begin, then):
+        simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, begin)
 
 
 def receive_here(thread: SimThread, request: ops.Recv) -> Any:
@@ -91,6 +93,9 @@ def receive_here(thread: SimThread, request: ops.Recv) -> Any:
     thread.begun_s = fabric.clock.now_s
     if source < 0 and thread.script:
         source = thread.source_of_any()
+    departures = thread.simulation.departures
+    if departures is not None and request.departures and departures.receive(thread, request, _received_here, thread, thread.resume):
+        return PENDING
     fabric.receive(thread.key, request.tag, source, thread.worker.rank, _received_here, thread)
     return PENDING
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, final
 from workbench import ops
 from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
-from workbench.runtimes.course import take_turn, when_complete
+from workbench.runtimes.course import when_complete
 from workbench.runtimes.endpoint import bucket_of
 from workbench.runtimes.interpreter import update_event
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_backward import begin_backward
 from workbench.runtimes.sim_comm import PENDING, communicate, receive_here
+from workbench.runtimes.sim_departures import Nothing
 from workbench.runtimes.sim_visits import Reply, Visit, play_reply, play_visit
 from workbench.runtimes.sim_worker import SimWorker
 from workbench.runtimes.tapes import Player, Tape
@@ -128,9 +129,9 @@ class SimThread:
             worker.end_step(request, simulation.clock.now_s)
             return None
         if simulation.end_step(worker, request):
-            when_complete(request.state, lambda: simulation.keep(worker, request))  # in virtual time that no longer counts
+            when_complete(request.state, lambda: simulation.keeper.keep(worker, request))  # in virtual time that no longer counts
             return CLOSED
-        return PENDING if take_turn(self, request) else None
+        return PENDING if simulation.keeper.behind(self, request) else None
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
         if self.strand == 0 and self.worker.traced:
@@ -274,6 +275,7 @@ def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
 
 
 _ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
+    Nothing: lambda thread, request: PENDING,
     ops.Apply: SimThread._apply,
     ops.Backward: SimThread._backward,
     ops.Discard: SimThread._discard,

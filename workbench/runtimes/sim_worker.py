@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.backward import Hooks
+from workbench.costs import Compute
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, build_layout, trainable
 from workbench.ops import EndStep
@@ -77,7 +78,8 @@ class SimWorker:
         step = self.last_step = end.step
         self.last_end = end
         if self._worker is not None:
-            self.recorder.metrics(self._worker.metrics(step, now_s, self.bytes_sent, self._staleness, self._loss, dropped=end.dropped))
+            numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.found())
+            self.recorder.metrics(self._worker.metrics(*numbers, dropped=end.dropped))
             self._staleness = None
             return self._worker.evaluates_after(step)
         samples, base, extra = self._taken[step]
@@ -186,6 +188,12 @@ def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
     with torch.device("meta"):
         model = problem.model()
     return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
+
+
+def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
+    """After what part of backward each bucket may leave: all at its end where the whole gradient must be known."""
+    shares = compute.ready_shares(layout)
+    return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
 
 
 def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:

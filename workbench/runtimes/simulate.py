@@ -79,6 +79,10 @@ def run_simulation(
     """`simulate`, of settings that are complete."""
     if detail not in ("auto", "messages", "formula"):
         raise ConfigError(f"detail={detail!r}: choose one of auto, messages, formula")
+    if settings.checkpoint_every is not None:
+        raise ConfigError("checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out")
+    if settings.on_failure != "stop":
+        raise ConfigError("on_failure= is for real ranks: a simulated worker leaves where `Simulation.lose` says so, so leave it out")
     native = isinstance(getattr(algorithm, "collective", None), Native)
     if detail == "formula":
         _check_formula(algorithm, network, timing_only=timing_only or native)

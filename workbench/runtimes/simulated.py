@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any, final
 
 import torch
@@ -23,12 +22,13 @@ from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
-from workbench.runtimes.checkpoint import take_checkpoint
 from workbench.runtimes.course import Course, goes_on
 from workbench.runtimes.script import Script
+from workbench.runtimes.sim_departures import Departures
+from workbench.runtimes.sim_kept import SimKeeper
 from workbench.runtimes.sim_thread import SimThread
 from workbench.runtimes.sim_visits import Learner
-from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers
+from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers, ready_shares
 from workbench.runtimes.tapes import Repertoire
 from workbench.runtimes.virtual import Clock, Fabric
 from workbench.runtimes.worker import check_what, model_info, run_info
@@ -77,11 +77,13 @@ class Simulation:
         self.check_in_flight = check_in_flight
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         layout = self.workers[0].replica.layout
-        shares = [(piece.index, share) for piece, share in zip(layout.buckets, compute.ready_shares(layout), strict=True)]
+        shares = [(piece.index, share) for piece, share in zip(layout.buckets, ready_shares(compute, layout, settings), strict=True)]
         self.early = tuple(item for item in shares if item[1] < 1)  # buckets, and after what part of backward they are final
         self.late = tuple(bucket for bucket, share in shares if share >= 1)  # those that are final at its end
         self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
+        self.keeper = SimKeeper(self)
+        self.num_meetings = 0  # how often all programs have ended
         self.stop_after: int | None = None
         self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
@@ -89,11 +91,17 @@ class Simulation:
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
         self._scripts: dict[tuple[int, int], Script] = {}
         self._ended_s = 0.0
+        self.departures: Departures | None = None
         self.timed = compute.timed  # what work takes depends on when it begins
         self._tapes: dict[Any, Any] = {}
         self.factors: dict[int, list[float]] = {}  # step -> of each worker
         self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
+
+    def lose(self, rank: int, at_s: float) -> None:
+        """That worker's process is to end at this virtual time (`ConfigError` where the method cannot go on without it)."""
+        self.departures = self.departures or Departures(self)
+        self.departures.plan(rank, at_s)
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
         """From the first step (or a checkpoint) to the last.
@@ -110,12 +118,15 @@ class Simulation:
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
                 threads.append(SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
+            if self.departures is not None:
+                self.departures.begin()
+            self.keeper.begin()
             self._run_programs(threads)
             while self.algorithm.asynchronous and goes_on(self, threads):
                 self._run_programs(threads)
             if self.algorithm.asynchronous and (stop_after is not None or self.ending):
                 for worker in self.workers:
-                    self.keep(worker, worker.last_end)
+                    self.keeper.keep(worker, worker.last_end)
             if stop_after is None or self.algorithm.asynchronous:
                 first = self.workers[0]
                 self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
@@ -138,11 +149,10 @@ class Simulation:
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
             ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
-            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None else None
+            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None and self.departures is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
-        ctx.num_steps = self.end_of(worker)
         return ctx
 
     def end_of(self, worker: SimWorker) -> int:
@@ -210,12 +220,6 @@ class Simulation:
             self.ending.add(worker.rank)
             ctx.num_steps = min(ctx.num_steps, step + 2)
 
-    def keep(self, worker: SimWorker, end: EndStep) -> None:
-        """Keep what the worker needs to go on from there."""
-        memory = self.contexts[worker.rank].memory
-        saved = take_checkpoint(self.algorithm, worker.trained, self.num_workers, end, memory)
-        self.checkpoints[worker.rank] = deepcopy(saved)
-
     def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
         """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step."""
         if self.algorithm.asynchronous or self.course.method_of(step).replicas != Replicas.AT_END:
@@ -251,6 +255,8 @@ class Simulation:
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
             info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")
+        if self.departures is not None:
+            info["departures"] = self.departures.record()
         return {**info, "status": status, "result": {"steps": done, "seconds": self.seconds, "last_step": done - 1}}
 
 

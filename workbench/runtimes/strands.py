@@ -67,6 +67,7 @@ class Strand:
         self.handle = StrandHandle()
         self._after, self._serves = after, serves
         self.priority = priority
+        self.alone = False  # on its thread, which may wait in the library
         self.endpoint = endpoint
         self._program, self._ledger, self._answer = program, ledger, answer
         self._reply: Any = None
@@ -104,7 +105,7 @@ class Strand:
     def block(self, patience: Patience) -> None:
         """Until it can go on; for a thread that has nothing else to do."""
         if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
-            self.endpoint.finish(self._tickets[0])
+            self.endpoint.finish(self._tickets[0], inside=self.alone)
         while not self.ready():
             patience.pause()
 
@@ -149,20 +150,27 @@ class Strand:
             case _:
                 self._reply = self._answer(request, self.endpoint.strand)
                 return False
+        if self.alone and not self._any and not self._tickets[0].done:
+            return True  # without a look, for which another thread would have to wait
         return not self.ready()
 
 
 @final
 class Lane:
-    """A thread that runs started sub-programs one after the other, in order of starting, which is the same on every rank."""
+    """A thread that runs started sub-programs one after the other, in order of starting, which is the same on every rank.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    Args:
+        inside: it may wait in the library, since whoever waits for its sub-programs hears of failures and has a deadline.
+    """
+
+    def __init__(self, ledger: Ledger, *, inside: bool = False) -> None:
+        self._ledger, self._inside = ledger, inside
         self._queue: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="workbench-lane", daemon=True)
         self._thread.start()
 
     def submit(self, strand: Strand) -> None:
+        strand.alone = self._inside
         self._queue.put(strand)
 
     def _run(self) -> None:
@@ -174,9 +182,14 @@ class Lane:
                     strand.block(self._ledger.patience("what a sub-program waits for", LANE_SPINS))
             except BaseException as error:  # noqa: BLE001 - as in `advance`
                 strand.fail(error)
+            del strand  # and with it whoever is told of its end: this thread may never have another
+
+    def leave(self) -> None:
+        """End the thread behind what was submitted, and do not wait: who owned it is collected, perhaps on that very thread."""
+        self._queue.put(None)
 
     def close(self) -> None:
-        self._queue.put(None)
+        self.leave()
         self._thread.join(timeout=1.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from workbench.backward import Hooks, Micro
 from workbench.gradients import USED, WEIGHT, Gradient
 from workbench.replica import Replica
+from workbench.runtimes.guard import Guard
 
 Minibatch = Sequence[Micro]
 
@@ -24,8 +25,8 @@ class Summation:
     them to views of one buffer.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, replica: Replica, guard: Guard | None = None) -> None:
+        self._replica, self._guard = replica, guard
         layout = replica.layout
         self._plain = replica.precision == "fp32" and all(slot.dtype == layout.dtype for slot in layout.slots)
         self._parameters: list[Any] = replica.parameters
@@ -42,23 +43,31 @@ class Summation:
             param.grad = view
         return gradient, None if mean is None else float(mean)
 
-    def add(self, total: Gradient, minibatch: Minibatch) -> float | None:
-        """Add another worker's; answers its mean loss."""
+    def add(self, total: Gradient, make: Callable[[], Minibatch]) -> float | None:
+        """Add another worker's; answers its mean loss. `make`: its minibatch, again if need be."""
+        minibatch, guard = make(), self._guard
         if not self._plain or len(minibatch) != 1:
-            gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
-            total.flat.add_(gradient.flat)
-            self._replica.discard(gradient)
-            return None if mean is None else float(mean)
-        loss = minibatch[0].loss()
+            return self._add_closely(total, minibatch)
+        loss, share = minibatch[0].loss(), minibatch[0].share
         torch.autograd.backward(loss)
-        total.flat.add_(self._flat.mul_(minibatch[0].share))
+        self._flat.mul_(share)
+        good = guard is None or guard.is_plain(self._flat, float(loss.detach()), share)
+        if good:
+            total.flat.add_(self._flat)
+            self._shares.append(share)
         self._flat.zero_()
         for position, view in enumerate(self._views):
             if view._version != self._versions[position]:
                 self._versions[position] = view._version
-                self._used[position] += 1
-        self._shares.append(minibatch[0].share)
-        return float(loss.detach())
+                self._used[position] += good
+        return float(loss.detach()) if good else self._add_closely(total, make())
+
+    def _add_closely(self, total: Gradient, minibatch: Minibatch) -> float | None:
+        """As a real rank computes it."""
+        gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
+        total.flat.add_(gradient.flat)
+        self._replica.discard(gradient)
+        return None if mean is None else float(mean)
 
     def end(self, total: Gradient) -> None:
         """Write into the tails who has contributed."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from queue import SimpleQueue
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -14,12 +14,16 @@ from torch import Tensor
 
 from workbench.errors import LaunchError, Stalled
 from workbench.gradients import block_bounds
+from workbench.runtimes.survivors import AnyHandle, PeerHandle
+from workbench.runtimes.torch_groups import Meeting
+from workbench.runtimes.torch_works import StreamHandle, Waiters, WorkHandle
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
+from workbench.units import MIB
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
+LONG_BYTES, LONG_PARTS = 4 * MIB, 2  # gloo leaves the wire idle between the steps of a long sum: its halves fill each other's gaps
 CLOSE_S = 5.0  # how long a rank that is done waits for the others before it gives its groups back
-JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
 
 
 def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
@@ -43,16 +47,26 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
 class TorchTransport(Transport):
     """A rank of `among` (the default group), on groups of its own, so that nothing mixes with the user's calls."""
 
-    def __init__(self, device: torch.device | None = None, timeout_s: float | None = None, among: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        timeout_s: float | None = None,
+        among: dist.ProcessGroup | None = None,
+        failure: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
         self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank here -> rank of the default group
         self._store = dist.distributed_c10d._get_default_store()
         place = FAILURE_KEY if among is None else f"{FAILURE_KEY}/{'-'.join(map(str, self._ranks))}"
         run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run
         self._key = f"{place}/{run}"
-        patience = Patience("all ranks to join the run", lambda: None, timeout_s)  # new_group itself would wait for half an hour
-        while self._store.add(f"{place}/runs", 0) < (run + 1) * self.num_workers:
-            patience.pause()
+        patience = Patience("all ranks to join the run", failure, timeout_s)  # new_group itself would wait for half an hour
+        try:
+            while int(self._store.get(f"{place}/runs")) < (run + 1) * self.num_workers:
+                patience.pause()
+        except BaseException:
+            self._store.add(f"{place}/runs", -1)  # has not come after all: or the ranks would count their next run differently
+            raise
         self._backend = backend = dist.get_backend(among)
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
         self.enter_thread()
@@ -61,23 +75,63 @@ class TorchTransport(Transport):
         self._some: dict[str, Any] = (
             {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}
         )  # the others do not call it
-        self._group = dist.new_group(backend=backend, timeout=limit, **self._some)
-        self._host_group = self._group if backend == "gloo" else dist.new_group(backend="gloo", **self._some)
-        self._limit = limit
-        self._lanes = [dist.new_group(backend=backend, timeout=limit, **self._some)]  # lane -> its collectives' group
+        self._limit, self._timeout_s = limit, timeout_s
+        self._meeting: Meeting | None = None  # where groups are made since ranks have left, or have come
+        self._numbers: list[int] | None = None  # place in a group -> rank, where that is another number
+        self._groups = self._new_groups()
+        self._host_group = self._groups[0] if backend == "gloo" else dist.new_group(backend="gloo", **self._some)
+        self._lanes = [self._new_groups()]  # lane -> its collectives' groups
         self.library = f"torch.distributed {backend}"
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         if self.device.type == "cpu" and torch.cuda.is_available():
             here = f"{ranks_here(self.num_workers)} ranks and {torch.cuda.device_count()} GPUs on this host"
             self.notes.append(f"{here}: NCCL wants a GPU for each rank, so the ranks compute on the CPU and speak gloo")
-        self._waiters = _Waiters()
+        self._waiters = Waiters()
+        self.outlives_peers = self.can_shrink = backend == "gloo" and among is None
+        self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any cannot be
+
+    @classmethod
+    def late(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
+        """Of a rank that comes to a run under way on gloo, without groups until it is taken in (`admit`)."""
+        self = object.__new__(cls)
+        self.rank, self.num_workers, self._ranks = rank, num_workers, list(range(num_workers))
+        self._store, self._key = dist.HashStore(), FAILURE_KEY  # nobody hears of a failure before
+        self._backend, self.device, self._some, self._limit, self._timeout_s = (
+            dist.Backend("gloo"),
+            torch.device("cpu"),
+            {},
+            None,
+            timeout_s,
+        )
+        self._meeting, self._numbers, self._groups, self._lanes = None, None, [], [[] for _ in range(max(1, num_lanes))]
+        self.library, self.notes, self.outlives_peers, self.can_shrink = "torch.distributed gloo", [], True, True
+        self._waiters, self._fans = Waiters(), {}
+        return self
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lanes)
 
     def open_lanes(self, num_lanes: int) -> None:
         while len(self._lanes) < num_lanes:
-            self._lanes.append(dist.new_group(backend=self._backend, timeout=self._limit, **self._some))
+            self._lanes.append(self._new_groups())
+
+    def _new_groups(self) -> list[dist.ProcessGroup]:
+        """One, and on gloo others beside it for the parts of long sums."""
+        parts = LONG_PARTS if self._backend == "gloo" else 1
+        if self._meeting is not None:
+            return self._meeting.groups(parts, Patience("the ranks that remain", self.peer_failure, self._timeout_s))
+        return [dist.new_group(backend=self._backend, timeout=self._limit, **self._some) for _ in range(parts)]
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._groups[0]
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
-        self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat).wait(patience)
+        parts = flat.tensor_split(len(self._groups)) if flat.nbytes >= LONG_BYTES else (flat,)
+        begun = [dist.all_reduce(part, group=group, async_op=True) for part, group in zip(parts, self._groups, strict=False)]
+        for work in begun:
+            self._collective(work, flat).wait(patience)
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
@@ -119,14 +173,29 @@ class TorchTransport(Transport):
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = flat.cpu()  # NCCL knows no tags and needs both ends in step: single messages go through the host
-        return self._waiters.watch(dist.isend(host, self._ranks[to], group=self._host_group, tag=tag), host, to)
+
+        def begin() -> Handle:
+            return self._waiters.watch(dist.isend(host, self._ranks[to], group=self._host_group, tag=tag), host, to)
+
+        return PeerHandle(self.members, to, begin) if self.members is not None and self._may_lose else begin()
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        if self.members is None or not self._may_lose:
+            return self._start_recv(source, flat, tag)
+        if source >= 0:
+            return PeerHandle(self.members, source, lambda: self._start_recv(source, flat, tag))
+        fan = self._fans.setdefault((tag, flat.nbytes), {})
+        return AnyHandle(self.members, flat, lambda rank, memory: self._start_recv(rank, memory, tag), fan)
+
+    def _start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         host = torch.empty_like(flat, device="cpu") if flat.is_cuda else flat
         work = dist.irecv(host, None if source < 0 else self._ranks[source], group=self._host_group, tag=tag)
-        return self._waiters.watch(work, host, source, flat if flat.is_cuda else None)
+        return self._waiters.watch(work, host, source, flat if flat.is_cuda else None, self._numbers)
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        if self.members is not None:
+            texts = self.members.gather_texts(text, patience)
+            return [texts[rank] for rank in self._ranks]
         encoded = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
         lengths = torch.zeros(self.num_workers, dtype=torch.int64)
         lengths[self.rank] = len(encoded)
@@ -136,24 +205,67 @@ class TorchTransport(Transport):
         WorkHandle(dist.all_reduce(table, group=self._host_group, async_op=True)).wait(patience)
         return [bytes(row[: int(length) - 1].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
 
+    @property
+    def _may_lose(self) -> bool:
+        """Whether what is sent to a rank that has left is simply lost."""
+        return self.members is not None and any(self.members.losable)
+
+    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+        self._adopt(*self._meet(ranks, place, patience))
+        self._number(ranks)
+
+    def admit(self, ranks: list[int], place: Path, patience: Patience, agreed: Callable[[bool], bool]) -> bool:
+        try:
+            met = self._meet(ranks, place, patience)
+        except (RuntimeError, Stalled):  # PeerFailed is a RuntimeError
+            met = None
+        if not agreed(met is not None) or met is None:
+            return False
+        self._adopt(*met)
+        if self.members is not None and self.members.shrinks:
+            self._number(ranks)
+        else:
+            self._numbers = ranks
+        return True
+
+    def _number(self, ranks: list[int]) -> None:
+        """Ranks are numbered in this order from here on."""
+        self._ranks, self.rank, self.num_workers = ranks, ranks.index(self._ranks[self.rank]), len(ranks)
+
+    def _meet(self, ranks: list[int], place: Path, patience: Patience) -> tuple[Meeting, list[dist.ProcessGroup]]:
+        """All groups anew, among these."""
+        meeting = Meeting(place, self._ranks[self.rank], ranks, self._timeout_s)
+        return meeting, meeting.groups((1 + len(self._lanes)) * LONG_PARTS, patience)
+
+    def _adopt(self, meeting: Meeting, groups: list[dist.ProcessGroup]) -> None:
+        pairs = [groups[start : start + LONG_PARTS] for start in range(0, len(groups), LONG_PARTS)]
+        self._groups, self._lanes, self._host_group = pairs[0], pairs[1:], pairs[0][0]
+        self._meeting, self._store, self._key, self._fans = meeting, meeting.store, FAILURE_KEY, {}
+
     def announce_failure(self, words: str) -> None:
         self._store.set(self._key, words[:4000])
 
     def peer_failure(self) -> str | None:
-        return self._store.get(self._key).decode() if self._store.check([self._key]) else None
+        if self._store.check([self._key]):
+            return self._store.get(self._key).decode()
+        return None if self.members is None else self.members.failure()
 
     def close(self) -> None:
         self._waiters.close()
-        if self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
-            for group in {self._group, self._host_group, *self._lanes}:
+        if self._meeting is None and self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
+            for group in {self._host_group, *self._groups, *(group for groups in self._lanes for group in groups)}:
                 dist.destroy_process_group(group)
+        if self.members is not None:
+            self.members.leave()
 
     def _all_came_to_the_end(self) -> bool:
+        if self.members is not None and self.members.look(now=True):
+            return False
         key = f"{self._key}/ended"
         patience = Patience("all ranks to leave the run", self.peer_failure, CLOSE_S)
         try:
             self._store.add(key, 1)
-            while self._store.add(key, 0) < self.num_workers:
+            while int(self._store.get(key)) < self.num_workers:  # to add nothing would make a store of a file longer
                 patience.check()
                 time.sleep(1e-4)
             return self.peer_failure() is None
@@ -163,124 +275,8 @@ class TorchTransport(Transport):
     def for_lane(self, lane: int) -> TorchTransport:
         other = object.__new__(TorchTransport)
         other.__dict__.update(self.__dict__)
-        other._group = self._lanes[lane]
+        other._groups = self._lanes[lane]
         return other
-
-
-@final
-class WorkHandle(Handle):
-    """A collective on host memory: the library's own thread reports its end."""
-
-    def __init__(self, work: Any) -> None:
-        self.started_s = time.perf_counter()
-        self._event = threading.Event()
-        self._error: BaseException | None = None
-        self._work = work
-        work.get_future().add_done_callback(self._done)
-
-    def _done(self, future: Any) -> None:
-        self.finished_s = time.perf_counter()
-        try:
-            future.value()
-        except RuntimeError as error:
-            self._error = error
-        self._event.set()
-
-    def poll(self) -> bool:
-        if self._event.is_set() and self._error is not None:
-            raise self._error
-        return self._event.is_set()
-
-    def wait(self, patience: Patience) -> None:
-        while not self._event.wait(0.1):
-            patience.check()
-        self.poll()
-
-
-@final
-class StreamHandle(Handle):
-    """A collective on device memory. The host waits for it too: so it hears of a failed peer, and knows when it was done."""
-
-    def __init__(self, work: Any) -> None:
-        self.started_s = time.perf_counter()
-        self._work = work
-
-    def poll(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def wait(self, patience: Patience) -> None:
-        while not self.poll():
-            patience.pause()
-        self._work.wait()  # orders the stream, and raises what went wrong
-        self.finished_s = time.perf_counter()
-
-
-@final
-class PointHandle(Handle):
-    """A send or receive: gloo tells its end only to a thread that waits for it."""
-
-    def __init__(self, work: Any, host: Tensor, peer: int, target: Tensor | None) -> None:
-        self.started_s = time.perf_counter()
-        self.source = peer
-        self.event = threading.Event()
-        self.error: BaseException | None = None
-        self._work = work
-        self._host = host  # memory that the library still uses
-        self._target = target  # device memory to copy it to
-
-    def run(self) -> None:
-        """Wait for it, on a waiter's thread."""
-        try:
-            self._work.wait()
-            if self.source < 0:
-                self.source = self._work.source_rank()
-            if self._target is not None:
-                self._target.copy_(self._host)
-        except RuntimeError as error:
-            self.error = error
-        self.finished_s = time.perf_counter()
-        self.event.set()
-
-    def poll(self) -> bool:
-        if self.event.is_set() and self.error is not None:
-            raise self.error
-        return self.event.is_set()
-
-    def wait(self, patience: Patience) -> None:
-        while not self.event.wait(0.1):
-            patience.check()
-        self.poll()
-
-
-@final
-class _Waiters:
-    """Threads that wait for sends and receives: as many as were ever pending at once."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._threads: list[threading.Thread] = []
-
-    def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None) -> PointHandle:
-        handle = PointHandle(work, host, peer, target)
-        if not self._idle.acquire(blocking=False):
-            self._threads.append(threading.Thread(target=self._run, name="workbench-waiter", daemon=True))
-            self._threads[-1].start()
-        self._tasks.put(handle)
-        return handle
-
-    def _run(self) -> None:
-        while (handle := self._tasks.get()) is not None:
-            handle.run()
-            self._idle.release()
-
-    def close(self) -> None:
-        """End them; one that came back from the library while the interpreter ends would abort the process."""
-        deadline = time.monotonic() + JOIN_S
-        for _ in self._threads:
-            self._tasks.put(None)
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 def failure_in_last_run() -> str | None:

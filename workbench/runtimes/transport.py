@@ -7,17 +7,20 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from workbench.errors import PeerFailed, Stalled
+from workbench.runtimes.patience import SPINS as SPINS
+from workbench.runtimes.patience import Patience as Patience
+
+if TYPE_CHECKING:
+    from workbench.runtimes.membership import Membership
 
 CLOCK_TAG = 30_000  # out of reach of the interpreter's tags
 HOST_TIMES = "on a GPU the spans of the timeline are when the host asked for the work, not when the device did it"
-SPINS = 200  # polls between which a waiting thread only gives its core away; then it sleeps
-CHECK_S = 0.25  # how often a waiting rank looks whether a peer has failed
 
 
 class Handle(ABC):
@@ -34,62 +37,9 @@ class Handle(ABC):
     def wait(self, patience: Patience) -> None:
         """Until it is complete."""
 
-
-class Patience:
-    """How long a rank waits: looks for failed peers now and then, and gives up at a deadline.
-
-    Args:
-        what: what is waited for, for the message.
-        failure: returns a peer's last words, or None.
-        timeout_s: None waits for ever.
-        spins: how often to give the core away before sleeping; a thread beside one that computes should not spin.
-        held: seconds that the run has been held until now, which do not count.
-        step: of what is waited for, for the message; told apart, since a message is hardly ever made.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        failure: Callable[[], str | None],
-        timeout_s: float | None,
-        spins: int = SPINS,
-        held: Callable[[], float] = float,
-        step: int | None = None,
-    ) -> None:
-        self._what, self._step = what, step
-        self._failure = failure
-        self._timeout_s = timeout_s
-        self._held = held
-        self._looked = time.perf_counter()
-        self._begin = self._looked - held()
-        self._spins = spins
-        self._pauses = 0
-
-    def check(self) -> None:
-        """Raise if a peer has failed, or the deadline has passed."""
-        now = time.perf_counter()
-        if now - self._looked >= CHECK_S:
-            self._looked = now
-            words = self._failure()
-            if words is not None:
-                raise PeerFailed(words)
-        waited = now - self._held() - self._begin
-        if self._timeout_s is not None and waited > self._timeout_s:
-            what = self._what if self._step is None else f"{self._what} of step {self._step}"
-            raise Stalled(
-                f"waited {waited:.0f} s for {what}: a rank is gone, much slower, or asks for something else. "
-                "Raise timeout_s if it is only slow"
-            )
-
-    def pause(self) -> None:
-        """Between two polls: first give the core away, then sleep, longer as time passes."""
-        self._pauses += 1
-        if self._pauses <= self._spins:
-            os.sched_yield()
-            return
-        time.sleep(5e-5 if self._pauses < self._spins + 1000 else 5e-4)
-        if self._pauses % 64 == 0 or self._pauses > 2000:
-            self.check()
+    def wait_inside(self, patience: Patience) -> None:
+        """The same on a thread that need not hear of anything else meanwhile: it may wait in the library, which wakes it without others."""
+        self.wait(patience)
 
 
 class Transport(ABC):
@@ -101,6 +51,9 @@ class Transport(ABC):
     library: str  # for the record
     has_threads = True  # whether several threads of a rank may use it at once
     notes: list[str]  # what the user should know: staging, missing threads
+    outlives_peers = False  # whether its messages go on between other ranks when a rank's process ends
+    can_shrink = False  # whether those that remain then can go on as fewer (`shrink`)
+    members: Membership | None = None  # who is there, where the run goes on without some
 
     @abstractmethod
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
@@ -159,12 +112,31 @@ class Transport(ABC):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that are open."""
+        return 1
+
     def open_lanes(self, num_lanes: int) -> None:  # noqa: B027 - most libraries need nothing
         """Prepare for so many lanes of collectives besides the foreground's; every rank must call it."""
 
     def for_lane(self, lane: int) -> Transport:
         """The transport that a lane's own thread uses; its collectives do not mix with those of the calling thread."""
         return self
+
+    def abandon(self) -> None:  # noqa: B027 - most libraries need nothing
+        """A rank has left: what is under way will not end. Lets go whoever waits for it in the library, on every rank that remains."""
+
+    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+        """Go on as these ranks alone, numbered anew in this order; each of them must call it. They meet at `place`, a new file."""
+        raise NotImplementedError(f"{self.library} cannot go on with ranks {ranks} alone")
+
+    def admit(self, ranks: list[int], place: Path, patience: Patience, agreed: Callable[[bool], bool]) -> bool:
+        """Go on among these ranks if that is agreed, told whether this one has met the others; whether it was.
+
+        Their numbers stay, or where members shrink are theirs in this order.
+        """
+        raise NotImplementedError(f"{self.library} cannot go on among ranks {ranks}")
 
     def close(self) -> None:  # noqa: B027 - most libraries need nothing
         """Release what this run took from the library; the process group itself is the launcher's."""

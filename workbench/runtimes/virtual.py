@@ -71,6 +71,7 @@ class Fabric:
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
         self._open: dict[Any, Open] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
+        self._gone: set[int] = set()  # whose messages are lost
 
     # -- collectives -------------------------------------------------------------------------------------------
 
@@ -113,6 +114,10 @@ class Fabric:
         priority: int = 0,
     ) -> None:
         """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
+        if self._gone and (sender in self._gone or to in self._gone):
+            if sender not in self._gone:
+                self.clock.at(self.clock.now_s, sent, argument)
+            return
         self._num_offers += 1
         offer = (sender, num_bytes, value, sent, argument, self._num_offers, priority)
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
@@ -155,6 +160,34 @@ class Fabric:
             self._transfer(offer, (received, argument), to)
         else:
             self._meet(offer, (received, argument), to)
+
+    def leave(self, rank: int) -> None:
+        """What this rank offers or asks for is taken back; what is offered to it is lost, as if it had been sent."""
+        self._gone.add(rank)
+        lost: list[Offer] = []
+        for box in [box for box in self._offers if rank in box[2:]]:
+            lost.extend(every(self._offers.pop(box)))
+        for box in [box for box in self._asked if box[3] == rank]:
+            del self._asked[box]
+        for target, there in self._open.items():
+            if target[2] == rank:
+                lost.extend(there.offers)
+                there.offers, there.asked = deque(), []
+            else:
+                there.offers = deque(offer for offer in there.offers if offer[0] != rank)
+        for offer in lost:
+            if offer[0] != rank:
+                self.clock.at(self.clock.now_s, offer[3], offer[4])
+
+    def withdraw(self, box: Any, received: Callable[[Any, int, Any], None], argument: Any) -> bool:
+        """Take back a receive from any rank at (key, tag, receiver); whether no message had met it."""
+        there = self._open.get(box)
+        for position, (source, asked) in enumerate(there.asked if there is not None else ()):
+            if source < 0 and asked[0] == received and asked[1] is argument:
+                assert there is not None
+                del there.asked[position]
+                return True
+        return False
 
     def _opened(self, key: Any, tag: int, to: int) -> Open:
         """From now on anybody's offer may be asked for: those that wait already, the oldest first."""

@@ -5,6 +5,7 @@
 | {"set": {name: value}} | go on with other settings |
 | {"pause": true}, {"resume": true} | hold at a step's end; go on |
 | {"stop": true} | end at a step's end, with a checkpoint |
+| {"join": rank} | take a process in that has come in the place of a rank that left (`runtimes.rejoin`) |
 
 A word's number is that of its line, from 1 on, so two writers cannot give one number twice.
 """
@@ -16,8 +17,11 @@ import os
 from pathlib import Path
 from typing import Any, final
 
+from workbench.trace.text import LINE_BYTES, open_file, parse_value
+
 Word = dict[str, Any]
 CONTROL_NAME = "control.jsonl"
+MOST_LINE = 64 * 1024  # characters of a word
 STOP: Word = {"stop": True}
 PAUSE: Word = {"pause": True}
 RESUME: Word = {"resume": True}
@@ -45,7 +49,7 @@ class WordReader:
     """Reads the file as it grows: as long as nobody says anything, a look costs one question to the file system.
 
     Attributes:
-        words: read so far. A line that is no word is kept as {}, so that every reader counts alike.
+        words: read so far. A line that is no word of the table above is kept as {}, so that every reader counts alike.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,20 +62,26 @@ class WordReader:
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return len(self.words)
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 file.seek(self._offset)
-                new = file.read()
-        except FileNotFoundError:
+                new = file.read(LINE_BYTES)
+        except OSError:  # not there yet
             return len(self.words)
-        whole = new[: new.rfind(b"\n") + 1]
+        whole = new[: new.rfind(b"\n") + 1] or (new if len(new) == LINE_BYTES else b"")
         self._offset += len(whole)
         self.words.extend(map(_word, whole.decode(errors="replace").split("\n")[:-1]))
         return len(self.words)
 
 
 def _word(line: str) -> Word:
+    """Of a line, what is a word: it goes into the record beside entries of ours, and to the method as settings."""
     try:
-        word = json.loads(line)
+        word = parse_value(line) if len(line) <= MOST_LINE else {}
     except ValueError:
         return {}
-    return word if isinstance(word, dict) else {}
+    if not isinstance(word, dict):
+        return {}
+    said: Word = {name: True for name in ("stop", "pause", "resume") if word.get(name) is True}
+    if type(word.get("join")) is int:
+        said["join"] = word["join"]
+    return said | ({"set": word["set"]} if isinstance(word.get("set"), dict) else {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -10,13 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from workbench.backward import Micro
-from workbench.errors import ConfigError, Diverged
-from workbench.gradients import Layout, build_layout, trainable
-from workbench.master import Master
+from workbench.errors import ConfigError
+from workbench.gradients import Layout
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
 from workbench.program import Algorithm
-from workbench.replica import Replica
 from workbench.rng import derive_seed
+from workbench.runtimes.assembly import build_replica
+from workbench.runtimes.findings import Found, LossWatch, entries_of
+from workbench.runtimes.guard import guard_of
 from workbench.settings import Settings, describe
 
 EVALUATION_BATCH = 256
@@ -43,7 +46,9 @@ class Worker:
         self._data, self._test = data or (problem.train_data(), problem.test_data())
         self.sampler = Sampler(len(self._data), self.batch_size, algorithm.num_computing(num_workers), settings.seed)  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
-        self.replica = _build_replica(algorithm, problem, settings, device)
+        self.replica = build_replica(algorithm, problem, settings, device)
+        self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
+        self.loss_watch = LossWatch(settings.divergence_ratio, lambda: self.replica.lr)
         _check_accuracy(problem, self._test)
         self.replica.compiled = settings.compile
         self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
@@ -54,6 +59,8 @@ class Worker:
         Seeds dropout for that rank and step.
         """
         rank = self.rank if rank is None else rank
+        if self.guard is not None:
+            self.guard.rank = rank
         indices = self.sampler.share(step, rank)
         seed = derive_seed(self.settings.seed, "dropout", rank, step)
         if self.device.type == "cpu":
@@ -71,8 +78,21 @@ class Worker:
 
     def evaluates_after(self, step: int) -> bool:
         """Whether the test data are due at the end of this step (the last one is evaluated when everything is applied)."""
-        every = self.sampler.steps_per_epoch if self.settings.evaluate_every is None else self.settings.evaluate_every
-        return self._test is not None and every > 0 and (step + 1) % every == 0 and step + 1 < self.num_steps
+        every = self.settings.evaluate_every
+        due = self.sampler.ends_epoch(step) if every is None else every > 0 and (step + 1) % every == 0
+        return self._test is not None and due and step + 1 < self.num_steps
+
+    def deal_anew(self, origin: tuple[int, int]) -> None:
+        """From a step on, behind so many samples, deal the data in the batches of these ranks: see `Sampler.origin`."""
+        self.sampler = replace(self.sampler, origin=origin)
+        self.num_steps = num_steps_of(self.settings, self.sampler)
+
+    def number(self, rank: int, num_workers: int, origin: tuple[int, int]) -> None:
+        """Be that rank of so many from a step on, behind so many samples."""
+        self.loss_watch.begin(rank, self.loss_watch.first(self.rank))
+        self.rank = rank
+        self.sampler = replace(self.sampler, num_workers=num_workers)
+        self.deal_anew(origin)
 
     @property
     def can_evaluate(self) -> bool:
@@ -140,34 +160,46 @@ class Worker:
             return self.replica.master.lr
         return None if self._served else self.replica.lr
 
-    def check_loss(self, value: float | None, step: int, rank: int) -> None:
-        """Raise `Diverged` unless a rank's loss is a finite number."""
-        if value is not None and not abs(value) < float("inf"):
-            raise Diverged(
-                f"the loss of rank {rank} is {value} at step {step}: training diverged. "
-                f"Lower the learning rate (now {self.replica.lr:g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
-            )
+    @property
+    def data(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """For training, and for evaluation."""
+        return self._data, self._test
+
+    def found(self) -> tuple[Found, ...]:
+        """What was wrong with gradients since the last time."""
+        return () if self.guard is None else self.guard.take()
 
     def metrics(
-        self, step: int, seconds: float, bytes_sent: float, staleness: int | None, loss: Tensor | None, *, dropped: bool = False
+        self,
+        step: int,
+        seconds: float,
+        bytes_sent: float,
+        staleness: int | None,
+        loss: Tensor | None,
+        found: Sequence[Found] = (),
+        *,
+        dropped: bool = False,
     ) -> dict[str, Any]:
-        """A step's row for the record.
+        """A step's row for the record; `found`: what `found()` gave at its end.
 
         Raises:
-            Diverged: the loss is not a finite number.
+            Diverged: the loss is not a finite number, or too large, or a gradient was to be stopped at.
         """
-        value = None if loss is None else float(loss)
-        self.check_loss(value, step, self.rank)
+        entries = entries_of(found, None if loss is None else float(loss))
+        self.loss_watch.check(entries["loss"], step, self.rank)
+        return {**self.row(step, seconds, bytes_sent, staleness), **entries, **({"dropped": True} if dropped else {})}
+
+    def row(self, step: int, seconds: float, bytes_sent: float, staleness: int | None) -> dict[str, Any]:
+        """The same without what is of one minibatch."""
         return {
             "step": step,
             "seconds": round(seconds, 6),
             "samples": self.sampler.samples_before(step + 1),
             "bytes_sent": int(bytes_sent),
             "staleness": staleness,
-            "loss": value,
+            "loss": None,
             "num_samples": self.sampler.share_size(step, self.rank),
             "lr": self._lr(),
-            **({"dropped": True} if dropped else {}),
         }
 
 
@@ -183,58 +215,7 @@ def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
 
 def num_steps_of(settings: Settings, sampler: Sampler) -> int:
     """How many steps the settings ask for."""
-    return settings.steps or (settings.epochs or 0) * sampler.steps_per_epoch
-
-
-def _build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, device: torch.device) -> Replica:
-    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-    model = problem.model()
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"problem {problem.name}: model() made a {type(model).__name__}, not an nn.Module")
-    model = model.to(device)
-    named = trainable(model)
-    build_layout(named)  # refuses what cannot be trained before the optimizer does in words of its own
-    _check_servers(algorithm, settings)
-
-    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = (settings.optimizer or problem.optimizer)(parameters)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
-            )
-        if settings.lr is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = settings.lr
-        return optimizer
-
-    replica = Replica(
-        model,
-        make_optimizer([param for _, param in named]),
-        bucket_bytes=algorithm.bucket_bytes,
-        num_buckets=algorithm.num_buckets,
-        schedule=settings.schedule,
-        clip_norm=settings.clip_norm,
-        precision=settings.precision,
-        applies_buckets=algorithm.applies_buckets,
-    )
-    more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
-    replica.make_master = lambda: Master(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
-    if settings.ema_decay is not None and not algorithm.has_servers:
-        replica.keep_average(settings.ema_decay)
-    return replica
-
-
-def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
-    """What settings a method with servers cannot honour."""
-    if algorithm.has_servers and settings.clip_norm is not None:
-        raise ConfigError(
-            "clip_norm clips the mean gradient, which no rank of this method sees: give the method a clip_norm where it has one"
-        )
-    if algorithm.has_servers and settings.precision == "fp16":
-        raise ConfigError("fp16 loss scaling must see the summed gradient before it is applied, which servers do: use precision='bf16'")
-    split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
-    if algorithm.has_servers and settings.ema_decay is not None and split:
-        raise ConfigError("ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False")
+    return settings.steps or sampler.steps_of(settings.epochs or 0)
 
 
 def check_runtime(algorithm: Algorithm, runtime: str) -> None:

@@ -1,0 +1,183 @@
+"""What a loop of one's own leaves to its `Trainer`: to weigh its ranks' batches, to record, to keep checkpoints and to find them.
+
+Checkpoints are those of a run (`kept`), in a folder that the loop names, and written while it waits.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from workbench.backward import Micro
+from workbench.errors import ConfigError
+from workbench.ops import EndStep
+from workbench.program import Algorithm, Context
+from workbench.runtimes.alike import holds_alike, without_alike
+from workbench.runtimes.checkpoint import random_state, take_checkpoint
+from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.kept import part_of, remove_old_parts, write_part
+from workbench.runtimes.part import said_by
+from workbench.runtimes.restore import go_on_from
+from workbench.settings import describe
+from workbench.trace.recorder import FileRecorder, Recorder
+from workbench.trace.store import new_run
+from workbench.trace.who import when_begun
+
+OWN = "own"  # of a part: the loop's own values, and what was counted
+
+
+@final
+class Shares:
+    """Weighs a rank's batches: all ranks alike, or by their samples where the loop counts them.
+
+    Attributes:
+        samples: of all ranks until now, where they are counted.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted; None: not known yet
+        self.samples = 0
+
+    def weigh(self, closure: Callable[[], Tensor] | None, num_samples: int | None, gather: Callable[[str], list[str]]) -> list[Micro]:
+        """This step's batch.
+
+        Args:
+            gather: a text of each rank -> all of them.
+
+        Raises:
+            ConfigError: samples are counted on some ranks or steps only.
+        """
+        if num_samples is not None and num_samples < 1:
+            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        if self._unit is None:
+            self._unit = _unit_of(gather("0" if closure is None else "" if num_samples is None else str(num_samples)))
+        if closure is None:
+            return []
+        assert self._unit is not None
+        if (num_samples is None) != (self._unit == 0):
+            raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
+        if num_samples is None:
+            return [Micro(closure, 1.0 / self._num_workers, 1)]
+        self.samples += num_samples * self._num_workers  # exact where batches are equal
+        return [Micro(closure, num_samples / (self._unit * self._num_workers), num_samples)]
+
+    def state(self) -> dict[str, Any]:
+        """To be kept."""
+        return {"samples": self.samples, "unit": self._unit, "num_workers": self._num_workers}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`; on another number of ranks batches are others, and what weighs 1 / p is agreed on anew."""
+        self.samples = int(state["samples"])
+        if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
+            self._unit = state["unit"]
+
+
+def _unit_of(everyone: list[str]) -> int | None:
+    """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0 where they are not counted; None where nobody had any."""
+    return 0 if "" in everyone else max(map(int, everyone)) or None
+
+
+@final
+class LoopKeeper:
+    """Keeps a rank's parts of checkpoints, and finds them."""
+
+    def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context) -> None:
+        self._algorithm, self._interpreter, self._ctx = algorithm, interpreter, ctx
+        self._replica, self._transport = interpreter.replica, interpreter.transport
+        self._run = ""
+
+    def _gather(self, text: str, what: str) -> list[str]:
+        return self._transport.gather_texts(text, self._interpreter.ledger.patience(what))
+
+    def save(self, folder: Path, end: EndStep, own: Any, counted: dict[str, Any], keep: int) -> str:
+        """Write all that ranks need to go on behind a step. Every rank comes here, and leaves when all have written.
+
+        Returns:
+            Which ranks could not write, and why; "" if all could.
+
+        Raises:
+            ConfigError: ranks are not behind one step, or `own` is not to be kept.
+        """
+        if not isinstance(keep, int) or keep < 1:
+            raise ConfigError(f"keep={keep!r}: how many checkpoints stay in the folder, 1 or more")
+        _check_plain(own)
+        steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
+        if len(set(steps)) > 1:
+            raise ConfigError(f"ranks are behind steps {steps}, and a checkpoint is of one: save on all of them behind the same step")
+        self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
+        rank, num_workers = self._ctx.rank, self._ctx.num_workers
+        self._interpreter.complete_all(end.state)
+        words = ""
+        try:
+            self._write(folder, end, {**counted, "loop": own})
+            remove_old_parts(folder, rank, num_workers, keep)
+        except (OSError, RuntimeError) as error:  # torch's writer has its own words for a full disk
+            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): those before it stand"
+        return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
+
+    def _write(self, folder: Path, end: EndStep, own: dict[str, Any]) -> None:
+        rank, num_workers = self._ctx.rank, self._ctx.num_workers
+        saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
+        saved |= {"random": random_state(self._transport.device), OWN: own}
+        if rank and holds_alike(self._algorithm):
+            saved = without_alike(saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False))))
+        path = part_of(folder, max(end.step, 0), rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
+        write_part(path, lambda file: torch.save(saved, file), facts)
+
+    def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
+        """Go on from the folder's newest checkpoint that is whole. Every rank comes here.
+
+        Returns:
+            How many steps were taken before it, and what was counted; with "loop", the loop's own, where ranks are as many.
+
+        Raises:
+            ConfigError: there is none, or it is of another method, model or optimizer.
+        """
+        saved, words = go_on_from(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
+        if self._ctx.rank == 0:
+            for word in words:
+                print(f"{folder}: {word}")
+        own = saved.get(OWN)
+        if not isinstance(own, dict) or not isinstance(own.get("samples"), int) or not {"unit", "num_workers", "loop"} <= own.keys():
+            raise ConfigError(f"{folder} holds a run's checkpoint and not a loop's: go on from it with resume={str(folder)!r}")
+        return self._ctx.first_step, own
+
+
+def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter) -> tuple[Path, Recorder]:
+    """A run's folder, which all ranks are told, and this rank's recorder in it; the interpreter writes to it from now on."""
+    transport, name = interpreter.transport, ""
+    if transport.rank == 0:
+        info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
+        model = describe(type(interpreter.replica.model))
+        problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
+        name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))
+    folder = Path(transport.gather_texts(name, interpreter.ledger.patience("rank 0 to open the record"))[0])
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), **when_begun()}
+    recorder = FileRecorder(folder, transport.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
+    interpreter.recorder = interpreter.ledger.recorder = recorder
+    return folder, recorder
+
+
+def _check_plain(own: Any) -> None:
+    """Raise `ConfigError` unless it can be read again without running what a file says."""
+    held = io.BytesIO()
+    try:
+        torch.save(own, held)
+        held.seek(0)
+        torch.load(held, weights_only=True)
+    except Exception as error:  # whatever it holds may raise its own
+        raise ConfigError(
+            f"own={type(own).__name__} cannot be kept ({said_by(error)}): give tensors and plain values, such as a scheduler's state_dict()"
+        ) from error

@@ -1,0 +1,76 @@
+"""A copy of a tree of tensors and plain values, in memory that is made once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import deepcopy
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+
+@final
+class Snapshot:
+    """Where copies are put: each `take` overwrites the one before it.
+
+    >>> weights = torch.zeros(3)
+    >>> kept = Snapshot().take({"weights": weights, "step": 4})
+    >>> _ = weights.fill_(1.0)
+    >>> kept
+    {'weights': tensor([0., 0., 0.]), 'step': 4}
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        self._known: dict[Any, int] = {}
+
+    @torch.no_grad()
+    def take(self, tree: Any) -> Any:
+        """The same tree with tensors in memory of this snapshot on the host. Tensors that are one stay one."""
+        self._sources, self._known = [], {}
+        copy = self._walk(tree)
+        del self._buffers[len(self._sources) :]
+        if self._sources:
+            torch._foreach_copy_(self._buffers, self._sources)
+        self._sources, self._known = [], {}
+        return copy
+
+    def _walk(self, item: Any) -> Any:
+        match item:
+            case Tensor():
+                return self._place(item.detach())
+            case OrderedDict():  # a module's: what it says of its versions is an attribute
+                copy = OrderedDict((key, self._walk(value)) for key, value in item.items())
+                copy.__dict__.update(deepcopy(item.__dict__))
+                return copy
+            case dict():
+                return {key: self._walk(value) for key, value in item.items()}
+            case list():
+                return [self._walk(value) for value in item]
+            case tuple():
+                return tuple(self._walk(value) for value in item)
+            case None | bool() | int() | float() | str():
+                return item
+            case _:
+                return deepcopy(item)
+
+    def _place(self, source: Tensor) -> Tensor:
+        if source.layout != torch.strided:
+            return source.cpu().clone()
+        key = (source.data_ptr(), source.shape, source.stride(), source.dtype, source.device)
+        number = self._known.get(key) if source.numel() else None
+        if number is not None:
+            return self._buffers[number]
+        number = self._known[key] = len(self._sources)
+        self._sources.append(source)
+        fits = number < len(self._buffers) and _alike(self._buffers[number], source)
+        if not fits:
+            buffer = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+            self._buffers[number : number + 1] = [buffer]
+        return self._buffers[number]
+
+
+def _alike(buffer: Tensor, source: Tensor) -> bool:
+    return buffer.shape == source.shape and buffer.dtype == source.dtype and buffer.is_pinned() == source.is_cuda

@@ -1,0 +1,166 @@
+"""Works of torch.distributed as handles: how each tells its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Any, final
+
+from torch import Tensor
+
+from workbench.runtimes.transport import Handle, Patience
+
+JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
+
+
+@final
+class WorkHandle(Handle):
+    """A collective on host memory: the library's own thread reports its end."""
+
+    def __init__(self, work: Any) -> None:
+        self.started_s = time.perf_counter()
+        self._event = threading.Event()
+        self._error: BaseException | None = None
+        self._work = work
+        work.get_future().add_done_callback(self._done)
+
+    def _done(self, future: Any) -> None:
+        self.finished_s = time.perf_counter()
+        try:
+            future.value()
+        except RuntimeError as error:
+            self._error = error
+        self._event.set()
+
+    def poll(self) -> bool:
+        done = self._event.is_set()  # looked at once: the error is there before
+        if done and self._error is not None:
+            raise self._error
+        return done
+
+    def wait(self, patience: Patience) -> None:
+        while not self._event.wait(0.1):
+            patience.check()
+        self.poll()
+
+
+@final
+class StreamHandle(Handle):
+    """A collective on device memory. The host waits for it too: so it hears of a failed peer, and knows when it was done."""
+
+    def __init__(self, work: Any) -> None:
+        self.started_s = time.perf_counter()
+        self._work = work
+
+    def poll(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, patience: Patience) -> None:
+        while not self.poll():
+            patience.pause()
+        self._work.wait()  # orders the stream, and raises what went wrong
+        self.finished_s = time.perf_counter()
+
+
+@final
+class PointHandle(Handle):
+    """A send or receive: gloo tells its end only to a thread that waits for it, which is the first to ask, or one of `Waiters`.
+
+    Args:
+        host: memory that the library uses.
+        target: device memory to copy it to.
+        numbers: place in the group -> rank; None where they are the same.
+    """
+
+    def __init__(self, work: Any, host: Tensor, peer: int, target: Tensor | None, numbers: list[int] | None, waiters: Waiters) -> None:
+        self.started_s = time.perf_counter()
+        self.source = peer
+        self._event = threading.Event()
+        self._waiters = waiters
+        self._free = threading.Lock()  # held: a thread waits, or will
+        self.error: BaseException | None = None
+        self._work = work
+        self._host, self._target, self._numbers = host, target, numbers
+
+    @property
+    def event(self) -> threading.Event:
+        """Set at its end."""
+        if self._free.acquire(blocking=False):
+            self._waiters.take(self)
+        return self._event
+
+    def __del__(self) -> None:
+        """Whoever began it did not ask for its end: the library still uses its memory."""
+        if not self._waiters.closed:
+            _ = self.event
+
+    def run(self) -> None:
+        """Wait for it in the library."""
+        try:
+            self._work.wait()
+            if self.source < 0:
+                place = self._work.source_rank()
+                self.source = place if self._numbers is None else self._numbers[place]
+            if self._target is not None:
+                self._target.copy_(self._host)
+        except RuntimeError as error:
+            self.error = error
+        self.finished_s = time.perf_counter()
+        self._event.set()
+
+    def poll(self) -> bool:
+        done = self.event.is_set()  # looked at once: the error is there before
+        if done and self.error is not None:
+            raise self.error
+        return done
+
+    def wait(self, patience: Patience) -> None:
+        event = self.event
+        while not event.wait(0.1):
+            patience.check()
+        self.poll()
+
+    def wait_inside(self, patience: Patience) -> None:
+        if self._free.acquire(blocking=False):
+            self.run()
+        self.wait(patience)
+
+
+@final
+class Waiters:
+    """Threads that wait for sends and receives: as many as were ever waited for at once."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()  # an entry a thread; no semaphore: a handle may be dropped inside one
+        self._threads: list[threading.Thread] = []
+
+    def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None) -> PointHandle:
+        return PointHandle(work, host, peer, target, numbers, self)
+
+    def take(self, handle: PointHandle) -> None:
+        """Wait for this one."""
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            thread = threading.Thread(target=self._run, name="workbench-waiter", daemon=True)
+            self._threads.append(thread)
+            thread.start()  # this one: several threads may be here at once
+        self._tasks.put(handle)
+
+    def _run(self) -> None:
+        while (handle := self._tasks.get()) is not None:
+            handle.run()
+            del handle
+            self._idle.put(None)
+
+    def close(self) -> None:
+        """End them; one that came back from the library while the interpreter ends would abort the process."""
+        self.closed = True
+        deadline = time.monotonic() + JOIN_S
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
