@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +23,10 @@ from workbench.clusters.status import status_table
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
+from workbench.runtimes.interrupts import put_off
 
 START_S = 120.0
-RETURN_S = 5.0  # how long ranks may take to come back from a run that failed
+RETURN_S = 5.0  # how long ranks may take to come back from a run that is over
 
 
 @final
@@ -180,11 +180,12 @@ class Cluster:
         """
         job, info = prepare(algorithm, problem, settings, self.runtime, self.num_ranks)
         self._check_free()
-        folder, results = submit(self._engines, job, info)
-        self._active = self._followed(RunHandle(folder, results, self._engines))
+        with put_off("the training has begun all the same, and goes on: it is `cluster.run`, end it with .stop()"):
+            self._active = self._followed(RunHandle(*submit(self._engines, job, info), self._engines))
         return self._active
 
     def _followed(self, run: RunHandle, *, from_now: bool = False) -> RunHandle:
+        run.quiet = self._quiet
         if echo_wanted(self._quiet):
             run.echo = Echo(run.folder, self.num_ranks, from_now=from_now)
             run.echo.follow(lambda: run.done)
@@ -192,12 +193,8 @@ class Cluster:
 
     def _check_free(self) -> None:
         client, run = self.client, self._active
-        if run is not None and run.status == "failed":
-            deadline = time.monotonic() + RETURN_S
-            while not run.done and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if not run.done:
-                raise LaunchError(f"ranks have not come back from {run.id}, which failed: heal() this cluster, or start a new Cluster")
+        if run is not None and run.overdue(RETURN_S):
+            raise LaunchError(f"ranks have not come back from {run.id}, which {run.status}: heal() this cluster, or start a new Cluster")
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")
         if not self._engines.alive or len(client.ids) < self.num_ranks:
@@ -222,7 +219,7 @@ class Cluster:
         return self
 
     def heal(self) -> Cluster:
-        """Start new ranks if some are gone, or do not come back from a run that failed; says what is lost. Else changes nothing."""
+        """Start new ranks if some are gone, or do not come back from a run that is over; says what is lost. Else changes nothing."""
         words = self._what_is_lost()
         if words is not None:
             self.restart()
@@ -232,8 +229,7 @@ class Cluster:
     def _what_is_lost(self) -> str | None:
         present, run = set(self.client.ids), self._active
         gone = [rank for rank in range(self.num_ranks) if rank not in present]
-        stuck = run is not None and run.status == "failed" and not run.done
-        if self._engines.alive and not gone and not stuck:
+        if self._engines.alive and not gone and (run is None or not run.overdue(RETURN_S)):
             return None
         return lost_words(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
 
@@ -260,8 +256,7 @@ class Cluster:
             ConfigError: there is none of that name; names those there are.
             LaunchError: somebody holds it, or its processes have ended.
         """
-        entry = register.find(name)
-        engines = Engines.attach(entry)
+        engines = Engines.attach(entry := register.find(name))
         told = entry.detached or {}
         (cluster := cls.__new__(cls))._hold(engines, entry.record["runtime"], quiet, START_S)
         with or_let_go(engines, told):
@@ -270,8 +265,7 @@ class Cluster:
                 folder = Path(told["run"])
                 cluster._active = RunHandle(folder, follow_ends(folder, engines, cluster._ranks), engines)
             cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
-            if cluster._active is not None:
-                cluster._followed(cluster._active, from_now=True)
+            cluster._active and cluster._followed(cluster._active, from_now=True)
         return cluster
 
     def _say(self, words: str) -> None:

@@ -87,7 +87,10 @@ def main() -> None:
     import workbench.runtimes.launch  # noqa: F401 - for its effect: torch takes seconds to import
 
     wait_for_controller()
-    app.main()
+    engine = app.IPEngine.instance()
+    engine.initialize()
+    os.environ.pop("IPP_CONNECTION_INFO", None)  # it holds the cluster's key, and all that a rank starts would inherit it
+    engine.start()
 
 
 if __name__ == "__main__":

@@ -158,9 +158,14 @@ class Engines:
     # ------------------------------------------------------------ while it runs
 
     @property
+    def engine_set(self) -> Any:
+        """ipyparallel's launcher of them; None before there is one."""
+        return getattr(self._cluster, "engine_set", None)
+
+    @property
     def alive(self) -> bool:
         """Whether what started them is there; mpiexec ends when one of its ranks dies."""
-        return self._cluster is not None and self.launcher.alive(self._cluster.engine_set)
+        return self._cluster is not None and self.launcher.alive(self.engine_set)
 
     def begin_training(self, folder: Path) -> None:
         """From here on, the last words are those of this training; the record names it."""
@@ -169,12 +174,9 @@ class Engines:
 
     def last_words(self) -> str:
         """The last lines that the engines and the controller wrote, for an error message; empty if they were silent."""
-        if self._cluster is None:
-            return ""
-        parts = []
-        controller = self._cluster.controller
+        parts, controller = [], getattr(self._cluster, "controller", None)
         told = {
-            "mpiexec" if self.launcher.is_mpi else "the ranks": self.launcher.last_words(self._cluster.engine_set),
+            "mpiexec" if self.launcher.is_mpi else "the ranks": self.launcher.last_words(self.engine_set) if self._cluster else "",
             "the controller": controller.get_output() if controller and not self._training else "",
         }
         for what, said in told.items():
@@ -201,7 +203,7 @@ class Engines:
             self.client.close()
             self.detached, self._owner = True, 0  # from here on nothing here ends it
             self._cluster.cluster_file = ""  # nor writes of it: who attaches does, and who ends it removes the folder
-            started = self._cluster.engine_set
+            started = self.engine_set
             for part in (self._cluster.controller, started, *getattr(started, "launchers", {}).values()):
                 part.output_file = ""  # nor reads and removes its log when it ends
             self.client = self._cluster = None  # the loop stays: threads that wait for the processes' ends tell it
@@ -218,7 +220,7 @@ class Engines:
         if entry.is_here and not entry.processes() and not entry.in_job:
             raise LaunchError(f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes what is left")
         register.take_up(entry)
-        launcher = cloudpickle.loads((entry.folder / register.LAUNCHER).read_bytes())
+        launcher = cloudpickle.loads(register.trusted(entry.folder / register.LAUNCHER).read_bytes())
         engines = cls(launcher, entry.record["num_ranks"], "", cluster_id=entry.id)
         engines._warden = start_warden(engines.mark, str(engines.folder))
         try:
@@ -271,9 +273,8 @@ class Engines:
                 self.client.close()
             if self._cluster is not None and self._loop is not None:
                 with contextlib.suppress(TimeoutError, RuntimeError):
-                    engine_set = self._cluster.engine_set
                     gently = gently and not self._attached  # who are no children of ours may never be seen to end
-                    if gently or not isinstance(engine_set, LocalProcessLauncher):  # else their mark is enough
+                    if gently or not isinstance(self.engine_set, LocalProcessLauncher):  # else their mark is enough
                         self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies take their leave of the controller
                         self._loop.run(self._cluster.stop_controller(), STOP_S)
                     self._loop.run(self.launcher.close(), STOP_S)

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ipyparallel import error as ipp_error
 
 from workbench import errors
+from workbench.clusters.ends import end_words, ends_of
 from workbench.clusters.spawn import RankFailed
 from workbench.errors import WorkbenchError
+from workbench.runtimes.membership import does_without_some
+from workbench.runtimes.presence import CONNECTION
 
-CONNECTION = re.compile(r"Connection (reset|closed) by peer|Connection refused")  # gloo's words, on ranks whose peer died
+if TYPE_CHECKING:
+    from workbench.clusters.engines import Engines
+
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def first_cause(failed: Mapping[int, BaseException]) -> tuple[int, BaseException]:
-    """The rank that failed by itself, and its error; those that only left because of it come last, lost processes before them."""
+def failed_ranks(results: Sequence[Any], folder: Path) -> dict[int, BaseException]:
+    """rank -> its error, of the ranks that have come back with one; without those that a run in that folder does without."""
+    ended = {rank: result for rank, result in enumerate(results) if result.done()}
+    errors = {rank: result.exception() for rank, result in ended.items()}
+    failed = {rank: error for rank, error in errors.items() if error is not None}
+    if failed and does_without_some(folder, over=len(ended) == len(results)):
+        return {rank: error for rank, error in failed.items() if consequence(error) != 1}
+    return failed
 
-    def order(rank: int) -> tuple[int, int]:
-        return consequence(failed[rank]), rank
+
+def first_cause(failed: Mapping[int, BaseException], ends: Mapping[int, str] | None = None) -> tuple[int, BaseException]:
+    """The rank that failed by itself, and its error; those that only left because of it come last, lost processes before them.
+
+    Args:
+        ends: rank -> how its process ended, of those that somebody can tell of: they go before others that are gone.
+    """
+
+    def order(rank: int) -> tuple[int, bool, int]:
+        return consequence(failed[rank]), rank not in (ends or {}), rank
 
     rank = min(failed, key=order)
     return rank, failed[rank]
@@ -33,19 +54,28 @@ def consequence(error: BaseException) -> int:
     return {"PeerFailed": 2, "EngineError": 1}.get(kind, 0)
 
 
-def local_error(rank: int, error: BaseException, last_words: str) -> WorkbenchError:
+def ends_behind(failed: Mapping[int, BaseException], engines: Engines, folder: Path, wait_s: float) -> dict[int, str]:
+    """rank -> how its process ended, if it was one's end that ended the run, and somebody tells of it in so long."""
+    if not failed or consequence(first_cause(failed)[1]) != 1:
+        return {}
+    return {rank: end_words(folder, rank, status) for rank, status in ends_of(engines, folder, wait_s).items()}
+
+
+def local_error(rank: int, error: BaseException, last_words: str, ends: Mapping[int, str] | None = None) -> WorkbenchError:
     """The rank's error in words for the caller, of the same class if it is one of `workbench.errors`.
 
     The remote traceback is a note on it: shown with a traceback, absent from the message.
 
     Args:
         last_words: what the engines wrote last, for a process that is gone.
+        ends: rank -> how its process ended, where that is known.
     """
     if not isinstance(error, ipp_error.RemoteError):
         return RankFailed(f"rank {rank}: {type(error).__name__}: {error}")
     if error.ename == "EngineError":
+        end = (ends or {}).get(rank, "killed (out of memory?), or crashed in native code")
         return RankFailed(
-            f"rank {rank}'s process is gone: killed (out of memory?), or crashed in native code. "
+            f"rank {rank}'s process is gone: {end}. "
             f"Its world cannot train on without it: heal() the cluster, or start a new one.{last_words}"
         )
     if error.ename == "KeyboardInterrupt":

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
 from workbench.clusters.engines import Engines
-from workbench.clusters.failures import consequence, first_cause, local_error
+from workbench.clusters.failures import consequence, ends_behind, failed_ranks, first_cause, local_error
 from workbench.clusters.steer import say, say_set
+from workbench.clusters.vitals import standing_words
+from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.words import PAUSE, RESUME, STOP, write_word
 from workbench.trace import Run, update_run
@@ -45,7 +46,9 @@ class RunHandle:
         self._follower = Follower(folder)
         self._views: list[Any] = []
         self._last_words = ""  # of the engines, if a rank failed
+        self._ends: dict[int, str] = {}  # rank -> how its process ended, if one did
         self.echo: Any = None  # shows what the ranks print
+        self.quiet = False  # a long wait for it says nothing
         for result in self._results:
             result.add_done_callback(self._one_came_back)
 
@@ -58,6 +61,10 @@ class RunHandle:
     def done(self) -> bool:
         """Whether every rank has come back."""
         return self._over.is_set()
+
+    def overdue(self, within_s: float) -> bool:
+        """Whether the run is over by its record, and ranks have not come back all the same, nor do so within that time."""
+        return not self.done and self.status in OVER and not self._over.wait(within_s)
 
     @property
     def status(self) -> str:
@@ -78,16 +85,19 @@ class RunHandle:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while True:
-                if self.echo is not None:
-                    self.echo.poll(to_the_end=self.done)
-                if self._failed():
-                    raise self._error()
-                if self.done:
-                    return self
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(f"still training after {timeout_s:g} s: {self}. Wait again, or end it with .stop()")
-                self._over.wait(POLL_S)
+            with Waiting(lambda: f"{self}{silent_ranks(self.folder, len(self._results))}", silent=self.quiet) as waiting:
+                while True:
+                    if self.echo is not None:
+                        self.echo.poll(to_the_end=self.done)
+                    if self._failed():
+                        raise self._error()
+                    if self.done:
+                        return self
+                    if deadline is not None and time.monotonic() > deadline:
+                        where = ". ".join(filter(None, (str(self), standing_words(self.folder, len(self._results)))))
+                        raise TimeoutError(f"still training after {timeout_s:g} s: {where}. Wait again, or end it with .stop()")
+                    self._over.wait(POLL_S)
+                    waiting.look()
         except KeyboardInterrupt:
             raise KeyboardInterrupt("only the waiting was interrupted; training goes on: .wait() again, or end it with .stop()") from None
         finally:
@@ -127,11 +137,7 @@ class RunHandle:
         return self
 
     def resume(self) -> RunHandle:
-        """Go on after `pause()`; returns at once.
-
-        Raises:
-            ConfigError: the run is over.
-        """
+        """Go on after `pause()`; returns at once, and raises as that does."""
         say(self.folder, RESUME)
         return self
 
@@ -142,6 +148,7 @@ class RunHandle:
 
         Raises:
             ConfigError: there is no such rank, or this handle does not reach the ranks (their cluster was detached).
+            LaunchError: the interrupt did not reach them.
         """
         ranks = [number for number, result in enumerate(self._results) if not result.done()]
         if rank is not None and not 0 <= rank < len(self._results):
@@ -150,7 +157,7 @@ class RunHandle:
         if targets and not self.done:
             if self._engines is None:
                 raise ConfigError("this handle does not reach the ranks any more: attach to their cluster, or stop() the run")
-            self._engines.client.send_signal(signal.SIGINT, targets=targets, block=True)
+            interrupt_ranks(self._engines.client, targets)
         return self
 
     def summary(self) -> dict[str, Any]:
@@ -217,10 +224,9 @@ class RunHandle:
     def _settle(self) -> None:
         """No rank writes any more: a record that says otherwise is put right, and the engines are let go."""
         try:
-            if read_info(self.folder)["status"] not in OVER:
-                failed = self._failed()
-                reason = str(local_error(*first_cause(failed), "")) if failed else self._lost or "the ranks ended without a word"
-                update_run(self.folder, status="failed", error=reason)
+            cause = self._cause("") if self._failed() else None
+            if self._ends or read_info(self.folder)["status"] not in OVER:
+                update_run(self.folder, status="failed", error=str(cause or self._lost or "the ranks ended without a word"))
         except WorkbenchError:
             pass  # the folder was removed under us: nothing to put right
         finally:
@@ -241,10 +247,7 @@ class RunHandle:
         def look() -> list[Run]:
             return [follower.poll()]
 
-        def ask(what: str) -> Callable[[], Any] | None:
-            return getattr(self, what, None)
-
-        view = LiveCurves(on_stop=self.stop, on_pause=ask("pause"), on_resume=ask("resume"))
+        view = LiveCurves(on_stop=self.stop, on_pause=getattr(self, "pause", None), on_resume=getattr(self, "resume", None))
         timeline = LiveTimeline(self.folder)
         view.update(look())
         if self.done:
@@ -268,19 +271,21 @@ class RunHandle:
 
     def _failed(self) -> dict[int, BaseException]:
         """rank -> its error, of the ranks that have come back with one."""
-        ended = {rank: result for rank, result in enumerate(self._results) if result.done()}
-        errors = {rank: result.exception() for rank, result in ended.items()}
-        return {rank: error for rank, error in errors.items() if error is not None}
+        return failed_ranks(self._results, self.folder)
 
     def _error(self) -> WorkbenchError:
         """The cause, among the failures known; waits a little for it if only its victims have come back."""
         engines = self._engines
         deadline = time.monotonic() + CAUSE_S
-        rank, error = first_cause(self._failed())
-        while consequence(error) and not self.done and time.monotonic() < deadline:
+        while consequence(first_cause(self._failed())[1]) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            rank, error = first_cause(self._failed())
-        return local_error(rank, error, engines.last_words() if engines else self._last_words)
+        return self._cause(engines.last_words() if engines else self._last_words)
+
+    def _cause(self, last_words: str) -> WorkbenchError:
+        failed = self._failed()
+        if self._engines is not None and not self._ends:
+            self._ends = ends_behind(failed, self._engines, self.folder, CAUSE_S)
+        return local_error(*first_cause(failed, self._ends), last_words, self._ends)
 
     def __str__(self) -> str:
         run = self._follower.poll()

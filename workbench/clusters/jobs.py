@@ -15,7 +15,7 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.settings import Settings
 from workbench.trace import new_run
-from workbench.trace.store import find_run
+from workbench.trace.store import find_run, read_info
 
 if TYPE_CHECKING:
     from workbench.clusters.engines import Engines
@@ -34,7 +34,7 @@ def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], ru
     algorithm.check(num_ranks)
     resume = settings.pop("resume", None)
     chosen = settings_of(settings)
-    start = checkpoint_of(resume, num_ranks) if resume is not None else None
+    start = checkpoint_of(resume) if resume is not None else None
     job = Job(algorithm=algorithm, problem=problem, settings=chosen, runtime=runtime, folder="", resume=start)
     return job, run_info(algorithm, problem, chosen, runtime, num_ranks)
 
@@ -81,24 +81,27 @@ def pickled(job: Any) -> bytes:
         ) from None
 
 
-def checkpoint_of(resume: Any, num_ranks: int) -> str:
+def checkpoint_of(resume: Any) -> str:
     """The folder of a run to go on from.
 
     Args:
         resume: a handle, a run, or what `open_run` takes.
 
     Raises:
-        ConfigError: it kept no checkpoint, or not one for each of so many ranks.
+        ConfigError: it kept no checkpoint.
     """
     folder = Path(find_run(getattr(resume, "folder", None) or resume)).resolve()
-    kept = checkpoints(folder)
-    if kept != num_ranks:
-        found = "no checkpoint" if kept == 0 else f"checkpoints of {kept} ranks"
-        fix = f"only a stopped run can be resumed, on as many ranks as before: here are {num_ranks}"
-        raise ConfigError(f"{folder.name} kept {found}; {fix}")
+    if checkpoints(folder) == 0:
+        before = read_info(folder).get("resumed")
+        hint = f"; it went on from {Path(before).name}, whose checkpoint may be there still" if before else ""
+        raise ConfigError(
+            f"{folder.name} kept no checkpoint; only a stopped run can be resumed, or one trained with checkpoint_every={hint}"
+        )
     return str(folder)
 
 
 def checkpoints(folder: Path) -> int:
     """How many ranks of a run kept one."""
-    return len(list(folder.glob("checkpoint-*.pt")))
+    from workbench.runtimes.kept import ranks_kept
+
+    return ranks_kept(folder)

@@ -102,6 +102,7 @@ class MPILauncher(Launcher):
     """Ranks of this machine, started by mpiexec."""
 
     starts_at_once = True
+    emulated = False
 
     def __init__(self, install: MPIInstall) -> None:
         self.install = install
@@ -125,7 +126,8 @@ class MPILauncher(Launcher):
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         config.MPIEngineSetLauncher.mpi_cmd = [self.install.mpiexec]
         config.MPIEngineSetLauncher.mpi_args = list(self.install.args)
-        config.MPIEngineSetLauncher.environment = {**environment, **rank_environment(self.install, num_ranks)}
+        ranks = rank_environment(self.install, num_ranks, emulated=self.emulated or Placement.here() is not None)
+        config.MPIEngineSetLauncher.environment = {**environment, **ranks}
 
 
 @final
@@ -137,6 +139,7 @@ class EmulatedLauncher(MPILauncher):
     """
 
     starts_at_once = False
+    emulated = True
 
     def __init__(self, install: MPIInstall, network: EmulatedNetwork, *, owned: bool) -> None:
         super().__init__(install)

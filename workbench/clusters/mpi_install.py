@@ -19,8 +19,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import final
 
+from workbench.clusters.emulated.placement import Placement
 from workbench.errors import ConfigError, LaunchError
+from workbench.runtimes.membership import FAULT_TOLERANT
 
+FIRST_FAULT_TOLERANT = 5  # of Open MPI
+# Its TCP takes two connections to each peer: on one, sums that follow each other took twice the wire's time (decisions/0028).
+BOTH_WAYS = {"OMPI_MCA_btl_tcp_links": "2"}
+# A thread that waits for a wire sleeps instead of only yielding: else it takes a share of the core that computes.
+ASLEEP = {"OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep", "OMPI_MCA_threads_pthreads_nanosleep_time": "100000"}
 RANKS_PER_CORE = 4  # more than that on one machine is a mistake, or a case for the simulated cluster
 SPARE_RANKS = 8
 QUERY_S = 60.0
@@ -223,21 +230,38 @@ def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = 
         raise ConfigError(f"{num_ranks} ranks on {cores} cores: at most {limit} here ({allowed}); the simulated runtime has no such limit")
 
 
-def rank_environment(install: MPIInstall, num_ranks: int) -> dict[str, str]:
-    """What to add to the environment of an mpiexec that starts that many ranks on this machine."""
+def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = False) -> dict[str, str]:
+    """What to add to the environment of an mpiexec that starts that many ranks on this machine.
+
+    Args:
+        emulated: they are on hosts of an emulated network.
+    """
     cores = num_cores()
     env = {**install.env, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // num_ranks))}
     if install.name == OPEN_MPI and num_ranks >= cores:  # a rank that spins while it waits takes the core another rank computes on
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if install.name == OPEN_MPI:
+        chosen = BOTH_WAYS | (ASLEEP if emulated else {})
+        env |= {name: value for name, value in chosen.items() if name not in os.environ}
     return env
 
 
-def mpiexec_command(install: MPIInstall, num_ranks: int, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def mpiexec_command(
+    install: MPIInstall, num_ranks: int, argv: Sequence[str], *, outlives: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """The command that runs `argv` on that many ranks, and the whole environment to run it in.
 
+    Args:
+        outlives: the others go on when a rank is killed.
+
     Raises:
-        ConfigError: more ranks than this machine can run.
+        ConfigError: more ranks than this machine can run; it cannot do without one of them.
     """
     check_num_ranks(num_ranks, oversubscribe=install.oversubscribe)
-    env = {**os.environ, **rank_environment(install, num_ranks)}
-    return [install.mpiexec, "-n", str(num_ranks), *install.args, *argv], env
+    if outlives and not (install.name == OPEN_MPI and int(install.version.split(".")[0]) >= FIRST_FAULT_TOLERANT):
+        raise ConfigError(
+            f"{install} ends with the first rank that does: to go on without one takes Open MPI {FIRST_FAULT_TOLERANT} or --runtime torch; "
+            "else leave --on-failure out, and resume from the checkpoint"
+        )
+    env = {**os.environ, **rank_environment(install, num_ranks, emulated=Placement.here() is not None)}
+    return [install.mpiexec, "-n", str(num_ranks), *install.args, *(FAULT_TOLERANT if outlives else ()), *argv], env

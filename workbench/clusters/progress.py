@@ -43,7 +43,12 @@ class Progress:
             from IPython import display
 
             show: Any = display.display
-            self._display = show(_Line(f"0 of {num_ranks} ranks ready ({title})"), display_id=True)
+            self._display = show(Line(f"0 of {num_ranks} ranks ready ({title})"), display_id=True)
+
+    @property
+    def tells(self) -> bool:
+        """Whether its line moves, or is not to be."""
+        return self._silent or self._watched or self._display is not None
 
     def ready(self, number: int, waits: str | None = None) -> None:
         """So many ranks are ready; `waits`: why none can be yet."""
@@ -66,7 +71,7 @@ class Progress:
     def _show(self, line: str) -> None:
         if self._display is not None:
             with contextlib.suppress(Exception):  # a kernel that is ending; a line must not fail a start
-                self._display.update(_Line(line))
+                self._display.update(Line(line))
         else:
             print(f"\r{line}", end="", flush=True)
 
@@ -80,7 +85,7 @@ class Progress:
 
 
 @final
-class _Line:
+class Line:
     """A line of text as a notebook shows it."""
 
     def __init__(self, text: str) -> None:

@@ -126,6 +126,21 @@ def find(name: str) -> Entry:
     raise ConfigError(f"{len(found) or 'no'} clusters are called {name!r}: there are {names}")
 
 
+def trusted(path: Path) -> Path:
+    """The path, if nobody but this user can have written what is there: it is read in a way that runs it.
+
+    Raises:
+        LaunchError: others can write there.
+    """
+    for place in (path, path.parent):
+        found = place.stat()
+        if found.st_uid != os.geteuid():
+            raise LaunchError(f"{place} belongs to another user: a cluster can be attached to by who started it")
+        if found.st_mode & 0o022:
+            raise LaunchError(f"{place}: others can write there, so it is not believed: chmod go-w {place}, if you trust what it holds")
+    return path
+
+
 def let_go(folder: Path, **words: Any) -> None:
     """Record that the holder leaves the cluster running: from here on, nobody's end is its own."""
     write_whole(folder / DETACHED, {"by": os.getpid(), "at_s": time.time(), **words})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from dataclasses import replace
@@ -69,7 +70,10 @@ def run_job(payload: bytes, folder: str) -> dict[str, Any]:
     from workbench.clusters.vitals import Watch
     from workbench.runtimes.launch import run_rank
 
-    with Watch(Path(folder), int(world()["rank"])) as watch:
-        summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
-        watch.summary = dict(json.loads(json.dumps(summary, default=str)))
-    return watch.summary
+    try:
+        with Watch(Path(folder), int(world()["rank"])) as watch:
+            summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
+            watch.summary = dict(json.loads(json.dumps(summary, default=str)))
+        return watch.summary
+    finally:  # an interrupt from here on would lose the answer; the engine takes up its own way with each call
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -28,6 +28,7 @@ from typing import Any
 
 POLL_S = 0.25
 GRACE_S = 5.0
+REQUEUE_S = 60.0  # how long Slurm may take to say that it does
 MISSED = 12  # looks at a shared folder that may fail one after the other before it counts as gone
 CONTROLLER_S = 60.0
 RECORD, RESUME = "cluster.json", "resume"
@@ -132,7 +133,8 @@ class Job:
         (self.folder / RESUME).write_text(str(self.run))  # also for a job that Slurm itself puts back
         if self.spec["requeue"] and not self.ended:
             say(f"back into the queue, to go on with {self.run.name}")
-            subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # Slurm may have taken it all the same
+                subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False, timeout=REQUEUE_S)
 
     def main(self) -> int:
         """The whole job."""

@@ -9,8 +9,9 @@ from typing import Any, final
 
 from workbench.clusters import remote
 from workbench.clusters.engines import Engines
-from workbench.clusters.progress import Progress
+from workbench.clusters.progress import Progress, count
 from workbench.clusters.register import change_record
+from workbench.clusters.waiting import Waiting
 from workbench.clusters.world import verified_world
 from workbench.errors import LaunchError
 
@@ -27,6 +28,8 @@ class Start:
         self._ranks: list[dict[str, Any]] = []
         self._error: BaseException | None = None
         self._over = threading.Event()
+        self._progress = progress
+        self._what = f"{count(engines.num_ranks)} to start ({engines.launcher.title})"
 
         def run() -> None:
             try:
@@ -57,7 +60,9 @@ class Start:
             LaunchError: they did not start.
             TimeoutError: they are not ready after `timeout_s`; the start goes on.
         """
-        if not self._over.wait(timeout_s):
+        with Waiting(self._what, silent=self._progress.tells) as waiting:
+            there = waiting.until(self._over.wait, timeout_s)
+        if not there:
             raise TimeoutError(f"the ranks are not ready after {timeout_s:g} s; the start goes on: wait() again, or stop()")
         if isinstance(self._error, LaunchError):
             raise LaunchError(str(self._error)) from None

@@ -15,7 +15,7 @@ from workbench.analysis.table import Column, Table, ago, num_bytes
 from workbench.clusters import register, remote
 from workbench.clusters.engines import Engines
 from workbench.clusters.launchers import ended_here
-from workbench.clusters.vitals import beat_name, end_name
+from workbench.clusters.vitals import beat_name, end_name, standing
 from workbench.errors import RunNotFound
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.store import OVER, read_info
@@ -58,7 +58,15 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
         if ended:
             found.pop("beat_s", None)
         row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, **asked.get(rank, {})}
-        row["state"] = "gone" if rank not in present else "training" if not ended else "ready" if training or rank in asked else "busy"
+        row["state"] = (
+            "gone"
+            if rank not in present
+            else found.get("state", "training")
+            if not ended
+            else "ready"
+            if training or rank in asked
+            else "busy"
+        )
         if row["state"] != "gone" and rank not in asked and (ended or "memory_bytes" not in row):
             row["memory_bytes"] = _memory_here(who)
         rows.append(row)
@@ -75,7 +83,7 @@ def look(entry: register.Entry) -> Table:
         found = _of_run(run, rank) if run is not None else {}
         ended = found.pop("ended", False) or over
         gone = ended_here(who)
-        state = "gone" if gone else "ready" if ended else "training"
+        state = "gone" if gone else "ready" if ended else found.get("state", "training")
         row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, "state": state}
         if ended and not gone:
             row["memory_bytes"] = _memory_here(who)
@@ -92,7 +100,7 @@ def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
         answer.wait(max(0.0, deadline - time.monotonic()))
         if answer.done():
             with contextlib.suppress(Exception):  # whatever a broken engine says, the table is of what is known
-                answers[rank] = {**answer.get(0), "beat_s": 0.0}
+                answers[rank] = {**answer.result(0), "beat_s": 0.0}
     return answers
 
 
@@ -116,6 +124,9 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
         if "evaluation" not in row and "step" in row:
             found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
             break
+    state = standing(folder, rank)
+    if state is not None:
+        found["state"] = state  # of a rank that trains
     if (folder / end_name(rank)).exists():
         found["ended"] = True
     return found

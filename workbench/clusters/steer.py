@@ -11,7 +11,8 @@ from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.runtimes.steering import changed, encoded
 from workbench.runtimes.words import Word, read_words, write_word
-from workbench.trace.store import OVER, read_info
+from workbench.trace.fate import OVER, with_fate
+from workbench.trace.store import read_info
 
 
 def check_goes_on(folder: Path, what: str) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def check_goes_on(folder: Path, what: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is over, or simulated.
     """
-    info = read_info(folder)
+    info = with_fate(folder, read_info(folder))
     if info.get("status") in OVER:
         raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}), nothing hears it any more: start another one")
     if info.get("runtime") == "simulated":

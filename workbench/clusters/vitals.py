@@ -16,11 +16,14 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any, TextIO, final
+from typing import Any, Literal, TextIO, final
 
 import psutil
 
+from workbench.runtimes.presence import present, state_of, step_under_way
+
 BEAT_S = 1.0
+SILENT_S = 5.0  # a rank that was not heard of for so long does not run, or its host is not reached
 ROUTINE = "Handling apply_request"  # an engine says so of everything that it is asked
 RANK = re.compile(r"\[\d+\] ")
 
@@ -80,6 +83,33 @@ def write_whole(path: Path, content: dict[str, Any]) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     draft.write_text(json.dumps(content, indent=1))
     draft.replace(path)
+
+
+def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
+    """What a rank of a run does, by its process on this machine, and by its pulse elsewhere; None: it is not in it, or no more."""
+    row = present(folder, rank)
+    if row is None:
+        return None
+    state = state_of(row)
+    if state in ("stopped", "gone"):
+        return state
+    return "silent" if row["silent_s"] > SILENT_S else "training"
+
+
+def standing_words(folder: Path, num_ranks: int) -> str:
+    """Who keeps a run waiting: "rank 1 is stopped (SIGSTOP: kill -CONT 4711) at step 17; rank 0 is alive at step 17"."""
+    parts = []
+    for rank in range(num_ranks):
+        state, row = standing(folder, rank), present(folder, rank)
+        if row is None:
+            continue
+        words = {
+            "stopped": f"stopped (SIGSTOP: kill -CONT {row['pid']} on {row['host']} lets it go on)",
+            "gone": "gone",
+            "silent": f"not heard of for {row['silent_s']:.0f} s",
+        }.get(state or "", "alive")
+        parts.append((words == "alive", f"rank {rank} is {words} at step {step_under_way(folder, rank)}"))
+    return "; ".join(words for _, words in sorted(parts))
 
 
 @final

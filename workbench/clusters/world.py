@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from typing import Any
 
 from ipyparallel import error as ipp_error
@@ -14,6 +15,7 @@ from workbench.errors import LaunchError
 from workbench.trace.store import runs_root
 
 SEEN_S = 5.0
+POLL_S = 0.02
 
 
 def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
@@ -25,7 +27,7 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
     n, launcher = engines.num_ranks, engines.launcher
     try:
         pending = [engines.client[engine].apply_async(remote.world) for engine in sorted(engines.client.ids)]
-        answers = [answer.get(timeout_s) for answer in pending]
+        answers = _answers(engines, pending, timeout_s)
     except (ipp_error.IPythonError, TimeoutError) as error:
         raise LaunchError(f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?") from None
     sizes = {answer["size"] for answer in answers}
@@ -46,6 +48,15 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
     return answers
 
 
+def _answers(engines: Engines, pending: list[Any], timeout_s: float) -> list[Any]:
+    """Of all, in so much time; not waited for once the cluster is to end."""
+    deadline = time.monotonic() + timeout_s
+    while not all(answer.done() for answer in pending) and time.monotonic() < deadline:
+        if engines._ended.wait(POLL_S):
+            raise LaunchError("the cluster was stopped while it started")
+    return [answer.result(0) for answer in pending]
+
+
 def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s: float) -> None:
     """Refuse ranks on other hosts that cannot see the run store, where all must write.
 
@@ -57,7 +68,7 @@ def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".seen-", dir=root) as file:
             pending = [engines.client[rank].apply_async(remote.sees, file.name, SEEN_S) for rank in range(len(ranks))]
-            seen = [answer.get(timeout_s) for answer in pending]
+            seen = _answers(engines, pending, timeout_s)
     except OSError as error:
         raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): name another folder in WORKBENCH_RUNS") from None
     blind = sorted({who["host"] for who, sees in zip(ranks, seen, strict=True) if not sees})

@@ -74,7 +74,7 @@ def mpi_ranks(timeout_s: float) -> list[Finding]:
 
 
 def _no_mpi(words: str) -> Finding:
-    lacks_mpi4py = subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True, check=False).returncode != 0
+    lacks_mpi4py = subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True, check=False, timeout=60).returncode != 0
     if lacks_mpi4py:
         return Finding("mpi", "missing", "no mpi4py: ranks run on torch.distributed and simulated ones", "pip install 'sgd-workbench[mpi]'")
     return Finding("mpi", "fault", words, _mend_mpi(), core=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, final
 
 from IPython.display import display
 
-from workbench.errors import WorkbenchError
+from workbench.clusters.asking import execute_heard
+from workbench.clusters.waiting import Waiting, interrupt_ranks
+from workbench.errors import LaunchError, WorkbenchError
 from workbench.kernel.cells import spoken_ranks
 from workbench.kernel.outputs import Merger, label
 
@@ -63,13 +65,10 @@ class Execution:
             KeyboardInterrupt: the ranks were interrupted too.
         """
         for rank in self._ranks:
-            view = self._client[rank]
-            view.track = False
-            result = view.execute(code, silent=False, block=False)
-            result._children[0].iopub_callbacks.append(partial(self._hear, rank))  # each message once and in order; `.stdout` is their sum
-            self._results[rank] = result
+            self._results[rank] = execute_heard(self._client, rank, code, partial(self._hear, rank))
         try:
-            self._follow()
+            with Waiting(self._who_is_busy) as waiting:
+                self._follow(waiting)
         except KeyboardInterrupt:
             self._interrupted()
             raise
@@ -80,7 +79,12 @@ class Execution:
     def _hear(self, rank: int, message: dict[str, Any]) -> None:
         self._heard.put((rank, message))
 
-    def _follow(self) -> None:
+    def _who_is_busy(self) -> str:
+        busy = self.busy
+        done = spoken_ranks([rank for rank in self._ranks if rank not in busy])
+        return f"ranks {spoken_ranks(busy)} to come back from this cell" + (f"; {done} have" if done else "")
+
+    def _follow(self, waiting: Waiting) -> None:
         failed_s: float | None = None
         ended: dict[int, float] = {}
         while len(ended) < len(self._ranks) or not all(self._said_all(rank, since) for rank, since in ended.items()):
@@ -97,6 +101,7 @@ class Execution:
                 self._release()
                 return
             self._merger.flush()
+            waiting.look()
             time.sleep(POLL_S)
 
     def _said_all(self, rank: int, ended_s: float) -> bool:
@@ -140,7 +145,8 @@ class Execution:
         return {rank: error for rank, error in errors.items() if error is not None}
 
     def _signal(self, ranks: list[int]) -> None:
-        self._client.send_signal(signal.SIGINT, targets=ranks, block=True)
+        with suppress(LaunchError):  # a nanny that does not answer: whose rank is still busy then is named
+            interrupt_ranks(self._client, ranks)
 
     def _release(self) -> None:
         """Interrupt those that may wait for the one that failed."""

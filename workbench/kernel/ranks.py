@@ -10,12 +10,14 @@ from typing import Any, final
 
 from IPython.core.inputtransformer2 import cell_magic
 
+from workbench.clusters.waiting import Waiting
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
 from workbench.kernel.execution import Execution, stuck
 
 DEFAULT_RANKS = 4
 PREPARE_S = 60.0
+FETCH_S = 600.0  # of one variable
 PREPARE = """
 import workbench as wb
 rank, world_size = {rank}, {world_size}
@@ -109,7 +111,7 @@ class Ranks:
         self._check_free()
         for name in names:
             try:
-                self.shell.user_ns[name] = self.cluster.client[0].pull(name, block=True)
+                self.shell.user_ns[name] = _pulled(self.cluster.client[0], name)
             except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
                 why = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
                 raise ConfigError(f"%%local {name}: rank 0 cannot give it ({why})") from None
@@ -156,8 +158,10 @@ class Ranks:
         if cluster.state == "training":
             return  # they take it up behind the training
         try:
+            with Waiting(f"the ranks of {cluster.id} to be free") as waiting:
+                waiting.until(lambda seconds: all(result.wait(seconds) or result.done() for result in pending), PREPARE_S)
             for result in pending:
-                result.get(PREPARE_S)
+                result.result(0)
         except TimeoutError:
             raise LaunchError(
                 f"the ranks of {cluster.id} do not answer: they run something that another notebook gave them. Wait for it, "
@@ -262,6 +266,14 @@ def _without_frames() -> Iterator[None]:
             shown: Any = error  # a name that outlives the clause
             shown._render_traceback_ = lambda: [words, *getattr(shown, "__notes__", ())]
         raise
+
+
+def _pulled(engine: Any, name: str) -> Any:
+    """A variable; by `result`, for an answer is there a moment before ipyparallel's `wait` and `get` know of it."""
+    pending = engine.pull(name, block=False)
+    with Waiting(f"rank 0 to give {name}") as waiting:
+        waiting.until(lambda seconds: pending.wait(seconds) or pending.done(), FETCH_S)
+    return pending.result(0)
 
 
 def _number(words: str) -> int:

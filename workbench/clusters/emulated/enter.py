@@ -1,6 +1,6 @@
 """Runs a command on a host of an emulated network, in one of two places.
 
-    enter.py PID HOST COMMAND...    from outside; PID is the process that keeps the network (its number outside)
+    enter.py PID HOST COMMAND...    from outside; PID is the process that keeps the network (its number outside), HOST may be `switch`
     enter.py in HOST COMMAND...     from a process of the network
     enter.py ssh [-x] HOST WORDS... the same, with WORDS for a shell: what mpiexec says to ssh
 
@@ -19,6 +19,7 @@ import sys
 from typing import NoReturn
 
 TABLE = "/dev/shm/.workbench/network.json"
+BETWEEN = "switch"  # where the other ends of the hosts' interfaces are
 OUTER = ("user", "mnt", "ipc", "pid")  # users first: they give the right to join the others
 HANDED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 SET_DEATH_SIGNAL = 1
@@ -45,11 +46,11 @@ def join_processes(keeper: int) -> None:
 
 
 def join_host(name: str) -> None:
-    """A host's network and name."""
+    """A host's network and name; the network between them."""
     with open(TABLE) as file:
-        host = json.load(file)[name]
-    for what in ("net", "uts"):
-        fd = os.open(f"/proc/1/fd/{host[what]}", os.O_RDONLY)
+        host = {what: f"fd/{number}" for what, number in json.load(file)[name].items()} if name != BETWEEN else {"net": "ns/net"}
+    for where in host.values():
+        fd = os.open(f"/proc/1/{where}", os.O_RDONLY)
         join(fd)
         os.close(fd)
     os.environ["WORKBENCH_HOST"] = name

@@ -8,7 +8,7 @@ from workbench.clusters.emulated.network import EmulatedNetwork
 from workbench.errors import ConfigError
 
 EMULATED = "emulated"
-OPTIONS = {"latency": "latency_s", "up": "up", "down": "down"}
+OPTIONS = {"latency": "latency_s", "burst": "burst_s", "up": "up", "down": "down"}
 FORM = "'emulated:1gbit', or 'emulated:1gbit,ranks-per-host=2,latency=5ms,slow=2=100mbit'"
 
 

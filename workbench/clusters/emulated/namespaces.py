@@ -28,6 +28,7 @@ NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x20000,
 EVERYTHING = NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
 PRIVATE_RECURSIVE, BIND = 0x44000, 0x1000
 SET_DEATH_SIGNAL = 1
+TOOL_S = 60.0  # for `ip` and `tc`
 INTERFACE = "eth0"  # of every host
 CONGESTION = "cubic"  # Linux's default; some machines are set to BBR, which has a view of its own of a limited queue
 PLACE = "/dev/shm/.workbench"  # in a memory file system that only these processes see
@@ -107,7 +108,11 @@ def tool(name: str, lines: list[str]) -> None:
     path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if path is None:
         raise Refused(f"there is no `{name}`: install iproute2")
-    done = subprocess.run([path, "-batch", "-"], input="\n".join(lines) + "\n", text=True, capture_output=True, check=False)
+    words = "\n".join(lines) + "\n"
+    try:
+        done = subprocess.run([path, "-batch", "-"], input=words, text=True, capture_output=True, check=False, timeout=TOOL_S)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"`{name}` had not ended after {TOOL_S:g} s") from None
     if done.returncode != 0:
         said = " ".join(done.stderr.split())
         number = done.stderr.rpartition(":")[2].strip()

@@ -11,54 +11,20 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from workbench.clusters.emulated.enter import BETWEEN
 from workbench.clusters.emulated.placement import ENTER, Placement
 from workbench.clusters.emulated.rates import parse_rate, parse_seconds, rate_text
+from workbench.clusters.emulated.spec import BURST_S, Host, described, shape
 from workbench.errors import ConfigError, LaunchError
 
-MTU = 1500
-HEADER_BYTES = 14  # a frame counts with its Ethernet header, as `tc` counts
-BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate: a timer that is late by less costs nothing ...
-LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # ... and at least, in bytes
-CHUNKS = 3  # TCP's segments, in a burst: one as large as the burst would wait for all of it, and lose what came late
-LARGEST_CHUNK = 65536
-QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # what may wait at a port
 MOST_HOSTS = 64
-SUBNET = "10.87.0.0/16"
 START_S = 30.0
-KEEPER, SWITCH = (str(Path(__file__).with_name(name)) for name in ("namespaces.py", "switch.py"))
+KEEPER = str(Path(__file__).with_name("namespaces.py"))
 INTERFACE = "eth0"
 PLACE = "/dev/shm/.workbench"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """A host of an emulated network.
-
-    Attributes:
-        name: its host name; the hosts know each other by it.
-        address: of its one interface.
-        up, down: bits per second that leave and reach it.
-    """
-
-    name: str
-    address: str
-    up: float
-    down: float
-
-
-def _shape(rate: float) -> dict[str, int]:
-    """How a queue of that rate is set: bytes that may leave at once, and that may wait."""
-    bytes_per_s = rate / 8
-    return {
-        "rate": round(rate),
-        "burst": round(max(LEAST_BURST, BURST_S * bytes_per_s)),
-        "limit": round(max(LEAST_QUEUE, QUEUE_S * bytes_per_s)),
-    }
 
 
 @final
@@ -70,7 +36,7 @@ class EmulatedNetwork:
     kernel then ends all processes on the hosts, and removes the interfaces with the last of them.
 
     The rate is a limit: this machine's cores carry the bytes, and where they are busy, or the rates high, there may be less;
-    `workbench emulate --check` measures. After a pause, what the rate carries in a quarter of a millisecond leaves at once.
+    `workbench emulate --check` measures. After a pause, what the rate carries in `burst_s` leaves at once.
     Latency is kept by a process that handles every frame: a core of it carries about 1 Gbit/s, and TCP's own start is slow then.
 
     Args:
@@ -81,6 +47,8 @@ class EmulatedNetwork:
         latency_s: seconds ("5ms") that every frame takes from host to host, beside its time on the wire.
         slow: host number -> its rate, in place of `rate`.
         up, down: rates from a host and to a host, in place of `rate`, where they differ.
+        burst_s: what leaves at once after a pause, in seconds of the rate ("1ms"). The wire stands still where a timer of this machine is
+            later than that, as those of virtual machines are: more makes up for it, and lets a message that is no longer through.
 
     Raises:
         ConfigError: a rate, time or number that cannot be.
@@ -101,6 +69,7 @@ class EmulatedNetwork:
         slow: Mapping[int, str | float] | None = None,
         up: str | float | None = None,
         down: str | float | None = None,
+        burst_s: str | float = BURST_S,
     ) -> None:
         for name, number, most in (("hosts", hosts, MOST_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
@@ -115,7 +84,7 @@ class EmulatedNetwork:
         rates = [(slower.get(host, from_host), slower.get(host, to_host)) for host in range(hosts)]
         both = rate_text(from_host) if from_host == to_host else f"{rate_text(from_host)} up, {rate_text(to_host)} down"
         self._rates = ", ".join([both, *(f"host{host} at {rate_text(its)}" for host, its in sorted(slower.items()))])
-        self.latency_s = parse_seconds(latency_s)
+        self.latency_s, self.burst_s = parse_seconds(latency_s), parse_seconds(burst_s)
         self.ranks_per_host = ranks_per_host
         self.hosts = tuple(
             Host(name=f"host{index}", address=f"10.87.0.{index + 1}", up=up, down=down) for index, (up, down) in enumerate(rates)
@@ -132,8 +101,9 @@ class EmulatedNetwork:
     def description(self) -> str:
         """One line, for a run's record."""
         latency = f", {self.latency_s * 1e3:.4g} ms of latency" if self.latency_s else ""
+        burst = f", bursts of {self.burst_s * 1e3:.4g} ms" if self.burst_s != BURST_S else ""
         ranks = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
-        return f"emulated network: {len(self.hosts)} hosts{ranks} at {self._rates}{latency}"
+        return f"emulated network: {len(self.hosts)} hosts{ranks} at {self._rates}{latency}{burst}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -188,6 +158,41 @@ class EmulatedNetwork:
         """
         return subprocess.Popen(self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options)
 
+    def cut(self, host: int | str) -> None:
+        """Pull a host's cable: no frame leaves or reaches it until `mend`. Its processes go on; TCP sends again what was lost, for minutes.
+
+        Raises:
+            ConfigError: no such host.
+            LaunchError: the network was closed.
+        """
+        self._at_switch("ip", "link", "set", self._port(host), "down")
+
+    def mend(self, host: int | str) -> None:
+        """Put it in again. TCP sends when its timer says so: after a second at first, later the longer the cut was."""
+        self._at_switch("ip", "link", "set", self._port(host), "up")
+
+    def set_rate(self, host: int | str, rate: str | float) -> None:
+        """From now on another rate for a host, in both directions; what `description` says is that of the beginning."""
+        queue = shape(parse_rate(rate), self.burst_s)
+        words = ["tbf", "rate", f"{queue['rate']}bit", "burst", str(queue["burst"]), "limit", str(queue["limit"])]
+        self._at_switch("tc", "qdisc", "change", "dev", self._port(host), "root", *words)
+        self._done(self._name(host), ["tc", "qdisc", "change", "dev", INTERFACE, "root", *words])
+
+    def _port(self, host: int | str) -> str:
+        return f"port{[each.name for each in self.hosts].index(self._name(host))}"
+
+    def _at_switch(self, *words: str) -> None:
+        self._done(BETWEEN, list(words))
+
+    def _done(self, where: str, argv: list[str]) -> None:
+        """Do that on a host, or between them."""
+        if not self._finalizer.alive:
+            raise LaunchError("this network was closed: make a new EmulatedNetwork")
+        tools = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+        done = subprocess.run([*ENTER, str(self._first), where, *argv], env=tools, capture_output=True, text=True, timeout=START_S)
+        if done.returncode != 0:
+            raise LaunchError(f"{' '.join(argv)} on {where}: {done.stderr.strip()}")
+
     @property
     def placement(self) -> Placement:
         """Which rank is on which host."""
@@ -220,35 +225,14 @@ class EmulatedNetwork:
             raise ConfigError(f"no host {host!r}: there are {', '.join(names)}, or their numbers from 0")
         return str(host)
 
-    def _spec(self) -> dict[str, Any]:
-        def described(index: int, host: Host) -> dict[str, Any]:
-            up, down = _shape(host.up), _shape(host.down)
-            return {
-                "name": host.name,
-                "address": host.address,
-                "mac": f"02:57:42:00:00:{index + 1:02x}",
-                "up": up,
-                "down": down,
-                "chunk": min(LARGEST_CHUNK, max(MTU, min(up["burst"], down["burst"]) // CHUNKS)),
-            }
-
-        return {
-            "hosts": [described(index, host) for index, host in enumerate(self.hosts)],
-            "ranks_per_host": self.ranks_per_host,
-            "latency_s": self.latency_s,
-            "mtu": MTU,
-            "subnet": SUBNET,
-            "switch": SWITCH,
-            "enter": ENTER[-1],
-        }
-
     def _start(self) -> subprocess.Popen[bytes]:
         if sys.platform != "linux":
             raise LaunchError(f"an emulated network is made of Linux network namespaces, and this is {platform.system()}")
         command = [sys.executable, "-I", "-S", KEEPER]
         keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0)
         assert keeper.stdin is not None
-        keeper.stdin.write(json.dumps(self._spec()).encode() + b"\n")  # left open: its end is how the keeper learns of ours
+        spec = described(self.hosts, self.ranks_per_host, self.latency_s, self.burst_s)
+        keeper.stdin.write(json.dumps(spec).encode() + b"\n")  # left open: its end is how the keeper learns of ours
         return keeper
 
     def _answer(self) -> int:

@@ -70,7 +70,8 @@ class Switch:
             except OSError:  # no more of them; or the port's host is going
                 return
             seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2][:16])
-            due = seconds * 1_000_000_000 + nanoseconds + self._latency_ns
+            here_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)  # already; nonsense where the time of day was set meanwhile
+            due = time.monotonic_ns() + self._latency_ns - max(0, min(here_ns, self._latency_ns))
             to = frame[HEADER_BYTES : HEADER_BYTES + 6]
             for destination in self._where.get(to, others if to == BROADCAST else ()):
                 self._waiting.append((due, NEEDS_CHECKSUM[frame[0] & 1] + frame[1:], destination))
@@ -78,7 +79,7 @@ class Switch:
     def send(self) -> float | None:
         """Send what is due; seconds until the next frame is, or None."""
         while self._waiting:
-            left = self._waiting[0][0] - time.time_ns()
+            left = self._waiting[0][0] - time.monotonic_ns()
             if left > 0:
                 return left / 1e9
             _, frame, port = self._waiting.popleft()

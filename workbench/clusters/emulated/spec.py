@@ -1,0 +1,72 @@
+"""What the keeper of an emulated network is told to make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from workbench.clusters.emulated.placement import ENTER
+
+MTU = 1500
+HEADER_BYTES = 14  # a frame counts with its Ethernet header, as `tc` counts
+BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate: a timer that is late by less costs nothing ...
+LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # ... and at least, in bytes
+CHUNKS = 3  # TCP's segments, in a burst: one as large as the burst would wait for all of it, and lose what came late
+LARGEST_CHUNK = 65536
+QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # what may wait at a port
+SUBNET = "10.87.0.0/16"
+SWITCH = str(Path(__file__).with_name("switch.py"))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host of an emulated network.
+
+    Attributes:
+        name: its host name; the hosts know each other by it.
+        address: of its one interface.
+        up, down: bits per second that leave and reach it.
+    """
+
+    name: str
+    address: str
+    up: float
+    down: float
+
+
+def shape(rate: float, burst_s: float) -> dict[str, int]:
+    """How a queue of that rate is set: bytes that may leave at once, and that may wait."""
+    bytes_per_s = rate / 8
+    return {
+        "rate": round(rate),
+        "burst": round(max(LEAST_BURST, burst_s * bytes_per_s)),
+        "limit": round(max(LEAST_QUEUE, QUEUE_S * bytes_per_s)),
+    }
+
+
+def described(hosts: Sequence[Host], ranks_per_host: int, latency_s: float, burst_s: float) -> dict[str, Any]:
+    """All of it, as plain values."""
+
+    def of_host(index: int, host: Host) -> dict[str, Any]:
+        up, down = shape(host.up, burst_s), shape(host.down, burst_s)
+        return {
+            "name": host.name,
+            "address": host.address,
+            "mac": f"02:57:42:00:00:{index + 1:02x}",
+            "up": up,
+            "down": down,
+            "chunk": min(LARGEST_CHUNK, max(MTU, min(up["burst"], down["burst"]) // CHUNKS)),
+        }
+
+    return {
+        "hosts": [of_host(index, host) for index, host in enumerate(hosts)],
+        "ranks_per_host": ranks_per_host,
+        "latency_s": latency_s,
+        "mtu": MTU,
+        "subnet": SUBNET,
+        "switch": SWITCH,
+        "enter": ENTER[-1],
+    }
