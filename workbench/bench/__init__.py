@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 # Name on the command line and in records -> what it measures. In reading order.
 NAMES = {
     "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
+    "wire": "step times on hosts whose network takes from half to four times the compute, beside the limit, and time to a loss",
     "collectives": "all-reduces beside the library's own, and beside the wire of an emulated network",
-    "overheads": "many small parameters beside torch DDP, a request, a trace, memory",
+    "overheads": "many small parameters beside torch DDP, a request, a trace, memory, a notebook that drives and looks",
+    "checkpoints": "steps with checkpoints written beside them, beside steps without",
     "codecs": "bytes of float32 values a second that each codec encodes, decodes and sums, beside a copy of them",
     "start": "time to import, to the first word of help, and to four ranks that are ready",
     "spans": "a trace of a million spans: read, analysed and drawn, on one core",

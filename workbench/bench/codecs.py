@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -30,11 +30,15 @@ CODECS: dict[Codec, float | None] = {  # -> share of a copy's speed that is aske
     SharedInt(): None,
     SharedInt(bits=16): None,
 }
+GPU = torch.device("cuda")
+GPU_SIZES_MB = {256: 20, 25: 100}
+GPU_ASKED_MB = 256  # a shorter copy lies in a large cache, and is over sooner than its successor is queued
+GPU_ASKED = {"encode": 0.8, "decode": 0.8, "decode, sum and encode": 0.8}  # to sum halves is to move 10 bytes a value, a copy moves 8
 COPY = "a copy of the same bytes"
 
 
 def run(how: How) -> Iterator[Row]:
-    """Each codec at each size; what is encoded anew in a ring's hops is also summed on the way."""
+    """Each codec at each size; what is encoded anew in a ring's hops is also summed on the way. With a GPU, those that have kernels."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -43,18 +47,41 @@ def run(how: How) -> Iterator[Row]:
                 case = f"{size_mb} MB, {codec!r}"
                 if how.wanted(case):
                     times = alternate(steps_of(codec, int(size_mb * MB) // 4), how.rounds, block=block)
-                    speeds = {name: [size_mb * MB / taken for taken in column] for name, column in times.items()}
-                    for name in list(speeds)[1:]:
-                        above = asked if size_mb == ASKED_MB else None
-                        yield beside(speeds[name], speeds[COPY], case=case, what=name, over=COPY, unit="B/s", kind="limit", above=above)
+                    yield from _speeds(times, case, size_mb * MB, dict.fromkeys(times, asked if size_mb == ASKED_MB else None))
+        if torch.cuda.is_available():
+            yield from _on_gpu(how, torch.cuda.get_device_name(GPU))
     finally:
         torch.set_num_threads(threads)
 
 
-def steps_of(codec: Codec, numel: int) -> dict[str, Step]:
-    """A copy of so many values, and what the codec does with them; all memory is there beforehand."""
-    noise = torch.Generator().manual_seed(0)
-    values = torch.randn(numel, generator=noise)
+def _on_gpu(how: How, name: str) -> Iterator[Row]:
+    """What is queued in a row is waited for once, as a copy's is."""
+    for size_mb, in_a_row in GPU_SIZES_MB.items():
+        for codec in (Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024)):
+            case = f"{size_mb} MB, {codec!r}, GPU: {name}"
+            if how.wanted(case):
+                steps = {what: partial(_queue, step, in_a_row) for what, step in steps_of(codec, int(size_mb * MB) // 4, GPU).items()}
+                times = alternate(steps, how.rounds)
+                yield from _speeds(times, case, in_a_row * size_mb * MB, GPU_ASKED if size_mb == GPU_ASKED_MB else {})
+
+
+def _queue(step: Step, in_a_row: int) -> None:
+    for _ in range(in_a_row):
+        step()
+    torch.cuda.synchronize(GPU)
+
+
+def _speeds(times: dict[str, list[float]], case: str, num_bytes: float, asked: Mapping[str, float | None]) -> Iterator[Row]:
+    """What each way does a second, beside the copy."""
+    speeds = {name: [num_bytes / taken for taken in column] for name, column in times.items()}
+    for name in list(speeds)[1:]:
+        yield beside(speeds[name], speeds[COPY], case=case, what=name, over=COPY, unit="B/s", kind="limit", above=asked.get(name))
+
+
+def steps_of(codec: Codec, numel: int, device: torch.device | None = None) -> dict[str, Step]:
+    """A copy of so many values, and what the codec does with them; all memory is there beforehand. On a processor by default."""
+    noise = torch.Generator(device or "cpu").manual_seed(0)
+    values = torch.randn(numel, generator=noise, device=device)
     out, total, given = torch.empty_like(values), values.clone(), noise if codec.stochastic else None
     wire = codec.encode(values, given)
     steps: dict[str, Step] = {

@@ -1,15 +1,17 @@
-"""What our machinery costs where nothing else takes long: small parameters, requests, traces, memory."""
+"""What our machinery costs where nothing else takes long: small parameters, requests, traces, memory, notebooks."""
 
 from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.bench import How
+from workbench.bench import How, driven
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, beside
@@ -28,18 +30,26 @@ MANY_ASKED = 1.10  # over DDP's step
 REQUEST_S = 5e-6
 REQUESTS = 2000  # timed together
 TRACED, TRACED_STEP_S = 1.01, 10e-3  # of a step that takes so long
+TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # of steps of it, a round; of steps that take next to nothing, timed together
 MEMORY_MB = 64  # of a gradient
 MEMORY_STEPS = 6
 SLACK = 0.1  # of a gradient, that a count of memory may be off
 
 
 def run(how: How) -> Iterator[Row]:
-    """Small parameters, traces and memory on gloo ranks; requests in this process."""
+    """Small parameters, traces and memory on gloo ranks; notebooks on MPI ranks; requests and records in this process."""
     if how.wanted("a request"):
         taken = alternate({"request": _requests()}, how.rounds)["request"]
         each = [seconds / REQUESTS for seconds in taken]
         over = f"{1e6 * REQUEST_S:g} µs allowed"
         yield beside(each, REQUEST_S, case="a request", what="foreground all-reduce of one process", over=over, kind="limit", below=1.0)
+    if how.wanted("a record"):
+        times, allowed_s = recorded(how.rounds), (TRACED - 1) * TRACED_STEP_S
+        more = [recorded_s - not_s for recorded_s, not_s in zip(times["recorded"], times["not"], strict=True)]
+        over = f"{1e6 * allowed_s:g} µs allowed, 1 % of {1e3 * TRACED_STEP_S:g} ms"
+        yield beside(
+            more, allowed_s, case="a record", what="of a step of one process, metrics and trace", over=over, kind="limit", below=1.0
+        )
     for number in how.ranks or RANKS:
         small, traced, memory = (f"{words}, {number} ranks, gloo" for words in (f"{MANY} parameters", "a traced step", "memory"))
         if how.wanted(small) or how.wanted(traced):
@@ -49,12 +59,13 @@ def run(how: How) -> Iterator[Row]:
                     for what in ("synchronous", "layer-wise"):
                         yield beside(times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED)
                 if how.wanted(traced):
-                    times = there.call(traced_on_rank, how.rounds)[0]
+                    times = there.call(traced_on_rank, TRACED_BLOCKS * how.rounds)[0]
                     yield beside(
                         times["traced"], times["not"], case=traced, what="synchronous, recorded", over="not recorded", below=TRACED
                     )
         if how.wanted(memory):
             yield from _memory(memory, number)
+        yield from driven.run(number, how)
 
 
 def _requests() -> Step:
@@ -66,6 +77,29 @@ def _requests() -> Step:
     from workbench.runtimes.transport import SoloTransport
 
     return partial(Sums(SoloTransport()).repeat, Native(), torch.zeros(2), REQUESTS)
+
+
+def recorded(rounds: int) -> dict[str, list[float]]:
+    """Steps of one process in which next to nothing is computed, with a record and without."""
+    import torch
+
+    from workbench.algorithms import SynchronousSGD
+    from workbench.trainer import Trainer
+
+    inputs = torch.ones(1, 2)
+    steps: dict[str, Step] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, driven.runs_in(folder), ExitStack() as stack:
+        for name in ("recorded", "not"):
+            model = torch.nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+            trainer = stack.enter_context(Trainer(model, optimizer, SynchronousSGD(), record=name == "recorded"))
+            steps[name] = partial(trainer.step, partial(_mean, model, inputs))
+        return alternate(steps, rounds, block=RECORDED_STEPS)
+
+
+def _mean(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    mean: torch.Tensor = model(inputs).mean()
+    return mean
 
 
 def _on_gloo(folder: str, runtime: RuntimeName) -> tuple[Any, Callable[[], object], Callable[[float], float]]:

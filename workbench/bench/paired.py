@@ -14,6 +14,7 @@ def alternate(
     *,
     block: int | Mapping[str, int] = 1,
     warm: int = 2,
+    lead: int = 0,
     meet: Callable[[], object] = lambda: None,
     slowest: Callable[[float], float] = float,
 ) -> dict[str, list[float]]:
@@ -26,6 +27,8 @@ def alternate(
         steps: way -> one step of it.
         block: how many steps in a row are timed together; of each way, if they differ.
         warm: rounds before the first that counts.
+        lead: steps before each block that do not count: of a method that has something under way from step to step, the block then
+            begins and ends with as much of it.
         meet: called before each block, for ranks to begin together.
         slowest: of this rank's seconds makes those of the slowest rank.
     """
@@ -36,6 +39,8 @@ def alternate(
         for name in names[turn:] + names[:turn]:
             step, times_in_a_row = steps[name], block if isinstance(block, int) else block[name]
             meet()
+            for _ in range(lead):
+                step()
             begin = time.perf_counter()
             for _ in range(times_in_a_row):
                 step()

@@ -14,7 +14,9 @@ Step = Callable[[], object]
 LR = 1e-3
 
 
-def ddp_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: float, hook: tuple[Any, Any] | None = None) -> Step:
+def ddp_step(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: float, hook: tuple[Any, Any] | None = None, *, lr: float = LR
+) -> Step:
     """torch DDP with gradients as views of its buckets and a static graph.
 
     Args:
@@ -23,7 +25,7 @@ def ddp_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: 
     wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True, static_graph=True)
     if hook is not None:
         wrapped.register_comm_hook(*hook)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=lr)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -31,6 +33,23 @@ def ddp_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: 
         optimizer.step()
 
     return step
+
+
+def fp16_hook() -> tuple[Any, Any]:
+    """DDP's hook that sums 16-bit floating-point numbers."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return None, default_hooks.fp16_compress_hook
+
+
+def power_sgd_hook(rank: int) -> tuple[Any, Any]:
+    """DDP's hook of PowerSGD with error feedback and a warm start, from its third step on: DDP orders its buckets anew before.
+
+    To be given one bucket: of several, ranks start the sums that follow sums in other orders, and gloo aborts.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=3), powerSGD_hook.powerSGD_hook
 
 
 def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from workbench.runtimes.launch import RuntimeName
 
 if TYPE_CHECKING:
     from workbench.clusters import Cluster
+    from workbench.clusters.mpi_install import MPIInstall
     from workbench.runtimes.transport import Transport
 
 CALL_S = 900.0
@@ -42,15 +45,18 @@ class Ranks:
 
 
 @contextmanager
-def ranks(number: int, runtime: RuntimeName, launcher: str = "local") -> Iterator[Ranks]:
-    """Start them, and end them behind the block.
+def ranks(number: int, runtime: RuntimeName, launcher: str = "local", mpi: MPIInstall | None = None) -> Iterator[Ranks]:
+    """Start them, and end them behind the block; by this MPI, if it is told.
 
     Raises:
         LaunchError: they cannot be had here; says why.
     """
     from workbench.clusters import Cluster
 
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, Cluster(number, runtime=runtime, launcher=launcher, quiet=True) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        Cluster(number, runtime=runtime, launcher=launcher, mpi=mpi, quiet=True) as cluster,
+    ):
         yield Ranks(cluster, runtime, Path(folder))
 
 
@@ -59,3 +65,18 @@ def world(runtime: RuntimeName, folder: str, timeout_s: float = 120.0) -> Transp
     from workbench.runtimes.launch import make_transport
 
     return make_transport(runtime, timeout_s, Path(folder))
+
+
+def bind(rank: int, number: int) -> int:
+    """On a rank of so many: all of its threads to its share of the cores, as launchers on clusters do where they can; how many those are.
+
+    Left free, the threads of two ranks that compute are often put on one core while messages are looked after on the other.
+    """
+    all_cores = os.cpu_count() or 1  # whatever this process is bound to
+    share = max(1, all_cores // number)
+    if hasattr(os, "sched_setaffinity"):
+        cores = {(rank * share + core) % all_cores for core in range(share)}
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended, or cores are set apart
+                os.sched_setaffinity(int(task.name), cores)
+    return share

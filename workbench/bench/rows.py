@@ -74,8 +74,8 @@ class Row:
 
 
 def beside(
-    ours: Sequence[float],
-    theirs: Sequence[float] | float,
+    ours: Sequence[float] | np.ndarray,
+    theirs: Sequence[float] | np.ndarray | float,
     *,
     case: str,
     what: str,

@@ -22,6 +22,7 @@ from workbench.trace.store import new_run, update_run
 
 NUM_RANKS, NUM_STEPS = 64, 977  # of 16 spans a step: 1 000 448
 ALLOWED_S, ALLOWED_BYTES = 5.0, 5e6
+LIMIT_S = 900.0  # of a process that reads it
 MOST_ROUNDS = 5  # each is of full size
 WHOLE = "read, analysed and drawn"
 IN_A_PROCESS = "import json, sys; from workbench.bench.spans import measure; print(json.dumps(measure(sys.argv[1])))"
@@ -114,7 +115,9 @@ def run(how: How) -> Iterator[Row]:
         folder = write_trace(Path(root))
         for number in range(rounds + 1):
             begin = time.perf_counter()
-            told = subprocess.run([sys.executable, "-c", IN_A_PROCESS, str(folder)], check=True, capture_output=True, text=True)
+            told = subprocess.run(
+                [sys.executable, "-c", IN_A_PROCESS, str(folder)], check=True, capture_output=True, text=True, timeout=LIMIT_S
+            )
             found = {**json.loads(told.stdout), "a process from begin to end": time.perf_counter() - begin}
             for name, value in found.items():
                 taken.setdefault(name, []).extend([value] * bool(number))  # the first reads from the disk

@@ -1,24 +1,28 @@
-"""Starts: of the package, of the command, of ranks, and of a step that a notebook drives."""
+"""Starts: of the package, of the command, and of ranks."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from workbench.bench import How
 from workbench.bench.rows import Row, beside
+from workbench.errors import LaunchError
 
 RANKS = (4,)
 IMPORT_S, HELP_S = 0.3, 0.5
 SLOW_ROUNDS = 3  # of the rounds asked for, one in so many starts ranks, which takes seconds
-READY = "import workbench.runtimes.launch; from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"
-DRIVEN = 1.01  # what a notebook may cost a step
+READY = """
+import workbench.runtimes.launch
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.Get_rank() == 0:
+    print("ready", flush=True)
+"""
+READY_ASKED = 1.25  # over bare mpiexec
+LIMIT_S = 900.0  # of what is started; hundreds of times what it should take
 
 
 def run(how: How) -> Iterator[Row]:
@@ -41,56 +45,43 @@ def run(how: How) -> Iterator[Row]:
 
 def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
     begin = time.perf_counter()
-    subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     return time.perf_counter() - begin
 
 
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; and a step of each."""
-    from workbench.algorithms import SynchronousSGD
-    from workbench.analysis import summary
+    """Ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; a first round does not count."""
     from workbench.clusters import Cluster
     from workbench.clusters.mpi_install import find_mpi, mpiexec_command
-    from workbench.problems import digits_mlp
-    from workbench.trace.run import Run
 
     command, env = mpiexec_command(find_mpi(), number, [sys.executable, "-c", READY])
-    ready: dict[str, list[float]] = {"ours": [], "bare": []}
-    steps: dict[str, list[float]] = {"ours": [], "bare": []}
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, _runs_in(folder):
-        for round_ in range(rounds + 1):
-            bare_s = _seconds(command, env)
-            begin = time.perf_counter()
-            with Cluster(number, quiet=True) as cluster:
-                cluster.client[:].apply_sync(_imported)
-                ours_s = time.perf_counter() - begin
-                run_ = cluster.train(SynchronousSGD(), digits_mlp(), steps=300, evaluate_every=0).wait().run
-            step_s = summary(run_)["step_seconds_median"]
-            words = f"train synchronous-sgd --problem digits-mlp --workers {number} --runtime mpi --steps 300 --evaluate-every 0".split()
-            subprocess.run([sys.executable, "-m", "workbench", *words], check=True, capture_output=True)
-            newest = max(Path(folder).glob("2*"), key=lambda path: path.name)
+
+    def ours() -> float:
+        begin = time.perf_counter()
+        with Cluster(number, quiet=True) as cluster:
+            assert all(cluster.client[:].apply_async(_imported).get(LIMIT_S))
+            return time.perf_counter() - begin
+
+    def bare() -> float:
+        begin = time.perf_counter()
+        with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise LaunchError(f"bare mpiexec with {number} ranks ended with {process.wait(LIMIT_S)}: look into `workbench doctor`")
+            return time.perf_counter() - begin
+
+    times: dict[str, list[float]] = {"ours": [], "bare": []}
+    for round_ in range(rounds + 1):
+        ways = {"ours": ours, "bare": bare}
+        for name in list(ways)[:: 1 if round_ % 2 else -1]:
+            seconds = ways[name]()
             if round_:  # the first reads from the disk
-                ready["ours"].append(ours_s)
-                ready["bare"].append(bare_s)
-                steps["ours"].append(step_s)
-                steps["bare"].append(summary(Run.load(newest))["step_seconds_median"])
-                say(f"{case}: ready after {ours_s:.2f} s, bare mpiexec {bare_s:.2f} s")
-    yield beside(ready["ours"], ready["bare"], case=case, what="Cluster ready, torch imported", over="bare mpiexec, the same imports")
-    yield beside(steps["ours"], steps["bare"], case=case, what="step driven from a notebook", over="step under mpiexec", below=DRIVEN)
+                times[name].append(seconds)
+        if round_:
+            say(f"{case}: ready after {times['ours'][-1]:.2f} s, bare mpiexec {times['bare'][-1]:.2f} s")
+    what, over = "Cluster ready, torch imported", "bare mpiexec, the same imports"
+    yield beside(times["ours"], times["bare"], case=case, what=what, over=over, below=READY_ASKED)
 
 
 def _imported() -> bool:
     return "workbench.runtimes.launch" in sys.modules
-
-
-@contextmanager
-def _runs_in(folder: str) -> Iterator[None]:
-    """Runs go to a folder within the block."""
-    before = os.environ.get("WORKBENCH_RUNS")
-    os.environ["WORKBENCH_RUNS"] = folder
-    try:
-        yield
-    finally:
-        os.environ.pop("WORKBENCH_RUNS")
-        if before is not None:
-            os.environ["WORKBENCH_RUNS"] = before

@@ -21,8 +21,9 @@ from workbench.dashboard.session import Choice, Entry, Session
 from workbench.plots import convergence
 from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
 from workbench.plots.lines import X_TITLES
-from workbench.plots.live import DRAWING_SHARE, LIVE_POINTS, as_data, status_table
+from workbench.plots.live import LIVE_POINTS, as_data, status_table
 from workbench.plots.moving import MovingFigure
+from workbench.plots.pace import pause_after
 from workbench.problems.base import Problem
 from workbench.trace.run import Run
 
@@ -176,7 +177,7 @@ class Dashboard:
                 self._line.value = error_line(error)
             if active is None:
                 return
-            active.over.wait(max(INTERVAL_S, (time.monotonic() - begin_s) / DRAWING_SHARE))
+            active.over.wait(pause_after(time.monotonic() - begin_s, INTERVAL_S))
 
     def _refresh(self) -> None:
         """Show everything as it is now."""

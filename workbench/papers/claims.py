@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal, cast, final, get_args
 from workbench import resources
 from workbench.errors import ConfigError
 from workbench.experiments.yaml_file import read_yaml
-from workbench.naming import unknown
+from workbench.naming import brief, listed, unknown
 
 Size = Literal["smoke", "ci", "full"]
 Kind = Literal["exact", "numeric", "ordering", "scaling", "qualitative"]
@@ -24,6 +25,7 @@ Scale = Literal["any", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
 CLAIM_KEYS = ("id", "source", "statement", "kind", "metric", "expected", "provenance")
 CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "deterministic", "explanation")
+TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs")
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -47,7 +49,7 @@ class Expectation:
         Raises:
             ConfigError: it is none of these.
         """
-        match words:
+        match _finite(words):
             case {"above": float() | int() as low, **rest} if not rest:
                 return cls(low, math.inf, True)
             case {"below": float() | int() as high, **rest} if not rest:
@@ -60,7 +62,7 @@ class Expectation:
                 off = abs(value) * share
                 return cls(value - off, value + off)
         forms = "{above: x}, {below: x}, {between: [x, y]}, {value: x, abs: t} or {value: x, rel: t}"
-        raise ConfigError(f"{words!r} is no expectation: write {forms}")
+        raise ConfigError(f"{brief(words)} is no expectation: write {forms}")
 
     def holds(self, value: float) -> bool:
         """Whether a value is allowed."""
@@ -223,11 +225,11 @@ def find_claim(name: str, papers: Path | None = None) -> Claim:
 def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Claim:
     _only(path, item, CLAIM_KEYS, CLAIM_MORE)
     where = f"{path}: claim {item['id']!r}"
-    texts = {name: str(item[name]).strip() for name in ("source", "statement", "metric", "needs", "explanation", "theirs") if name in item}
+    texts = {name: str(item[name]).strip() for name in TEXTS if name in item}
     kind = _word(where, "kind", item["kind"], get_args(Kind))
     provenance = _word(where, "provenance", item["provenance"], get_args(Provenance))
     scale = _word(where, "scale", item.get("scale", "any"), get_args(Scale))
-    sizes = tuple(_word(where, "sizes", size, SIZES) for size in item.get("sizes", SIZES))
+    sizes = tuple(_word(where, "sizes", size, SIZES) for size in listed(item.get("sizes", SIZES)))
     if not isinstance(item["id"], str) or not ID.fullmatch(item["id"]):
         raise ConfigError(f"{where}: an id is made of a-z, 0-9 and hyphens")
     if not isinstance(item.get("deterministic", False), bool):
@@ -259,6 +261,13 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
     )
 
 
+def _finite(words: Any) -> Any:
+    """The same; None where one of its numbers is none that a value could be compared with."""
+    values = words.values() if isinstance(words, dict) else ()
+    numbers = [one for value in values for one in listed(value)]
+    return words if all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in numbers) else None
+
+
 def _items(path: Path, words: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     found = words.get(name) or []
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
@@ -282,8 +291,8 @@ def _only(path: Path, item: Mapping[str, Any], needed: tuple[str, ...], more: tu
 
 
 def _word(where: str, name: str, value: Any, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ConfigError(f"{where}: {name}={value!r}: write {', '.join(known)}")
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(f"{where}: {name}={brief(value)}: write {', '.join(known)}")
     return str(value)
 
 

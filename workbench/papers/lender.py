@@ -1,4 +1,7 @@
-"""Ranks that `workbench reproduce` starts once and lends to one notebook after the other."""
+"""Ranks that `workbench reproduce` starts once and lends to one notebook after the other.
+
+`clusters.Cluster` is looked up when ranks are wanted: it imports torch, which most notebooks alone do not need of this process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from workbench.clusters import Cluster, register
+from workbench import clusters
+from workbench.clusters import register
 from workbench.clusters.slurm_queue import Allocation
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
@@ -98,7 +102,7 @@ def _start(words: str) -> _Lent:
         raise LaunchError("an emulated network ends with the process that made it")
     if launcher == "local" and Allocation.here() is not None:
         launcher = "slurm"  # in a job, ranks go to all its nodes
-    cluster = Cluster(num_ranks, launcher=launcher, name="lent", quiet=True)
+    cluster = clusters.Cluster(num_ranks, launcher=launcher, name="lent", quiet=True)
     try:
         warden = start_warden(cluster.mark, str(register.find(cluster.id).folder))
         try:
@@ -116,7 +120,7 @@ def _is_well(name: str) -> bool:
     """Whether all ranks are there and idle; a cluster that is not is stopped."""
     cluster: Any = None
     try:
-        cluster = Cluster.attach(name, quiet=True)
+        cluster = clusters.Cluster.attach(name, quiet=True)
         if cluster.state == "ready":
             cluster.detach()
             return True

@@ -8,6 +8,7 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.plots.gantt import timeline, timelines
     from workbench.plots.html import export_html, use_notebook_renderer
+    from workbench.plots.limits import beside_limits
     from workbench.plots.lines import convergence, curves
     from workbench.plots.live import LiveCurves, watch
     from workbench.plots.overlap import overlap_bars
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {  # no module is called like a function: importing it would hide the function
     "LiveCurves": "live",
     "LiveTimeline": "recent",
+    "beside_limits": "limits",
     "beside_prediction": "prediction",
     "convergence": "lines",
     "curves": "lines",
@@ -41,6 +43,7 @@ _HOMES = {  # no module is called like a function: importing it would hide the f
 __all__ = [
     "LiveCurves",
     "LiveTimeline",
+    "beside_limits",
     "beside_prediction",
     "convergence",
     "curves",

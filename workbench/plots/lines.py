@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,19 +57,25 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
     """Training loss beside what the evaluations say: test accuracy, or test loss where no accuracy is measured."""
     runs = as_runs(runs)
     right: YAxis = "accuracy" if any(len(run.curve(x, "accuracy")[0]) for run in runs) else "test_loss"
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
-    figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)
-    figure.update_layout(title=safe(_title(runs, "convergence")))
+    figure = go.Figure(_two_panels())
     panels: tuple[YAxis, YAxis] = ("loss", right)
     for column, y in enumerate(panels, 1):
         traces = curve_traces(runs, x, y, max_points=max_points)
         for trace in traces:
             trace.showlegend = trace.showlegend is not False and column == 1
         figure.add_traces(traces, rows=1, cols=column)
-        figure.update_xaxes(**x_axis(runs, x), row=1, col=column)
-        figure.update_yaxes(**y_axis(y), row=1, col=column)
+    below = x_axis(runs, x)
+    axes = {"xaxis": below, "yaxis": y_axis("loss"), "xaxis2": below, "yaxis2": y_axis(right)}
+    figure.update_layout(title=safe(_title(runs, "convergence")), **axes)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
     return figure
+
+
+@cache
+def _two_panels() -> go.Figure:
+    """What all such figures begin with, made once: Plotly takes ten milliseconds for it, and a live view draws five times a second."""
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    return figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)
 
 
 def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS) -> list[go.Scatter]:

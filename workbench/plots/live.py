@@ -20,13 +20,13 @@ from workbench.plots.buttons import Action, RunButtons, answer_while_busy, error
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, convergence
 from workbench.plots.moving import MovingFigure
+from workbench.plots.pace import pause_after
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, XAxis, as_runs
 from workbench.trace.store import OVER
 
 INTERVAL_S = 0.2  # every update sends whole curves to the browser: five a second look continuous
-DRAWING_SHARE = 0.2  # of the time, at most, is spent on drawing: curves of long runs are drawn less often
 LIVE_POINTS = 500
 MAX_RANKS = 8  # a line each up to here
 
@@ -82,13 +82,18 @@ class LiveCurves:
         return self._curves.figure
 
     @property
+    def pause_s(self) -> float:
+        """Seconds from one drawing to the next: more where drawing takes long, or where the machine's cores are all taken."""
+        return self._pause_s
+
+    @property
     def x(self) -> XAxis:
         """What the x axis shows now."""
         axis: XAxis = self._axis.value
         return axis
 
     def update(self, runs: Sequence[Run], *, force: bool = False) -> bool:
-        """Show the runs as they are now, unless it did so less than `INTERVAL_S` ago. Returns whether it drew."""
+        """Show the runs as they are now, unless it did so less than `pause_s` ago. Returns whether it drew."""
         with self._lock:
             begin_s = time.monotonic()
             if self._ended.is_set():
@@ -98,7 +103,7 @@ class LiveCurves:
                 return False
             self._redraw()
             self._drawn_s = time.monotonic()
-            self._pause_s = max(INTERVAL_S, (self._drawn_s - begin_s) / DRAWING_SHARE)
+            self._pause_s = pause_after(self._drawn_s - begin_s, INTERVAL_S)
             return True
 
     def follow(self, poll: Callable[[], Sequence[Run]]) -> Thread:

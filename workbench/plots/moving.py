@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any, final
 
@@ -10,6 +9,7 @@ import anywidget
 import ipywidgets
 import plotly.graph_objects as go
 import traitlets
+from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 # Plotly's program as a module of its own, so that it meets nobody else's; then what the widget does with it.
@@ -59,9 +59,9 @@ class MovingFigure:
 
 
 def _as_text(figure: go.Figure) -> str:
-    state: dict[str, Any] = json.loads(figure.to_json())
+    state: dict[str, Any] = figure.to_dict()
     state["layout"] |= {"autosize": True, "uirevision": "same"}
-    return json.dumps(state)
+    return str(to_json_plotly(state))
 
 
 @cache

@@ -17,8 +17,9 @@ from workbench.errors import ConfigError, RunNotFound
 from workbench.plots.buttons import error_line
 from workbench.plots.gantt import timelines
 from workbench.plots.layout import MAX_RANKS
-from workbench.plots.live import DRAWING_SHARE, as_data
+from workbench.plots.live import as_data
 from workbench.plots.moving import MovingFigure
+from workbench.plots.pace import pause_after
 from workbench.trace.run import Run
 from workbench.trace.store import OVER, read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
@@ -85,7 +86,7 @@ class LiveTimeline:
                 self.update()
                 if over:
                     return
-                self._ended.wait(max(INTERVAL_S, (time.monotonic() - begin_s) / DRAWING_SHARE))
+                self._ended.wait(pause_after(time.monotonic() - begin_s, INTERVAL_S))
         finally:
             self.finish()
 

@@ -1,0 +1,92 @@
+"""What checkpoints cost a training: steps with one written beside them now and then, beside steps without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench.bench import How
+from workbench.bench.paired import Step, alternate
+from workbench.bench.ranks import ranks, world
+from workbench.bench.rows import Row, beside
+from workbench.runtimes.launch import RuntimeName
+
+RANKS = (2,)
+CASES: dict[str, dict[str, Any]] = {"12 MB MLP": {"megabytes": 12}, "50 MB MLP": {"megabytes": 50}}
+EVERY = 20  # steps a checkpoint, and a block
+BATCH_SIZE = 256  # a step of the larger takes some 0.2 s on a core
+ASKED = 1.02
+
+
+def run(how: How) -> Iterator[Row]:
+    """Synchronous SGD with momentum, on gloo."""
+    for number in how.ranks or RANKS:
+        for case in CASES:
+            title = f"{case}, {number} ranks, gloo"
+            if not how.wanted(title):
+                continue
+            how.say(f"{title} ...")
+            with ranks(number, "torch") as there:
+                times = there.call(on_rank, case, how.rounds)[0]
+            what = f"synchronous, a checkpoint every {EVERY} steps"
+            yield beside(times["kept"], times["not"], case=title, what=what, over="without", below=ASKED)
+            yield beside(times["copied"], times["not"], case=title, what="the copy alone, once a step", over="a step", kind="peer")
+
+
+def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step each way in each round, the slowest rank's: a block holds one checkpoint, until it is on the disk."""
+    from functools import partial
+
+    import torch
+
+    from workbench import problems
+    from workbench.algorithms import SynchronousSGD
+    from workbench.bench import peers
+    from workbench.ops import EndStep
+    from workbench.program import Context
+    from workbench.runtimes.checkpoint import take_checkpoint
+    from workbench.runtimes.interpreter import Interpreter
+    from workbench.runtimes.keeper import Keeper
+    from workbench.runtimes.snapshot import Snapshot
+    from workbench.runtimes.worker import Worker
+    from workbench.settings import Settings
+    from workbench.trace.recorder import NullRecorder
+
+    transport = world(runtime, folder)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    meet, slowest = peers.slowest_here(runtime)
+    settings = Settings(
+        steps=10**9, batch_size=BATCH_SIZE, optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9), checkpoint_every=EVERY
+    )
+    method = SynchronousSGD()
+    worker = Worker(method, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device)
+    interpreter = Interpreter(transport, worker.replica, NullRecorder(), worker.minibatch, timeout_s=settings.timeout_s)
+    keeper = Keeper(worker, interpreter, Path(folder))
+    interpreter.context = Context(transport.rank, transport.num_workers, layout=worker.replica.layout)
+    program = method.worker(interpreter.context)
+    snapshot = Snapshot()
+    last = EndStep(-1)
+
+    def step() -> None:
+        nonlocal last
+        last = interpreter.advance(program) or last
+
+    def block(*, kept: bool) -> None:
+        for number in range(EVERY):
+            step()
+            if kept and number == 0:
+                keeper.keep(method, last, last.step)
+        if kept:
+            keeper.finish_writing()
+
+    def copy() -> None:
+        snapshot.take(take_checkpoint(method, worker.replica, transport.num_workers, last, {}, worker.sampler))
+
+    ways: dict[str, Step] = {"not": partial(block, kept=False), "kept": partial(block, kept=True), "copied": copy}
+    times = alternate(ways, rounds, meet=meet, slowest=slowest)
+    interpreter.close()
+    worker.replica.close()
+    transport.close()
+    return {name: [seconds if name == "copied" else seconds / EVERY for seconds in found] for name, found in times.items()}

@@ -1,0 +1,167 @@
+"""What it costs a step that a notebook drives its ranks, and that the notebook follows their metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.bench import How
+from workbench.bench.rows import Row, beside
+from workbench.errors import LaunchError
+
+if TYPE_CHECKING:
+    from workbench.clusters import Cluster
+    from workbench.clusters.handle import RunHandle
+    from workbench.trace.run import Run
+
+DRIVEN, FOLLOWED = 1.01, 1.005
+STEP_S = 20e-3  # about what a step takes
+STEPS, PROBE_STEPS, WARM_STEPS = 150, 60, 20  # of a run that is timed; of one that says how long a step is; of those that do not count
+WINDOW_S = 2.0  # of a run, in which somebody looks, or nobody does
+LIMIT_S = 900.0  # of a run, hundreds of times what it should take
+LAST_BYTES = 4096  # of a record of metrics, in which its last row lies
+METHOD, PROBLEM, PROBE_BATCH = "synchronous-sgd", "wide-mlp", 32
+MEGABYTES = 2  # of its gradient
+
+
+def run(number: int, how: How) -> Iterator[Row]:
+    """Both, on the same MPI engines."""
+    from workbench.clusters import Cluster
+
+    by_cluster, looked_at = (f"{words}, {number} ranks, MPI" for words in ("a driven step", "a followed step"))
+    if not how.wanted(by_cluster) and not how.wanted(looked_at):
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, runs_in(folder), Cluster(number, runtime="mpi", quiet=True) as cluster:
+        batch_size = _batch_size(cluster)
+        if how.wanted(by_cluster):
+            times = driven(cluster, Path(folder), batch_size, how.rounds, how.say)
+            over = "mpiexec workbench train"
+            yield beside(times["ours"], times["bare"], case=by_cluster, what="Cluster.train", over=over, below=DRIVEN)
+        if how.wanted(looked_at):
+            times = followed(cluster, batch_size, how.rounds)
+            what, over = "curves drawn live", "nobody looks"
+            yield beside(times["followed"], times["alone"], case=looked_at, what=what, over=over, below=FOLLOWED)
+
+
+@contextmanager
+def runs_in(folder: str) -> Iterator[None]:
+    """Runs go to a folder within the block."""
+    before = os.environ.get("WORKBENCH_RUNS")
+    os.environ["WORKBENCH_RUNS"] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop("WORKBENCH_RUNS")
+        if before is not None:
+            os.environ["WORKBENCH_RUNS"] = before
+
+
+def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
+    """Median seconds of a step in runs on the engines and in runs under a bare mpiexec, in turn; a first round does not count."""
+    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.trace.run import Run
+
+    words = (
+        f"train {METHOD} --problem {PROBLEM} --option megabytes={MEGABYTES:g} --steps {STEPS} --batch-size {batch_size} --evaluate-every 0"
+    )
+    command, env = mpiexec_command(find_mpi(), cluster.num_ranks, [sys.executable, "-m", "workbench", *words.split()])
+
+    def ours() -> float:
+        return _step_s(_train(cluster, STEPS, batch_size).wait(LIMIT_S).run)
+
+    def bare() -> float:
+        known = set(folder.iterdir())
+        subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S)
+        (made,) = set(folder.iterdir()) - known
+        return _step_s(Run.load(made))
+
+    times: dict[str, list[float]] = {"ours": [], "bare": []}
+    for round_ in range(rounds + 1):
+        ways = {"ours": ours, "bare": bare}
+        for name in list(ways)[:: 1 if round_ % 2 else -1]:
+            seconds = ways[name]()
+            if round_:
+                times[name].append(seconds)
+        if round_:
+            say(f"{cluster.num_ranks} ranks: a step of {1e3 * times['ours'][-1]:.2f} ms driven, {1e3 * times['bare'][-1]:.2f} ms bare")
+    return times
+
+
+def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[float]]:
+    """Mean seconds of a step of one run, while its curves are drawn and while nobody looks, in turn. All but a browser's part."""
+    from workbench.plots.live import INTERVAL_S, LiveCurves
+    from workbench.trace.follow import Follower
+
+    handle = _train(cluster, sys.maxsize, batch_size)
+    follower, view = Follower(handle.folder), LiveCurves()
+    times: dict[str, list[float]] = {"followed": [], "alone": []}
+
+    def window(name: str) -> float:
+        first, begin_s = newest(handle.folder)
+        until_s = time.monotonic() + WINDOW_S
+        while time.monotonic() < until_s:
+            if name == "followed":
+                view.update([follower.poll()])
+            time.sleep(view.pause_s if name == "followed" else INTERVAL_S)
+        last, end_s = newest(handle.folder)
+        return (end_s - begin_s) / (last - first)
+
+    give_up_s = time.monotonic() + LIMIT_S
+    while newest(handle.folder)[0] < WARM_STEPS:
+        if handle.done or time.monotonic() > give_up_s:
+            handle.stop().wait(LIMIT_S)  # raises what went wrong, if anything did
+            raise LaunchError(f"the training to be followed has not taken {WARM_STEPS} steps: see {handle.folder}")
+        time.sleep(INTERVAL_S)
+    for round_ in range(rounds + 1):
+        for name in list(times)[:: 1 if round_ % 2 else -1]:
+            seconds = window(name)
+            if round_:
+                times[name].append(seconds)
+    handle.stop().wait(LIMIT_S)
+    return times
+
+
+def _train(cluster: Cluster, steps: int, batch_size: int) -> RunHandle:
+    from workbench import algorithms, problems
+
+    method, problem = algorithms.get(METHOD), problems.get(PROBLEM, megabytes=MEGABYTES)
+    return cluster.train(method, problem, steps=steps, batch_size=batch_size, evaluate_every=0)
+
+
+def _batch_size(cluster: Cluster) -> int:
+    """Of which a step takes about `STEP_S` or more."""
+    probe_s = _step_s(_train(cluster, PROBE_STEPS, PROBE_BATCH).wait(LIMIT_S).run)
+    return PROBE_BATCH * max(1, math.ceil(STEP_S / probe_s))
+
+
+def _step_s(run: Run) -> float:
+    """Median seconds of a step of rank 0."""
+    import numpy as np
+
+    seconds = [row["seconds"] for row in run.metrics[0] if "loss" in row]
+    return float(np.median(np.diff(seconds[WARM_STEPS:])))
+
+
+def newest(folder: Path) -> tuple[int, float]:
+    """Rank 0's newest step, and the seconds of training until its end; step -1 before there is one."""
+    from workbench.trace.recorder import metrics_name
+
+    path = folder / metrics_name(0)
+    if not path.exists():
+        return -1, 0.0
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LAST_BYTES))
+        lines = file.read().split(b"\n")[:-1]
+    if not lines:
+        return -1, 0.0
+    row = json.loads(lines[-1])
+    return int(row["step"]), float(row["seconds"])

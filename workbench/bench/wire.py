@@ -1,0 +1,282 @@
+"""Step times where a wire binds: hosts of an emulated network, on which communication takes from half to four times the compute.
+
+What no method can beat is the longer of two: the wire's time for the bytes that are sent, and what the processors have to do at
+once, which is compute, codec and sockets, of all ranks together. A synchronous method that hides sums under backward alone has
+forward besides; one that hides nothing has the sum of both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from workbench.bench import How
+from workbench.bench.paired import Step, alternate
+from workbench.bench.ranks import bind, ranks, world
+from workbench.bench.rows import Row, beside
+from workbench.clusters.emulated.check import PAYLOAD
+from workbench.clusters.emulated.rates import parse_rate
+from workbench.collectives import native_bytes
+from workbench.runtimes.launch import RuntimeName
+from workbench.units import MIB
+
+if TYPE_CHECKING:
+    from workbench.collectives import Collective
+
+RATE = "1gbit"
+NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers are late by more than the usual burst
+MEGABYTES = 8.0
+BATCHES = {  # ranks -> communication over compute, about -> samples a rank and step
+    2: {0.5: 560, 1: 260, 2: 120, 4: 40},
+    4: {0.5: 420, 1: 200, 2: 90, 4: 30},
+}
+BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which holds all of the model
+OUR_BUCKETS_MIB = (1, 5)
+# Of layer-wise sums: they fill each other's gaps, as DDP's do on gloo's two threads, and updates go on meanwhile.
+SIDE_BY_SIDE: dict[str, Any] = {"lanes": 2, "apply": "any"}
+POWER_RANK = 4
+STEPS, LEAD, WARM = 2, 1, 1  # steps of a block, and before it; rounds before the first
+MOST_ROUNDS = 8
+SUMS, BATCHES_OF_SUMS = 10, 4  # to measure the work of sockets
+BITS = {"16 bit": "truncate16", "8 bit": "linear8"}
+PIPE = "Pipe-SGD"
+OF_LIMIT = {"torch": 1.05, "mpi": 1.10}  # asked of Pipe-SGD
+ENCODED_OF_LIMIT, LAYERWISE_OF_LIMIT, NO_SLOWER = 1.10, 1.15, 1.02
+DDP = "torch DDP, its best"
+FASTER: dict[tuple[float, str, str], float] = {  # (communication over compute, way, peer) -> how many times
+    (1, PIPE, "synchronous"): 1.8,
+    (1, PIPE, DDP): 1.2,
+    (4, f"{PIPE}, 16 bit", DDP): 1.8,
+    (4, f"{PIPE}, 8 bit", DDP): 2.5,
+}
+LAYERWISE = "layer-wise, its best bucket size"
+HOOKS = ("torch DDP, fp16 hook", "torch DDP, PowerSGD hook")
+LIBRARY: dict[RuntimeName, str] = {"torch": "gloo", "mpi": "MPI"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One case on all its ranks.
+
+    Attributes:
+        times: way -> seconds of a step in each round, the slowest rank's; "compute", "forward" and the codecs' work among them.
+        socket_s: the machine's seconds to send, carry and receive one sum's bytes, all of its cores at it.
+        gradient_bytes: of the model.
+        sent_bytes: way with a codec -> bytes that a rank sends a step, on average.
+    """
+
+    times: dict[str, list[float]]
+    socket_s: float
+    gradient_bytes: int
+    sent_bytes: dict[str, float]
+
+
+def run(how: How) -> Iterator[Row]:
+    """Both runtimes on 2 and 4 hosts; then time to a loss, and parameter servers."""
+    from workbench.bench import wire_target
+
+    socket_s: dict[int, float] = {}
+    for runtime in LIBRARY:
+        for number in how.ranks or tuple(BATCHES):
+            cases = {ratio: title(number, runtime, ratio) for ratio in BATCHES[number]}
+            wanted = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
+            if not wanted:
+                continue
+            if number not in socket_s:
+                with ranks(number, "torch", NETWORK) as there:
+                    socket_s[number] = there.call(work_of_sockets)[0]
+            with ranks(number, runtime, NETWORK) as there:
+                for ratio, name in wanted.items():
+                    how.say(f"{name} ...")
+                    facts = there.call(on_rank, BATCHES[number][ratio], min(how.rounds, MOST_ROUNDS))[0]
+                    yield from rows_of(name, Measured(**facts, socket_s=socket_s[number]), runtime, number, ratio)
+    yield from wire_target.run(how)
+
+
+def title(number: int, runtime: RuntimeName, ratio: float) -> str:
+    """Of a case."""
+    return f"communication about {ratio:g} of compute, {number} hosts, {LIBRARY[runtime]}"
+
+
+# -- on each rank --------------------------------------------------------------------------------------------
+
+
+def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> dict[str, Any]:
+    """What `Measured` holds, but for the work of sockets."""
+    import torch
+
+    from workbench import problems
+    from workbench.algorithms import LayerwiseSGD, NoCommunication, PipeSGD, SynchronousSGD
+    from workbench.bench import peers
+    from workbench.collectives import Auto, Native
+    from workbench.problems.base import fetch
+    from workbench.trainer import Trainer
+
+    transport = world(runtime, folder)
+    number = transport.num_workers
+    torch.set_num_threads(bind(transport.rank, number))
+    problem = problems.get("wide-mlp", megabytes=MEGABYTES)
+    batch = fetch(problem.train_data(), list(range(batch_size)))
+    meet, slowest = peers.slowest_here(runtime)
+    trainers: list[Trainer] = []
+    sent: dict[str, float] = {}
+
+    def loss(model: Any) -> torch.Tensor:
+        return problem.batch_loss(model, batch)
+
+    def fresh() -> Any:
+        torch.manual_seed(0)
+        return problem.model()
+
+    def ours(name: str, method: Any) -> Step:
+        model = fresh()
+        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), method))
+        if name.startswith(f"{PIPE}, "):  # the others send as many bytes as a gradient has to
+            sent[name] = sum(method.bytes_per_step(rank, number, trainers[-1].replica.layout) for rank in range(number)) / number
+        return partial(trainers[-1].step, partial(loss, model))
+
+    model = fresh()
+    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    own, auto = Native(), Auto()  # the library's own sum, or the ring where that is much quicker, as on Open MPI's TCP
+    methods: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
+    side = SIDE_BY_SIDE | {"collective": own if runtime == "torch" else auto}
+    methods |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
+    methods |= {PIPE: PipeSGD(collective=auto)} | {f"{PIPE}, {bits}": PipeSGD(collective=encoded(name)) for bits, name in BITS.items()}
+    steps = {name: ours(name, method) for name, method in methods.items()}
+    steps["forward"] = partial(loss, model)
+    steps |= {f"codec, {bits}": codec_work(name, flat, number) for bits, name in BITS.items()}
+    if runtime == "torch":
+        steps |= {f"torch DDP, {mib} MiB": peers.ddp_step(fresh(), loss, mib) for mib in BUCKETS_MIB}
+        steps |= {f"torch DDP, fp16 hook, {mib} MiB": peers.ddp_step(fresh(), loss, mib, peers.fp16_hook()) for mib in BUCKETS_MIB[:2]}
+        steps["torch DDP, PowerSGD hook"] = peers.ddp_step(fresh(), loss, BUCKETS_MIB[-1], peers.power_sgd_hook(POWER_RANK))
+    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, meet=meet, slowest=slowest)
+    for trainer in trainers:
+        trainer.finish()
+    transport.close()
+    return {"times": times, "gradient_bytes": flat.nbytes, "sent_bytes": sent}
+
+
+def encoded(codec: str) -> Collective:
+    """How Pipe-SGD sums with a codec in the hops: in whole blocks, for where every core computes a piece more costs more than it hides."""
+    from workbench import codecs, collectives
+
+    return collectives.Direct(codec=codecs.get(codec))
+
+
+def codec_work(name: str, flat: Any, number: int) -> Step:
+    """What a rank encodes, decodes and adds in one sum of `Direct`: all blocks but its own, its own p - 1 times, and the sums."""
+    import torch
+
+    from workbench import codecs
+
+    codec = codecs.get(name)
+    block = flat[: flat.numel() // number].clone()
+    wire = torch.empty(codec.wire_bytes(block.numel()), dtype=torch.uint8)
+
+    def work() -> None:
+        for _ in range(number - 1):
+            codec.encode_into(block, wire)
+            codec.add(wire, block)
+        codec.encode_into(block, wire)
+        for _ in range(number):
+            codec.decode_into(wire, block)
+
+    return work
+
+
+def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
+    """Busy seconds of this machine in one of gloo's own sums of a gradient, over its cores; all ranks call it.
+
+    All hosts of an emulated network are this machine, and its kernel works for sockets in whichever process is at hand: so it is the
+    machine that is asked. gloo sleeps while it waits, so nothing but work is counted; what else goes on here is.
+    """
+    import torch
+
+    from workbench.bench import peers
+
+    transport = world(runtime, folder)
+    meet, _ = peers.slowest_here(runtime)
+    flat = torch.zeros(int(MEGABYTES * 1e6 / 4))
+    spent = []
+    for _ in range(1 + BATCHES_OF_SUMS):  # TCP finds the rate in the first
+        meet()
+        before = _busy_s()
+        for _ in range(SUMS):
+            peers.gloo_sum(flat)
+        meet()
+        spent.append((_busy_s() - before) / SUMS / (os.cpu_count() or 1))
+    transport.close()
+    return min(spent[1:])
+
+
+def _busy_s() -> float:
+    import psutil
+
+    spent = psutil.cpu_times()
+    return float(sum(spent) - spent.idle - sum(getattr(spent, name, 0.0) for name in ("iowait", "steal", "guest", "guest_nice")))
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio: float) -> Iterator[Row]:
+    """All ways over compute alone, for the picture; over their limits; over their peers."""
+    times = {name: np.array(taken) for name, taken in found.times.items()}
+    limits = limits_of(times, found, number)
+    ways = {name: taken for name, taken in times.items() if name not in ("compute", "forward") and not name.startswith("codec")}
+    ways |= _bests(ways)
+    row = partial(beside, case=case)
+    for name, limit in limits.items():
+        yield row(limit, times["compute"], what=name, over="compute alone", kind="limit")
+    for name, taken in ways.items():
+        yield row(taken, times["compute"], what=name, over="compute alone")
+    asked = {PIPE: OF_LIMIT[runtime], LAYERWISE: LAYERWISE_OF_LIMIT}
+    for name in (PIPE, *(f"{PIPE}, {bits}" for bits in BITS), LAYERWISE):
+        below = asked.get(name, ENCODED_OF_LIMIT)
+        yield row(ways[name], limits[f"the limit of {name}"], what=name, over="its limit", kind="limit", below=below)
+        if name not in asked:
+            yield row(ways[name], limits[f"the limit of {PIPE}"], what=name, over="the limit without a codec", kind="limit")
+    peers = [name for name in ("synchronous", DDP, *HOOKS) if name in ways]
+    for name in (PIPE, *(f"{PIPE}, {bits}" for bits in BITS)):
+        for peer in peers:
+            times_faster = FASTER.get((ratio, name, peer))
+            yield row(ways[name], ways[peer], what=name, over=peer, below=None if times_faster is None else 1 / times_faster)
+    if DDP in ways:
+        yield row(ways[LAYERWISE], ways[DDP], what=LAYERWISE, over=DDP, below=NO_SLOWER)
+
+
+def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[str, Any]:
+    """(rounds,) seconds that no step can be under; the wire's and the sockets' own beside them."""
+    compute, raw_bytes = times["compute"], native_bytes(number, found.gradient_bytes)
+    wire_s = raw_bytes / (parse_rate(RATE) / 8 * PAYLOAD)
+    work, forward = compute + found.socket_s, times["forward"]
+    limits = {
+        "the wire": np.full_like(compute, wire_s),
+        "sockets, all cores": np.full_like(compute, found.socket_s),
+        f"the limit of {PIPE}": np.maximum(work, wire_s),
+        f"the limit of {LAYERWISE}": forward + np.maximum(work - forward, wire_s),
+    }
+    for bits in BITS:
+        name = f"{PIPE}, {bits}"
+        share = found.sent_bytes[name] / raw_bytes
+        codec_s = times[f"codec, {bits}"]
+        limits[f"the limit of {name}"] = np.maximum(compute + codec_s + share * found.socket_s, share * wire_s)
+    return limits
+
+
+def _bests(ways: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what comes in several bucket sizes, that of the least median, by the name of all."""
+    kinds = {LAYERWISE: "layer-wise, ", DDP: "torch DDP, ", HOOKS[0]: "torch DDP, fp16 hook, "}
+    found: dict[str, Any] = {}
+    for best, word in kinds.items():
+        sizes = [name for name in ways if name.startswith(word) and name.removeprefix(word).split()[0].isdigit()]
+        if sizes:
+            found[best] = ways[min(sizes, key=lambda name: median(ways[name]))]
+    return found

@@ -1,0 +1,39 @@
+"""The picture of `bench.wire`: step times over the compute in them, against the communication over it, beside their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.bench.rows import Row
+from workbench.bench.wire import BITS, DDP, LAYERWISE, PIPE, RATE
+from workbench.errors import ConfigError
+
+SHOWN = {"synchronous": "synchronous", DDP: "torch DDP", LAYERWISE: "layer-wise", PIPE: PIPE} | {
+    f"{PIPE}, {bits}": f"{PIPE}, {bits}" for bits in BITS
+}
+
+
+def chart(rows: Sequence[Row]) -> Any:
+    """The figure of a record's rows.
+
+    Raises:
+        ConfigError: they are of another benchmark.
+    """
+    from workbench import plots
+
+    over = {(row.case, row.what): row.ratio for row in rows if row.over == "compute alone"}
+    cases = list(dict.fromkeys(case for case, what in over if what == "the wire"))
+    if not cases:
+        raise ConfigError("a chart is drawn of `workbench bench wire`, and these rows are of another benchmark")
+    panels: dict[str, dict[str, dict[float, float]]] = {}
+    limits: dict[str, dict[str, dict[float, float]]] = {}
+    for case in cases:
+        panel, at = case.partition(", ")[2], over[case, "the wire"]
+        for what, name in SHOWN.items():
+            if (case, what) in over:
+                panels.setdefault(panel, {}).setdefault(name, {})[at] = over[case, what]
+            if (limit := over.get((case, f"the limit of {what}"))) is not None:
+                limits.setdefault(panel, {}).setdefault(name, {})[at] = limit
+    title = f"Step time on an emulated {RATE.removesuffix('gbit')} Gbit/s network"
+    return plots.beside_limits(panels, limits, title=title, x="communication over compute", y="step over compute alone")
