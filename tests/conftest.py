@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -45,10 +46,22 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell ignores interrupts of what it starts in the background, and so would all that the tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        from tests.sharing import take_own_network
+
+        take_own_network()
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is one worker's, and what cannot share the machine has it alone: see `tests/sharing.py`."""
+    from tests.sharing import Sharing
+
+    return Sharing(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -56,6 +69,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, (available, reason) in NEEDS.items():
         if item.get_closest_marker(marker) and not available():
             pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ranks_end_with_the_file() -> Iterator[None]:
+    """Runs that failed, and hooks of DDP, leave groups of gloo in their ranks, each with a thread that wakes a hundred times a second."""
+    yield
+    if "tests.distributed.pool" in sys.modules:
+        sys.modules["tests.distributed.pool"].end_torch_ranks()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -46,7 +46,9 @@ def lab(empty: Lab) -> Lab:
 
 def test_the_launcher_shows_the_tiles(empty: Lab) -> None:
     empty.open()
-    tiles = empty.page.locator(".jp-LauncherCard-label").all_inner_texts()
+    cards = empty.page.locator(".jp-LauncherCard-label")
+    cards.first.wait_for()  # a launcher is there before its tiles are
+    tiles = cards.all_inner_texts()
     empty.picture("launcher")
     for name in ("Workbench", "Workbench MPI", "Workbench Slurm"):
         assert tiles.count(name) == 2, f"a notebook and a console: {tiles}"

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from multiprocessing.connection import Connection, Listener, Pipe, wait
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any, Literal, final
 
 import cloudpickle
 
-from tests.distributed.ranks import GRACE_S, START_S, Outcome
+from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,10 +47,11 @@ class RankPool:
 
     Args:
         runtime: "torch" (one gloo group, met through a file) or "mpi" (under an mpiexec).
+        outlives: MPI's ranks are not ended when one of them is killed.
     """
 
-    def __init__(self, runtime: RuntimeName, num_ranks: int) -> None:
-        self.runtime, self.num_ranks = runtime, num_ranks
+    def __init__(self, runtime: RuntimeName, num_ranks: int, *, outlives: bool = False) -> None:
+        self.runtime, self.num_ranks, self.outlives = runtime, num_ranks, outlives
         self.num_starts = 0
         self.pids: list[int] = []  # of the ranks, in order of rank
         self._mpiexec: subprocess.Popen[bytes] | None = None
@@ -73,8 +74,8 @@ class RankPool:
             raise first.error
         return [outcome.value for outcome in outcomes]
 
-    def outcomes(self, calls: Sequence[Call], timeout_s: float = 60.0) -> list[Outcome]:
-        """What became of each rank's own call; a rank's error is an outcome like another."""
+    def outcomes(self, calls: Sequence[Call], timeout_s: float = 60.0, *, may_die: bool = False) -> list[Outcome]:
+        """What became of each rank's own call; a rank's error is an outcome like another, and so is its end if it `may_die` (EOFError)."""
         if not self._alive():
             self.close()
             self._start()
@@ -87,10 +88,17 @@ class RankPool:
             while waiting:
                 ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
                 if not ready:
+                    self._ask_where(waiting.values())
                     raise PoolDied(f"ranks {sorted(waiting.values())} of the {self.runtime} pool did not answer within {timeout_s:.0f} s")
                 for connection in ready:
                     assert isinstance(connection, Connection)
-                    found[waiting.pop(connection)] = cloudpickle.loads(connection.recv_bytes())
+                    rank = waiting.pop(connection)
+                    try:
+                        found[rank] = cloudpickle.loads(connection.recv_bytes())
+                    except (EOFError, OSError) as end:
+                        if not may_die:
+                            raise
+                        found[rank] = Outcome(error=end)
         except (EOFError, OSError, PoolDied) as error:
             printed = self._printed()
             self.close()
@@ -109,7 +117,7 @@ class RankPool:
                 for rank in range(self.num_ranks):
                     _nursery().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
             else:
-                self._mpiexec = start_mpi(self.num_ranks, world, self._folder / "log")
+                self._mpiexec = start_mpi(self.num_ranks, world, self._folder / "log", outlives=self.outlives)
             self._meet(listener)
 
     def _meet(self, listener: Listener) -> None:
@@ -145,7 +153,12 @@ class RankPool:
 
     def _printed(self) -> str:
         path = self._folder / "log" if self._folder else None
-        return path.read_text(errors="replace")[-4000:] if path and path.exists() else ""
+        return path.read_text(errors="replace")[-16000:] if path and path.exists() else ""
+
+    def _ask_where(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            os.kill(self.pids[rank], WHERE_ARE_YOU)
+            time.sleep(0.2)  # they print into one file
 
     def hang_up(self) -> None:
         """Let the ranks go that wait for work; does not wait for them."""
@@ -180,20 +193,21 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def start_mpi(num_ranks: int, more: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool = False) -> subprocess.Popen[bytes]:
     """An mpiexec with that many ranks that serve."""
     from workbench.clusters.mpi_install import find_mpi, mpiexec_command
 
-    command, env = mpiexec_command(
-        find_mpi(), num_ranks, [sys.executable, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
-    )
+    argv = [sys.executable, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
+    command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)
     with log.open("wb") as file:
         return subprocess.Popen(command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
 def our_environment(env: dict[str, str]) -> dict[str, str]:
-    """One thread a rank, and the tests' own modules found."""
-    return {**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])}
+    """One thread a rank, to compile too, and the tests' own modules found; no mark of the test that happens to be the first to ask."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+    one = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": path}
+    return {**{name: value for name, value in env.items() if name != "WORKBENCH_TEST_MARK"}, **one}
 
 
 class _Nursery:
@@ -229,6 +243,12 @@ def shared_pool(runtime: RuntimeName, num_ranks: int) -> RankPool:
     if (runtime, num_ranks) not in _shared:
         _shared[runtime, num_ranks] = RankPool(runtime, num_ranks)
     return _shared[runtime, num_ranks]
+
+
+def end_torch_ranks() -> None:
+    """End the session's pools of torch; the next call starts another. What tests left in them, gloo's threads above all, ends too."""
+    for name in [name for name in _shared if name[0] == "torch"]:
+        _shared.pop(name).close()
 
 
 @atexit.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ import cloudpickle
 
 START_S = 100.0  # importing torch on all ranks at once, on a busy machine
 GRACE_S = 5.0  # from being asked to leave to being killed
+WHERE_ARE_YOU = signal.SIGUSR2  # a rank prints what each of its threads is at
 
 
 @final
@@ -81,11 +83,11 @@ def _import_all() -> None:
     import workbench.runtimes.launch  # noqa: F401
 
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports the compiler
 
 
 def _serve(rank: int) -> None:
     """Do what the test process sends until it hangs up."""
+    faulthandler.register(WHERE_ARE_YOU, file=os.dup(2))  # a test may replace stderr, and close it
     _leave_with_parent()
     socket = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
     connection = Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))

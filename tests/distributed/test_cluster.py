@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ import psutil
 import pytest
 import torch
 
+from tests.waiting import within
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster
 from workbench.clusters.mpi_install import OPEN_MPI, find_mpi
@@ -62,14 +64,6 @@ def slow_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Takes 20 ms, so that a run of some steps can be seen running."""
     time.sleep(0.02)
     return torch.nn.functional.mse_loss(output, target)
-
-
-def within(seconds: float, condition: Any) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(condition())
 
 
 # ---------------------------------------------------------------- one world
@@ -311,7 +305,7 @@ def test_nothing_outlives_the_process_that_started_it(
             assert holder.poll() is None, "it was to be forgotten, not ended"
         holder.kill()
         _, said = holder.communicate()
-    assert said == ""
+    assert [line for line in said.splitlines() if not re.match(r"waiting \d+ s for \d ranks? to start", line)] == []  # on a busy machine
 
 
 def test_a_fork_does_not_end_its_parents_cluster(cluster: Cluster) -> None:

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 import workbench
-from tests.distributed.test_cluster import plane, slow_loss, within
+from tests.distributed.test_cluster import plane, slow_loss
+from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
 from workbench.clusters.echo import Echo

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,12 +20,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
 from tests.laws import tiny
 from tests.laws.train import assert_same, make_job, relative_error, run_job, train
+from tests.waiting import within
 from workbench.algorithms import LayerwiseSGD, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
-from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
+from workbench.collectives import Auto, Collective, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.errors import ConfigError, PeerFailed
 from workbench.ops import Local, Program
 from workbench.problems.base import Sampler
@@ -92,7 +97,7 @@ def same_on_all(trajectories: list[list[Tensor]]) -> None:
 
 # -- ours in DDP -----------------------------------------------------------------------------------------------
 
-EXACT = [Native(), Ring(), Ring(chunks=3), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2), Auto()]
+EXACT = [Native(), Ring(), Ring(chunks=3), Direct(chunks=2), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2), Auto()]
 LOSSY = [
     *(Ring(codec=codec) for codec in (Truncate16(), Linear8(), QSGD())),
     Tree(codec=Linear8()),
@@ -148,6 +153,22 @@ def test_a_model_of_16_bit_parameters_is_summed_as_ddp_does_or_in_float32() -> N
     assert_same(first[1], first[0], 0)
     assert relative_error(first[2][-1].float(), first[0][-1].float()) < 0.05
     assert relative_error(first[3][-1].float(), first[3][0].float()) > 0.05  # it moves, where bfloat16 has no QR
+
+
+def test_a_hook_that_nobody_holds_ends_its_thread() -> None:
+    """The thread's own last work would hold the hook, and the hook the thread."""
+
+    def lanes() -> int:
+        gc.collect()
+        return sum(thread.name == "workbench-lane" for thread in threading.enumerate())
+
+    def run() -> tuple[int, int]:
+        before = lanes()
+        in_ddp(ddp_hook(codec=Linear8()), steps=2)
+        return before, within(10, lanes, lambda now: now <= before)
+
+    for before, after in shared_pool("torch", 2).run(run):
+        assert after <= before
 
 
 def test_truncation_once_around_is_torchs_bf16_hook() -> None:
@@ -383,6 +404,25 @@ def test_a_failure_ends_backward_on_all_ranks_and_names_the_rank() -> None:
     assert second[2] == "ZeroDivisionError: division by zero"  # at once, and not after waiting for anybody
     assert first[1] == "nothing was raised"  # it had its sum
     assert "rank 1 failed at step 1: ZeroDivisionError" in first[2]
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    """In the third step: at the second DDP itself sends its new buckets to all ranks, and its own wait is not ours."""
+
+    def run() -> list[str]:
+        gradient = torch.ones(10, dtype=torch.float64)
+        backward = one_gradient(ddp_hook(collective=Ring(), timeout_s=20), gradient)
+        before = [words_of(backward, gradient) for _ in range(2)]
+        if dist.get_rank() == 1:
+            die()
+        return [*before, words_of(backward, gradient)]
+
+    with contextlib.closing(RankPool("torch", 3)) as pool:
+        found = pool.outcomes([(run, ())] * 3, may_die=True)
+    for rank in (0, 2):
+        assert found[rank].error is None, found[rank].trace
+        assert found[rank].value[:2] == ["nothing was raised"] * 2
+        assert "PeerFailed: rank 1's process is gone" in found[rank].value[2]
 
 
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_was_said() -> None:

@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
 import workbench
+from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.emulated.check import measure, measure_all
@@ -61,14 +61,6 @@ def spaces(of: list[psutil.Process] | None = None) -> set[str]:
         except OSError:  # ended meanwhile
             continue
     return found
-
-
-def within(seconds: float, condition: Any) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(condition())
 
 
 # ---------------------------------------------------------------- the network

@@ -24,6 +24,7 @@ from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, St
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.launch import Job, run_rank
+from workbench.runtimes.words import STOP, write_word
 from workbench.settings import Settings
 
 NUM_RANKS = 3
@@ -138,9 +139,8 @@ def test_models_of_different_shapes(runtime: str) -> None:
     found, _ = outcomes(runtime, SynchronousSGD(), tiny.problem(WiderMLP))
     for outcome in found:
         assert isinstance(outcome.error, RankMismatch)
-        words = f"rank {BROKEN} differs from rank 0: rank 0 has 'body.4.weight: (3, 5)"
-        assert words in str(outcome.error)
-        assert f"rank {BROKEN} has 'body.4.weight: (3, 9)" in str(outcome.error)
+        assert f"rank {BROKEN} differs from ranks 0 and 2: parameter 4 is 'body.4.weight: (3, 5)" in str(outcome.error)
+        assert f"and 'body.4.weight: (3, 9) torch.float64 bucket 0' on rank {BROKEN}" in str(outcome.error)
 
 
 def test_different_settings_and_data(runtime: str) -> None:
@@ -151,14 +151,12 @@ def test_different_settings_and_data(runtime: str) -> None:
         "samples": replace(job, problem=tiny.problem(num_samples=22)),
     }
     for word, other in others.items():
-        jobs = [
-            replace(other if rank == 2 else job, folder=make_job(runtime, 3, SynchronousSGD(), tiny.problem(), HOW).folder)
-            for rank in range(3)
-        ]
+        folder = make_job(runtime, NUM_RANKS, SynchronousSGD(), tiny.problem(), HOW).folder
+        jobs = [replace(other if rank == 2 else job, folder=folder) for rank in range(NUM_RANKS)]
         found = shared_pool(runtime, NUM_RANKS).outcomes([(run_rank, (job,)) for job in jobs])  # type: ignore[arg-type]
         for outcome in found:
             assert isinstance(outcome.error, RankMismatch)
-            assert "rank 2 differs from rank 0" in str(outcome.error)
+            assert "rank 2 differs from ranks 0 and 1" in str(outcome.error)
             assert word in str(outcome.error)
 
 
@@ -280,7 +278,7 @@ class StopsAt(tiny.FailsAt):
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
         if self.training and self.count == self.step:
-            (Path(StopsAt.folder) / "control.jsonl").write_text('{"stop": true}\n')
+            write_word(Path(StopsAt.folder), STOP)
         return out
 
 

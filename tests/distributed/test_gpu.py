@@ -1,4 +1,4 @@
-"""GPU ranks: NCCL, and CUDA tensors under an MPI that does not take them. The staging itself is tested without a GPU."""
+"""GPU ranks: NCCL, CUDA tensors under an MPI that does not take them, and codecs' kernels. The staging itself is tested without a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tests.distributed.pool import shared_pool
+from tests.unit.kernel_cases import CODECS, KINDS, check, values_of
+from workbench.codecs import Codec, gpu
 from workbench.runtimes.transport import local_rank
 
 ON_GPU = pytest.mark.gpu
@@ -68,3 +70,23 @@ def test_a_gpu_rank_trains_and_says_what_it_did(runtime: str) -> None:
     assert any("asked for the work" in note for note in run.info["notes"])
     if runtime == "torch":
         assert "nccl" in run.info["library"]
+
+
+@ON_GPU
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_kernels_give_the_bits_of_a_processor_and_allocate_nothing(codec: Codec) -> None:
+    """How fast they are is told by `workbench bench codecs`."""
+    pytest.importorskip("triton", reason="no Triton: codecs take torch's operations on the GPU")
+    device = torch.device("cuda")
+    for kind in KINDS:
+        for numel, offset in ((0, 0), (1, 0), (4099, 0), (100_003, 3), (1 << 20, 0)):
+            check(codec, kind, numel, device, offset)
+    values = values_of("plain", 1 << 20, 0).to(device)
+    assert gpu.kernels(values) is not None, "torch's operations gave these bits"
+    wire, out, total = codec.encode(values), torch.empty_like(values), values.clone()
+    again, before = torch.empty_like(wire), torch.cuda.memory_stats()["allocation.all.allocated"]
+    codec.encode_into(values, wire)
+    codec.decode_into(wire, out)
+    codec.add(wire, total)
+    codec.encode_sum(wire, total, again)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

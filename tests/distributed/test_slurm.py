@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from tests.distributed.slurm_world import SlurmWorld, send_by_value
 from tests.papers_share import KEY, finding, make_share, write_claims, write_notebook
+from tests.waiting import within
 from workbench.clusters.mpi_install import find_mpi
 from workbench.clusters.slurm import Slurm
 from workbench.experiments.notebooks import tagged_text
@@ -44,14 +44,6 @@ def no_job_left(world: SlurmWorld) -> Iterator[None]:
     if left:
         world.sh(f"scancel {' '.join(left)}")
     assert left == []
-
-
-def within(seconds: float, look: Callable[[], Any], good: Callable[[Any], bool] = bool) -> Any:
-    """What `look` finds when it is good, or when the time is over."""
-    deadline = time.monotonic() + seconds
-    while not good(found := look()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
 
 
 # ---------------------------------------------------------------- a job of its own

@@ -5,23 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import within
 from workbench.cli import main
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 @pytest.mark.timeout(300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from tests.waiting import within
 from workbench.algorithms import AsyncSGD, PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster
 from workbench.clusters.handle import RunHandle
@@ -53,14 +54,6 @@ def plane(loss: Any = slow_loss) -> Problem:
     return Problem(
         model=lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss=loss, train=(x, y), name="plane", batch_size=8, correct=None
     )
-
-
-def within(seconds: float, condition: Callable[[], Any]) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def begun(cluster: Cluster, algorithm: Algorithm, problem: Problem | None = None) -> RunHandle:

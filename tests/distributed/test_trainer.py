@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+import threading
 import time
+import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.distributed.pool import shared_pool
-from tests.laws import tiny
-from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
+from tests.distributed.killing import die
+from tests.distributed.pool import RankPool, shared_pool
+from tests.laws import poison, tiny
+from workbench.algorithms import DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.codecs import ErrorFeedback, TopK
+from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.program import Algorithm
+from workbench.runtimes.kept import complete_checkpoints, part_of
 from workbench.trainer import Trainer
 
 RUNTIMES = [pytest.param("torch", id="gloo"), pytest.param("mpi", id="mpi", marks=pytest.mark.mpi)]
@@ -158,6 +167,37 @@ def test_one_ranks_exception_ends_the_step_on_all(runtime: str) -> None:
     assert max(seconds for _, _, seconds in outcomes) < 5
 
 
+def step_until_one_is_killed() -> tuple[str, str, float]:
+    from workbench.runtimes.launch import world_here
+
+    rank, _ = world_here()
+    model, optimizer = make()
+    begin = time.monotonic()
+    trainer, words = Trainer(model, optimizer, SynchronousSGD(), timeout_s=30), ""
+    assert trainer._presence is not None
+    try:
+        for step in range(4):
+            if rank == 1 and step == 2:
+                die()
+            trainer.step(lambda: model(torch.ones(2, 6, dtype=torch.float64)).square().mean())
+    except PeerFailed as error:
+        words = str(error)
+    return words, str(trainer._presence.folder), time.monotonic() - begin
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    """In a loop that keeps no record, too."""
+    with contextlib.closing(RankPool("torch", 3)) as pool:
+        found = pool.outcomes([(step_until_one_is_killed, ())] * 3, may_die=True)
+    assert isinstance(found[1].error, EOFError | OSError), "it was to be killed"
+    for rank in (0, 2):
+        assert found[rank].error is None, found[rank].trace
+        words, folder, seconds = found[rank].value
+        assert "rank 1's process is gone at step " in words
+        assert seconds < 10
+    assert not Path(folder).exists(), "the last to leave takes their folder away"
+
+
 def make_unequal_models() -> None:
     from workbench.runtimes.launch import world_here
 
@@ -266,3 +306,260 @@ def test_a_loss_per_sample_is_refused() -> None:
     model, optimizer = make()
     with pytest.raises(ConfigError, match="one number"), Trainer(model, optimizer, SynchronousSGD()) as trainer:
         trainer.step(lambda: model(torch.ones(2, 6, dtype=torch.float64)).sum(1))
+
+
+# ---------------------------------------------------------------- gradients that cannot be used
+
+BAD_STEP, BAD_RANK = 2, 1
+
+
+def train_with_a_bad_gradient(value: float, record: bool, how: dict[str, Any]) -> dict[str, Any]:
+    """All ranks train, and one rank's gradient of one step holds that value."""
+    from workbench.runtimes.launch import world_here
+
+    rank, num_ranks = world_here()
+    torch.manual_seed(0)
+    model = poison.Spoilt(value)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = tiny.data(200)
+    x[shares(num_ranks)[BAD_STEP][BAD_RANK].start, 0] = poison.MARKED
+    run, said = None, ""
+    trainer = Trainer(model, optimizer, SynchronousSGD(), record=record, **how)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            for step in shares(num_ranks):
+                trainer.step(lambda mine=step[rank]: nn.functional.cross_entropy(model(x[mine]), y[mine]))
+            run = trainer.finish()
+        except (Diverged, PeerFailed) as error:
+            said = f"{type(error).__name__}: {error}"
+    rows = run.metrics[rank] if run is not None else []
+    words = [str(one.message) for one in told if one.category is RuntimeWarning]
+    return {"parameters": parameters(model), "said": said, "skipped": trainer.num_skipped, "rows": rows, "words": words}
+
+
+def train_alone_around_it(max_grad_norm: float | None) -> torch.Tensor:
+    """What remains by hand: of the bad step the mean of the others' gradients, or each rank's own clipped by torch."""
+    torch.manual_seed(0)
+    model = poison.Spoilt(1.0 if max_grad_norm is None else BIG)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = tiny.data(200)
+    x[shares(2)[BAD_STEP][BAD_RANK].start, 0] = poison.MARKED
+    for number, step in enumerate(shares(2)):
+        found = []
+        for rank, mine in enumerate(step):
+            if max_grad_norm is None and (number, rank) == (BAD_STEP, BAD_RANK):
+                continue
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
+            if max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            found.append([param.grad.clone() for param in model.parameters() if param.grad is not None])
+        for param, *grads in zip(model.parameters(), *found, strict=True):
+            param.grad = torch.stack(grads).mean(0)
+        optimizer.step()
+    return parameters(model)
+
+
+BIG = 1e3
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_bad_gradient_ends_the_run_where_it_is_to(runtime: str) -> None:
+    good, bad = shared_pool(runtime, 2).run(train_with_a_bad_gradient, math.nan, False, {"on_bad_gradient": "stop"})
+    where = f"rank 1 is not finite at step {BAD_STEP}: nan in 1 of .* values of {poison.TENSOR}"
+    assert re.search(f"^Diverged: the gradient of {where}", bad["said"]), bad["said"]
+    assert re.search(f"^PeerFailed: .*{where}", good["said"]), good["said"]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("record", [False, True], ids=["alone", "recorded"])
+def test_a_bad_gradient_is_left_out_of_the_mean(runtime: str, record: bool) -> None:
+    good, bad = shared_pool(runtime, 2).run(train_with_a_bad_gradient, math.inf, record, {"on_bad_gradient": "skip"})
+    assert (good["said"], bad["said"], good["skipped"], bad["skipped"], good["words"]) == ("", "", 0, 1, [])
+    assert len(bad["words"]) == 1
+    assert bad["words"][0].startswith(f"step {BAD_STEP}: a gradient of rank 1 was left out: inf in 1 of ")
+    assert torch.equal(good["parameters"], bad["parameters"])
+    torch.testing.assert_close(good["parameters"], train_alone_around_it(None), rtol=1e-12, atol=1e-14)
+    if record:
+        assert [row["step"] for row in bad["rows"] if "skipped" in row] == [BAD_STEP]
+        assert not any("skipped" in row for row in good["rows"])
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_each_ranks_own_gradient_is_clipped(runtime: str) -> None:
+    norm = 0.3
+    good, bad = shared_pool(runtime, 2).run(train_with_a_bad_gradient, BIG, True, {"on_bad_gradient": "clip", "max_grad_norm": norm})
+    assert (good["said"], bad["said"], bad["skipped"]) == ("", "", 0)
+    torch.testing.assert_close(good["parameters"], train_alone_around_it(norm), rtol=1e-9, atol=1e-11)
+    assert max(row.get("clipped", 0.0) for row in bad["rows"]) > 100
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"on_bad_gradient": "drop"}, "choose one of stop, skip, clip, ignore"),
+        ({"on_bad_gradient": "clip"}, "give it, such as 1.0"),
+        ({"max_grad_norm": 1.0}, "does not look"),
+        ({"on_bad_gradient": "skip", "max_grad_norm": -1.0}, "max_grad_norm=-1.0: a finite number above 0"),
+    ],
+)
+def test_what_says_nothing_of_gradients_is_refused(how: dict[str, Any], words: str) -> None:
+    model, optimizer = make()
+    with pytest.raises(ConfigError, match=words):
+        Trainer(model, optimizer, SynchronousSGD(), **how)
+
+
+# ---------------------------------------------------------------- checkpoints of a loop of one's own
+
+KEPT = [
+    SynchronousSGD(),
+    LayerwiseSGD(bucket_bytes=64, apply="any"),
+    PipeSGD(width=3),
+    PipeSGD(width=2, collective=Once(codec=ErrorFeedback(codec=TopK(fraction=0.5)))),
+    LocalSGD(every=3),
+    DiLoCo(every=2, outer_lr=0.5),
+    DeAR(),
+]
+
+
+class Wavering(nn.Module):
+    """An MLP with what a checkpoint is of: statistics of its own, and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def train_in_parts(method: Algorithm, folder: str, part: str) -> dict[str, Any]:
+    """All ranks train six steps, or the first three and keep a checkpoint, or those that follow from one."""
+    from workbench.runtimes.launch import world_here
+
+    rank, num_ranks = world_here()
+    torch.manual_seed(0 if part != "rest" else 99)
+    model = Wavering().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    torch.manual_seed(1000 + rank if part != "rest" else 7)
+    x, y = tiny.data(200)
+    begin, said, own = 0, "", None
+    with contextlib.ExitStack() as stack:
+        try:
+            trainer = stack.enter_context(Trainer(model, optimizer, method))
+            if part == "rest":
+                begin, own = trainer.load(folder)
+                if own is not None:
+                    scheduler.load_state_dict(own["scheduler"])
+            for number, step in enumerate(shares(num_ranks)):
+                if number < begin:
+                    continue
+                if part == "first" and number == NUM_STEPS // 2:
+                    trainer.save(folder, {"scheduler": scheduler.state_dict(), "rank": rank})
+                    break
+                if part == "kept on the way" and number in (2, 4):
+                    trainer.save(folder)
+                trainer.step(lambda mine=step[rank]: nn.functional.cross_entropy(model(x[mine]), y[mine]))
+                scheduler.step()
+        except (ConfigError, PeerFailed) as error:
+            said = f"{type(error).__name__}: {error}"
+            stack.pop_all()
+    return {"begin": begin, "own": own, "said": said, "parameters": parameters(model), "state": model.state_dict()}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("method", KEPT, ids=str)
+def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, method: Algorithm, tmp_path: Path) -> None:
+    pool, folder = shared_pool(runtime, 2), str(tmp_path / "kept")
+    whole = pool.run(train_in_parts, method, "", "whole")
+    on_the_way = pool.run(train_in_parts, method, str(tmp_path / "two"), "kept on the way")
+    pool.run(train_in_parts, method, folder, "first")
+    rest = pool.run(train_in_parts, method, folder, "rest")
+    assert [(row["begin"], row["own"]["rank"], row["said"]) for row in rest] == [(3, 0, ""), (3, 1, "")]
+    for one in (on_the_way, rest):
+        for rank in range(2):
+            assert all(torch.equal(one[rank]["state"][name], value) for name, value in whole[rank]["state"].items())
+    steps = {checkpoint.step for checkpoint in complete_checkpoints(tmp_path / "two")}
+    assert steps == {1, 3}
+
+
+def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    pool, method = shared_pool("torch", 2), PipeSGD(width=2)
+    pool.run(train_in_parts, method, str(tmp_path), "kept on the way")
+    newest = part_of(tmp_path, 3, 1)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
+        assert (row["begin"], row["said"]) == (2, "")
+    newest = part_of(tmp_path, 1, 0)
+    newest.write_bytes(b"nothing")
+    for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
+        assert re.search(
+            "kept no checkpoint that is whole. .*step 3, is damaged .*step-00000003-rank-00001.pt has .*step 1, is damaged", row["said"]
+        ), row["said"]
+
+
+def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Path) -> None:
+    two, three = shared_pool("torch", 2), shared_pool("torch", 3)
+    for name, method in (("synchronous", SynchronousSGD()), ("pipe", PipeSGD(width=2))):
+        two.run(train_in_parts, method, str(tmp_path / name), "first")
+    for row in three.run(train_in_parts, SynchronousSGD(), str(tmp_path / "synchronous"), "rest"):
+        assert (row["begin"], row["own"], row["said"]) == (3, None, "")
+    for row in three.run(train_in_parts, PipeSGD(width=2), str(tmp_path / "pipe"), "rest"):
+        assert "PipeSGD keeps gradients, sums or parameters of each rank from step to step. Resume it on 2 ranks" in row["said"]
+    for row in two.run(train_in_parts, SynchronousSGD(), str(tmp_path / "pipe"), "rest"):
+        assert "cannot be resumed with another method: 'PipeSGD', and not 'SynchronousSGD'" in row["said"]
+    for row in two.run(train_in_parts, SynchronousSGD(), str(tmp_path / "none"), "rest"):
+        assert "a folder of Trainer.save can be resumed" in row["said"]
+
+
+def train_and_save_where_one_cannot(folder: str) -> tuple[list[str], int, int]:
+    """Rank 1's folder is a file for a while; training goes on, and a later checkpoint is kept."""
+    from workbench.runtimes.launch import world_here
+
+    rank, _ = world_here()
+    model, optimizer = make()
+    x, y = tiny.data(200)
+    said = []
+    with Trainer(model, optimizer, SynchronousSGD()) as trainer:
+        for place in (f"{folder}/file" if rank else folder, folder):
+            trainer.step(lambda: nn.functional.cross_entropy(model(x[:3]), y[:3]))
+            try:
+                trainer.save(place)
+                said.append("")
+            except OSError as error:
+                said.append(str(error))
+        updates = trainer.num_updates
+    fresh, optimizer = make(seed=5)
+    with Trainer(fresh, optimizer, SynchronousSGD()) as trainer:
+        num_steps, _ = trainer.load(folder)
+    return said, updates, num_steps
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_rank_that_cannot_write_is_named_on_all_and_training_goes_on(runtime: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for said, updates, num_steps in shared_pool(runtime, 2).run(train_and_save_where_one_cannot, str(tmp_path)):
+        assert re.search("^rank 1 could not write its checkpoint of step 0 .*: those before it stand$", said[0])
+        assert (said[1], updates, num_steps) == ("", 2, 2)
+
+
+def test_what_cannot_be_kept_or_comes_too_late_is_refused(tmp_path: Path) -> None:
+    def trainer() -> tuple[Trainer, nn.Module]:
+        model, optimizer = make()
+        return Trainer(model, optimizer, SynchronousSGD()), model
+
+    x, y = tiny.data(20)
+    for use, words in (
+        (lambda one: one.save(tmp_path, own=threading.Lock()), "give tensors and plain values, such as a scheduler's state_dict"),
+        (lambda one: one.save(tmp_path, keep=0), "keep=0: how many checkpoints stay"),
+        (lambda one: one.load(tmp_path), "load\\(\\) comes before the first step"),
+    ):
+        one, model = trainer()
+        one.step(lambda model=model: nn.functional.cross_entropy(model(x[:3]), y[:3]))
+        with pytest.raises(ConfigError, match=words):
+            use(one)
+        with pytest.raises(ConfigError, match="this Trainer is finished"):
+            one.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from tests.laws import tiny
 from tests.laws.world import World, hasty, world
 from workbench import codecs
 from workbench.codecs.base import Codec
-from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Once, Ring, Tree, with_codec
+from workbench.collectives import Auto, Collective, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, Ring, Tree, with_codec
 from workbench.collectives.wire import Wire, wires
 from workbench.costs import Network
 from workbench.errors import ConfigError
@@ -88,6 +88,8 @@ EACH_CODEC = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(cod
 PLAIN: dict[str, Collective] = {
     "ring": Ring(),
     "ring-3": Ring(chunks=3),
+    "direct": Direct(),
+    "direct-3": Direct(chunks=3),
     "linear": Linear(),
     "tree": Tree(),
     "halving-doubling": HalvingDoubling(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any, final
 
 import numpy as np
@@ -16,12 +17,25 @@ from hypothesis import strategies as st
 from tests.laws import tiny
 from tests.laws.world import Timed, World, hasty, world
 from workbench import collectives
-from workbench.codecs import Linear8, SharedInt8
-from workbench.collectives import Auto, Collective, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
+from workbench.codecs import Linear8, SharedInt8, Truncate16
+from workbench.collectives import (
+    Auto,
+    Collective,
+    Direct,
+    HalvingDoubling,
+    Hierarchical,
+    Linear,
+    Native,
+    Once,
+    PowerSGD,
+    Ring,
+    Tree,
+    with_codec,
+)
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, block_bounds, build_layout, trainable
-from workbench.ops import AllGather, Local, Message, Program, Recv, ReduceScatter, Send, Start, Ticket, Value, Wait
+from workbench.ops import AllGather, AllReduce, Local, Message, Program, Recv, ReduceScatter, Send, Start, Ticket, Value, Wait
 from workbench.program import Context, perform
 
 LINK = Network(latency_s=1e-5, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-7)
@@ -29,6 +43,8 @@ ALL: dict[str, Collective] = {
     "ring": Ring(),
     "ring-2": Ring(chunks=2),
     "ring-5": Ring(chunks=5),
+    "direct": Direct(),
+    "direct-3": Direct(chunks=3),
     "linear": Linear(),
     "tree": Tree(),
     "halving-doubling": HalvingDoubling(),
@@ -136,22 +152,23 @@ def test_more_ranks_than_tags(collective: Collective) -> None:
 
 
 @given(num_ranks=ranks, numel=lengths)
-def test_ring_sends_no_more_than_is_optimal(num_ranks: int, numel: int) -> None:
+def test_ring_and_direct_send_no_more_than_is_optimal(num_ranks: int, numel: int) -> None:
     """2 (p-1)/p n bytes in 2 (p-1) messages, to within the one element by which blocks differ."""
-    ran = world(Ring(), [torch.zeros(numel) for _ in range(num_ranks)], 0)
-    ran.run()
-    assert sum(ran.bytes_sent) == 2 * (num_ranks - 1) * numel * 4
-    for sent, messages in zip(ran.bytes_sent, ran.messages, strict=True):
-        assert abs(sent - 2 * (num_ranks - 1) / num_ranks * numel * 4) < 2 * 4 + 1e-9
-        assert messages <= 2 * (num_ranks - 1)
+    for collective in (Ring(), Direct()):
+        ran = world(collective, [torch.zeros(numel) for _ in range(num_ranks)], 0)
+        ran.run()
+        assert sum(ran.bytes_sent) == 2 * (num_ranks - 1) * numel * 4
+        for sent, messages in zip(ran.bytes_sent, ran.messages, strict=True):
+            assert abs(sent - 2 * (num_ranks - 1) / num_ranks * numel * 4) < num_ranks * 4 + 1e-9
+            assert messages <= 2 * (num_ranks - 1)
 
 
 @settings(max_examples=40)
-@given(num_ranks=ranks, numel=lengths, seed=seeds, chunks=st.integers(1, 4))
-def test_a_ring_s_halves_make_its_whole(num_ranks: int, numel: int, seed: int, chunks: int) -> None:
+@given(num_ranks=ranks, numel=lengths, seed=seeds, chunks=st.integers(1, 4), kind=st.sampled_from([Ring, Direct]))
+def test_halves_make_the_whole(num_ranks: int, numel: int, seed: int, chunks: int, kind: type[Ring | Direct]) -> None:
     """In between, rank r holds block r of the sum."""
     inputs, bounds = values(num_ranks, numel, seed), block_bounds(numel, num_ranks)
-    ring = Ring(chunks=chunks)
+    ring = kind(chunks=chunks)
     assert ring.splits
 
     def halves(ctx: Context, value: Value) -> Program:
@@ -205,7 +222,9 @@ class Hasty(Collective):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize("collective", [Ring(), Ring(chunks=2), HalvingDoubling()], ids=["ring", "ring-2", "halving-doubling"])
+@pytest.mark.parametrize(
+    "collective", [Ring(), Ring(chunks=2), HalvingDoubling(), Direct()], ids=["ring", "ring-2", "halving-doubling", "direct"]
+)
 def test_a_collective_that_does_not_wait_for_its_sends_is_caught(collective: Collective) -> None:
     """The caller's next write then goes out in place of the sum, in some order of events."""
     inputs = values(3, 5, seed=0)
@@ -245,6 +264,7 @@ def test_halving_and_doubling_send_a_ring_s_bytes_in_a_tree_s_messages(num_ranks
     "wrong",
     [
         lambda: Ring(chunks=0),
+        lambda: Direct(chunks=0),
         lambda: Ring(codec="truncate16"),  # type: ignore[arg-type]
         lambda: Hierarchical(group=0),
         lambda: Hierarchical(inner=Ring()),  # type: ignore[arg-type]
@@ -263,8 +283,10 @@ def test_what_cannot_work_is_refused_with_the_fix(wrong: Any) -> None:
 
 
 def test_names() -> None:
-    made = {name: collectives.get(name) for name in ("native", "ring", "linear", "tree", "halving-doubling", "hierarchical", "auto")}
-    assert [type(item) for item in made.values()] == [Native, Ring, Linear, Tree, HalvingDoubling, Hierarchical, Auto]
+    made = {
+        name: collectives.get(name) for name in ("native", "ring", "direct", "linear", "tree", "halving-doubling", "hierarchical", "auto")
+    }
+    assert [type(item) for item in made.values()] == [Native, Ring, Direct, Linear, Tree, HalvingDoubling, Hierarchical, Auto]
     assert repr(made["ring"]) == "Ring()" and repr(Ring(chunks=2)) == "Ring(chunks=2)"
     with pytest.raises(ConfigError, match="did you mean halving-doubling"):
         collectives.get("halving-doublin")
@@ -314,6 +336,19 @@ def test_a_ring_in_chunks_hides_its_sums_as_its_formula_says(num_ranks: int, chu
         assert seconds == pytest.approx(2 * (num_ranks - 1) / num_ranks * 4 * numel / link.bandwidth_bytes_per_s + latency_s)
 
 
+@pytest.mark.parametrize("latency_s", [1e-5, 1e-2])
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_direct_hides_its_sums_as_its_formula_says(num_ranks: int, chunks: int, latency_s: float) -> None:
+    """All but the last, and that one too in chunks; where sums take longer than the wire, they are what it waits for."""
+    numel, direct = 8 * 3 * 4 * 100, Direct(chunks=chunks)
+    for sum_s_per_byte in (0.0, 1e-7, 5e-6):
+        link = replace(LINK, latency_s=latency_s, sum_s_per_byte=sum_s_per_byte)
+        assert virtual_seconds(direct, num_ranks, numel, link) == pytest.approx(direct.seconds(4 * numel, num_ranks, link), rel=0.02)
+    if num_ranks > 2 and chunks == 1:
+        assert virtual_seconds(direct, num_ranks, numel) < virtual_seconds(Ring(), num_ranks, numel)
+
+
 # ---------------------------------------------------------------- Auto
 
 
@@ -336,6 +371,21 @@ def test_auto_takes_few_messages_for_short_values_and_few_bytes_for_long_ones() 
     assert auto.chosen(8, 9, LINK) == HalvingDoubling() and auto.chosen(1e8, 9, LINK) == Ring()
     assert auto.chosen(0, 9, LINK) == Tree(), "the first of those that take the same time"
     assert Auto(candidates=(Ring(), Tree())).chosen(8, 9, LINK) == Tree()
+
+
+def test_auto_takes_the_library_s_own_unless_a_formula_promises_more() -> None:
+    ring_s = Ring().seconds(1e8, 9, LINK)
+    facts = {name: getattr(LINK, name) for name in ("latency_s", "bandwidth_bytes_per_s", "sum_s_per_byte")}
+    for factor, chosen in ((1.0, Native()), (1.39, Native()), (1.41, Ring())):
+        measured: Any = SimpleNamespace(**facts, native_s=lambda _, factor=factor: factor * ring_s)
+        assert Auto().chosen(1e8, 9, measured) == chosen
+        assert with_codec(Auto(), Truncate16()).chosen(1e8, 9, measured) == Ring(codec=Truncate16()), "the library has no codec"
+    slow: Any = SimpleNamespace(**facts, native_s=lambda _: 2.0 * ring_s, slowdown=1.5)
+    assert Auto().chosen(1e8, 9, slow) == Native(), "rings take 1.5 of their formula here"
+    short: Any = SimpleNamespace(**facts | {"latency_s": 1e-6}, native_s=lambda _: 1e-4)
+    assert Auto().chosen(8, 2, short) == Native(), "a tree of two messages would be there in no time, but for what it takes to ask for them"
+    quick: Any = SimpleNamespace(**facts, native_s=lambda _: 0.0)
+    assert isinstance(Auto().all_reduce(Context(0, 9, link=quick), torch.zeros(3)), AllReduce)
 
 
 def test_auto_without_a_link_says_what_to_use() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -55,7 +55,14 @@ def test_is_one_process_with_the_whole_batch(feature: str, runtime: str) -> None
     for algorithm in algorithms:
         found = train(runtime, NUM_RANKS, algorithm, problem, how)
         for rank in range(NUM_RANKS):
-            assert_same(found.parameters[rank], serial(problem, how, NUM_RANKS, algorithm.max_staleness), ROUNDING)
+            assert_same(found.parameters[rank], alone(feature, algorithm.max_staleness), ROUNDING)
+
+
+@cache
+def alone(feature: str, delay: int) -> list[torch.Tensor]:
+    """What one process computes, for all runtimes and ranks."""
+    problem, how, _ = FEATURES[feature]
+    return serial(problem, how, NUM_RANKS, delay)
 
 
 @on_all_runtimes

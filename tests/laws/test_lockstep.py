@@ -15,7 +15,7 @@ from tests.laws.train import NETWORK
 from tests.laws.variants import all_variants, name_of
 from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.codecs import Truncate16
-from workbench.collectives import Auto, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
+from workbench.collectives import Auto, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.ops import Backward, Program, Send
@@ -119,7 +119,9 @@ def test_closed_forms_are_the_messages(collective: Any, workers: int) -> None:
         assert formula >= messages * 0.998
 
 
-@pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2)], ids=repr)
+@pytest.mark.parametrize(
+    "collective", [Ring(), Ring(chunks=3), Direct(chunks=2), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2)], ids=repr
+)
 def test_a_formula_sends_the_bytes_of_the_messages(collective: Any) -> None:
     """All workers together; a root, a leaf and who is folded into another send as different numbers as can be."""
     problem = tiny.problem(model=partial(nn.Linear, 40, 60), test=None)

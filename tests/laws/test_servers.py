@@ -196,10 +196,11 @@ FEATURES: dict[str, tuple[Problem, Settings]] = {
 @pytest.mark.parametrize("feature", FEATURES)
 def test_is_one_process_with_the_whole_batch(feature: str, runtime: str) -> None:
     problem, how = FEATURES[feature]
+    expected = serial(problem, how, 3)
     for shards in (1, 2):
         found = train(runtime, 3, ParameterServerSGD(shards=shards), problem, how)
         for rank in range(3):
-            assert_same(found.parameters[rank], serial(problem, how, 3), ROUNDING)
+            assert_same(found.parameters[rank], expected, ROUNDING)
 
 
 @on_all_runtimes

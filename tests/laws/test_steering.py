@@ -338,14 +338,16 @@ def test_a_stop_that_is_heard_with_the_last_step_stops_nothing() -> None:
 @on_real_runtimes
 def test_a_word_that_cannot_be_done_is_refused_by_all_ranks_and_training_goes_on(runtime: str) -> None:
     """Whoever writes to the file by hand may write anything."""
-    words: dict[int, tuple[Word, ...]] = {2: ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}}, {"set": {"lr": 10**400}})}
+    said = ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}}, {"set": {"lr": float("inf")}}, {"set": {"lr": 10**400}})
+    words: dict[int, tuple[Word, ...]] = {2: said}
     run, _ = steer(runtime, PipeSGD(width=2), words, steps=10)
     assert run.info["status"] == "finished"
-    first, second, third, fourth = run.info["steering"]
+    first, second, third, fourth, fifth = run.info["steering"]
     assert "width=0" in first["refused"]
-    assert second == {"number": 2, "sett": 1, "step": second["step"]}
+    assert second == {"number": 2, "step": second["step"]}, "no word"
     assert "lr='fast'" in third["refused"]
     assert "a finite number" in fourth["refused"]
+    assert fifth == {"number": 5, "step": fifth["step"]}, "a number that a record could not be read with"
 
 
 @on_real_runtimes

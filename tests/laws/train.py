@@ -81,6 +81,25 @@ class Wrapper(Algorithm):
     def needs_link(self) -> bool:
         return self.inner.needs_link
 
+    @property
+    def shrinks(self) -> bool:
+        return self.inner.shrinks
+
+    @property
+    def shrinks_anyway(self) -> bool:
+        return self.inner.shrinks_anyway
+
+    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
+        return self.inner.goes_on_without(rank, num_ranks)
+
+    @property
+    def begins_anew(self) -> bool:
+        return self.inner.begins_anew
+
+    @property
+    def replayable(self) -> bool:
+        return self.inner.replayable
+
     def num_computing(self, num_ranks: int) -> int:
         return self.inner.num_computing(num_ranks)
 

@@ -107,6 +107,19 @@ def test_variables_stay_on_their_ranks_and_local_cells_have_the_cluster(notebook
     assert notebook.cell("%%local y\nprint(y)")[1].startswith("ConfigError: %%local y: rank 0 cannot give it (NameError")
 
 
+def test_ranks_are_heard_that_have_said_all_before_their_answer_is_looked_at(notebook: Notebook) -> None:
+    """ipyparallel makes the object of an answer once it has sent the question, which on a busy machine takes its time."""
+    slow = (
+        "import time\nfrom ipyparallel import AsyncResult\nkept = AsyncResult._init_futures\n"
+        "AsyncResult._init_futures = lambda self: (time.sleep(0.5), kept(self))"
+    )
+    assert notebook.cell(f"%%local\n{slow}")[1] == ""
+    try:
+        assert notebook.cell("print('early', rank)\nrank")[0].splitlines() == ["[0] early 0", "[1] early 1", "[0] 0", "[1] 1"]
+    finally:
+        assert notebook.cell("%%local\nAsyncResult._init_futures = kept")[1] == ""
+
+
 def test_what_all_display_is_displayed_once_as_rich_as_it_is(notebook: Notebook) -> None:
     text, error, kinds = notebook.cell("from IPython.display import HTML\nHTML('<b>same</b>')")
     assert (text, error, kinds) == ("", "", ["text/html", "text/plain"])

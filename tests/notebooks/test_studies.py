@@ -13,7 +13,7 @@ import pytest
 
 from workbench import costs, plots, problems, resources, theory
 from workbench.analysis.table import seconds, three_digits
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.errors import ConfigError
 from workbench.experiments.notebooks import run_notebook, tagged_text
 
 SCALING: dict[str, Any] = {
@@ -133,11 +133,6 @@ def test_a_wrong_parameter_is_refused_with_the_fix(
     exec(defaults, space)
     with pytest.raises(ConfigError, match=re.escape(fix)):
         exec(checks, space | parameters)
-
-
-def test_a_run_with_a_wrong_parameter_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match=r"ConfigError: spreads=.*below 1"):
-        execute("12-stragglers", {"spreads": [2.0]}, tmp_path)
 
 
 def test_a_parameter_that_does_not_exist_is_refused(tmp_path: Path) -> None:

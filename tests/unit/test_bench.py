@@ -12,7 +12,7 @@ import torch
 
 from workbench import bench
 from workbench.bench.alone import Sums
-from workbench.bench.collectives import rows_of
+from workbench.bench.collectives import Library, rows_of
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, moves, read_record, write_record
 from workbench.bench.rows import Row, beside, interval, table_of
@@ -155,14 +155,23 @@ def test_bad_words_are_told_before_anything_is_measured(words: list[str], told: 
 def test_sums_are_held_against_the_library_and_the_wire() -> None:
     """4 ranks, 1 MB: 1.5 MB a rank, of 119.6 MB/s that 1 Gbit/s carries; a sum of 25.08 ms is at half of that."""
     times = {"library": [0.05, 0.06], "auto": [0.02508, 0.02508], "ring": [0.0125, 0.0125]}
-    rows = {(row.what, row.kind): row for row in rows_of("a case", times, "mpi", 4, 1_000_000, "emulated:1gbit")}
+    rows = {
+        (row.what, row.kind): row
+        for row in rows_of("a case", times, Library(name="Open MPI", runtime="mpi"), 4, 1_000_000, "emulated:1gbit")
+    }
     assert rows["auto", "peer"].ratio == pytest.approx((0.02508 / 0.05 + 0.02508 / 0.06) / 2) and rows["auto", "peer"].word == "met"
     assert rows["ring", "peer"].word == ""
     assert rows["auto", "limit"].ratio == pytest.approx(0.5, rel=1e-3) and rows["ring", "limit"].ratio == pytest.approx(1.0, rel=5e-3)
     assert rows["auto", "limit"].above is None, "a short sum is not asked for the wire's rate"
-    long = [row for row in rows_of("a case", times, "mpi", 4, 1 << 24, "emulated:1gbit") if row.kind == "limit" and row.above]
+    long = [
+        row
+        for row in rows_of("a case", times, Library(name="Open MPI", runtime="mpi"), 4, 1 << 24, "emulated:1gbit")
+        if row.kind == "limit" and row.above
+    ]
     assert [(row.what, row.above) for row in long] == [("auto", 0.95)]
-    assert all(row.kind == "peer" for row in rows_of("a case", times, "mpi", 4, 1 << 24, "local")), "no wire, no limit"
+    assert all(row.kind == "peer" for row in rows_of("a case", times, Library(name="Open MPI", runtime="mpi"), 4, 1 << 24, "local")), (
+        "no wire, no limit"
+    )
 
 
 def test_a_sum_alone_is_a_trainings_sum() -> None:
@@ -181,5 +190,18 @@ def test_committed_records_are_of_benchmarks_that_there_are() -> None:
     about = (RECORDS[0].parent / "README.md").read_text()
     for path in RECORDS:
         facts = read_record(path)
-        assert facts["bench"] in bench.NAMES and path.name == f"bench-{facts['bench']}.json" and f"`{path.name}`" in about
+        assert facts["bench"] in bench.NAMES and f"`{path.name}`" in about
+        assert path.name == f"bench-{facts['bench']}.json" or path.name.startswith(f"bench-{facts['bench']}-"), "of it, or of a part of it"
         assert all(Row.from_record(row).word == row["word"] for row in facts["rows"]), "the word is what its numbers make of it"
+
+
+def test_the_newest_step_is_that_of_the_last_whole_line(tmp_path: Path) -> None:
+    """A window of a run begins and ends at it."""
+    from workbench.bench.driven import LAST_BYTES, newest
+
+    assert newest(tmp_path) == (-1, 0.0)
+    rows = [json.dumps({"step": step, "seconds": step / 8, "loss": 1.0}) for step in range(400)]
+    path = tmp_path / "metrics-00000.jsonl"
+    path.write_text("\n".join(rows) + '\n{"step": 400, "sec')
+    assert path.stat().st_size > 2 * LAST_BYTES
+    assert newest(tmp_path) == (399, 399 / 8)

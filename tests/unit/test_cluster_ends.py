@@ -163,7 +163,7 @@ class Answer:
     def done(self) -> bool:
         return True
 
-    def get(self, _: float) -> dict[str, Any]:
+    def result(self, _: float) -> dict[str, Any]:
         return {"device": "cpu"}
 
 

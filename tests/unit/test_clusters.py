@@ -8,12 +8,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from workbench.clusters import warden
+from workbench.clusters.emulated import Placement
 from workbench.clusters.mpi_install import (
     OPEN_MPI,
     MPIInstall,
@@ -23,6 +25,7 @@ from workbench.clusters.mpi_install import (
     find_mpi,
     mpiexec_command,
     num_cores,
+    rank_environment,
 )
 from workbench.errors import ConfigError, LaunchError
 
@@ -142,6 +145,29 @@ def test_the_command_carries_arguments_and_environment(monkeypatch: pytest.Monke
     assert (env["SOME"], env["OMP_NUM_THREADS"], env["PATH"]) == ("thing", str(num_cores()), os.environ["PATH"])
     crowded = mpiexec_command(FAKE, num_cores() + 1, ["prog"])[1]
     assert (crowded["OMP_NUM_THREADS"], crowded["OMPI_MCA_mpi_yield_when_idle"]) == ("1", "1")
+
+
+def test_open_mpi_has_two_connections_and_sleeps_on_an_emulated_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, sleep = "OMPI_MCA_btl_tcp_links", "OMPI_MCA_threads_pthreads_yield_strategy"
+    for name in (links, sleep):
+        monkeypatch.delenv(name, raising=False)
+    here = mpiexec_command(FAKE, 2, ["prog"])[1]
+    assert (here[links], here.get(sleep)) == ("2", None)
+    for name, value in Placement(hosts=("host0", "host1")).environment.items():
+        monkeypatch.setenv(name, value)
+    there = mpiexec_command(FAKE, 2, ["prog"])[1]
+    assert (there[links], there[sleep]) == ("2", "nanosleep")
+    monkeypatch.setenv(links, "1")
+    assert mpiexec_command(FAKE, 2, ["prog"])[1][links] == "1"
+    assert links not in rank_environment(replace(FAKE, name="MPICH"), 2)
+
+
+def test_ranks_that_outlive_one_are_asked_for_where_they_can_be_had() -> None:
+    command, _ = mpiexec_command(FAKE, 1, ["prog"], outlives=True)
+    assert command == ["mpiexec", "-n", "1", "--bind-to", "none", "--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1", "prog"]
+    for name, version in ((OPEN_MPI, "4.1.4"), ("MPICH", "5.0.2")):
+        with pytest.raises(ConfigError, match=f"{name} {version} ends with the first rank that does: .* --runtime torch"):
+            mpiexec_command(replace(FAKE, name=name, version=version), 1, ["prog"], outlives=True)
 
 
 def test_threads_that_the_user_asked_for_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.notebooks
 class Silent:
     """Engines that say nothing."""
 
+    engine_set = None
+
     def last_words(self) -> str:
         return ""
 

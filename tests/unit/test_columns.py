@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def test_a_line_of_another_form_is_left_to_json(line: str) -> None:
 def assert_read_alike(text: bytes) -> None:
     path = Path("trace-00003.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda _self: text)
+        for module in ("read", "text"):
+            patch.setattr(f"workbench.trace.{module}.open_file", lambda _path: io.BytesIO(text))
         fast = read_trace(path, 3)
         patch.setattr("workbench.trace.read.read_columns", lambda _rank, _text: None)
         slow = read_trace(path, 3)

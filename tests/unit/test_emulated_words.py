@@ -10,7 +10,7 @@ import pytest
 from workbench.cli import main
 from workbench.clusters.emulated import EmulatedNetwork, Placement, parse_rate, parse_seconds, rate_text
 from workbench.clusters.emulated.launcher import network_of
-from workbench.clusters.emulated.network import _shape
+from workbench.clusters.emulated.spec import shape
 from workbench.clusters.spawn import spawn_ranks
 from workbench.errors import ConfigError
 
@@ -58,10 +58,10 @@ def test_a_rate_is_told_as_it_was_given() -> None:
 @pytest.mark.parametrize("rate", [1e6, 1e8, 1e9, 1e10])
 def test_little_leaves_at_once_and_little_waits(rate: float) -> None:
     """After a pause no more than a quarter of a millisecond's worth or four frames goes at once, and a full queue is worth 40 ms."""
-    shape = _shape(rate)
-    assert shape["burst"] == max(4 * 1514, round(rate / 8 * 250e-6))
-    assert shape["limit"] >= rate / 8 * 40e-3
-    assert shape["limit"] > shape["burst"] + 64 * 1024, "a whole segment of TCP must find a place"
+    found = shape(rate, 250e-6)
+    assert found["burst"] == max(4 * 1514, round(rate / 8 * 250e-6))
+    assert found["limit"] >= rate / 8 * 40e-3
+    assert found["limit"] > found["burst"] + 64 * 1024, "a whole segment of TCP must find a place"
 
 
 def test_ranks_fill_hosts_in_blocks() -> None:

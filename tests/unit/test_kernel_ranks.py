@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,25 @@ pytest.importorskip("IPython", reason="needs the notebooks extra: pip install 's
 
 from workbench import clusters
 from workbench.errors import ConfigError, LaunchError
+from workbench.kernel import ranks as kernel_ranks
 from workbench.kernel.ranks import Ranks
+
+
+class Pending(Future[Any]):
+    """An answer of ipyparallel's: it has come a moment before `wait` and `get` know of it, and this is that moment."""
+
+    def __init__(self, cluster: FakeCluster, answer: Any = None) -> None:
+        super().__init__()
+        self.cluster = cluster
+        if cluster.answers:
+            self.set_result(answer)
+
+    def wait(self, timeout_s: float) -> bool:
+        self.cluster.waited = True
+        return False
+
+    def get(self, timeout_s: float) -> Any:
+        raise TimeoutError
 
 
 class Rank:
@@ -23,18 +42,14 @@ class Rank:
 
     def execute(self, code: str, silent: bool, block: bool) -> Any:
         self.cluster.asked.append(code.splitlines()[-1])
-        return SimpleNamespace(get=self.answer)
+        return Pending(self.cluster)
 
     def apply_async(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return SimpleNamespace(get=lambda timeout_s: self.answer(timeout_s) or function(*arguments))
+        return SimpleNamespace(get=lambda timeout_s: function(*arguments))
 
     def pull(self, name: str, block: bool) -> Any:
-        return f"{name} of rank 0"
-
-    def answer(self, timeout_s: float) -> None:
-        self.cluster.waited = True
-        if not self.cluster.answers:
-            raise TimeoutError
+        assert not block, "a wait without an end"
+        return Pending(self.cluster, f"{name} of rank 0")
 
 
 class FakeCluster:
@@ -76,6 +91,7 @@ def test_a_cluster_that_trains_is_attached_without_waiting_for_it(ranks: Ranks, 
 
 
 def test_ranks_that_do_not_answer_are_told_with_the_way_out(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_ranks, "PREPARE_S", 0.2)
     with pytest.raises(LaunchError, match=r"the ranks of one do not answer.*%restart_ranks"):
         given(ranks, monkeypatch, FakeCluster(answers=False))
 

@@ -31,6 +31,7 @@ def test_contracts_of_pyproject_are_kept() -> None:
         ("torch.distributed", ("runtimes/", "bench/peers.py")),
         ("ipyparallel", ("clusters/",)),
         ("torchvision", ("problems/torchvision_door.py",)),
+        ("triton", ("codecs/triton_kernels.py",)),
     ],
 )
 def test_library_has_one_door(library: str, doors: tuple[str, ...]) -> None:

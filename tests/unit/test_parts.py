@@ -126,7 +126,7 @@ def test_many_spans_take_a_second_or_two() -> None:
     ahead = [span("send", at, at + 1, 1) for at in times], [span("recv", at - 0.5, at + 1, 0) for at in times]
     back = [span("recv", at, at + 1, 1) for at in times], [span("send", at + 0.25, at + 1, 0) for at in times]
     spans = joined(ahead[0] + back[0], ahead[1] + back[1])
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = parts(spans)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert found.of_rank(0)["wait_s"] == num * 0.25 and found.of_rank(1)["wait_s"] == num * 0.5

@@ -71,6 +71,15 @@ def empty_run(**info: Any) -> Run:
 # ---------------------------------------------------------------- curves
 
 
+def test_figures_that_begin_alike_have_nothing_in_common() -> None:
+    """What all of them begin with is made once."""
+    one, other = plots.convergence([]), plots.convergence([])
+    before = other.to_dict()
+    one.add_scatter(x=[1], y=[2], row=1, col=2)
+    one.update_layout(title="mine", template=None, xaxis2={"title": "also mine"}, hovermode="x")
+    assert other.to_dict() == before == plots.convergence([]).to_dict()
+
+
 def test_a_curve_shows_the_recorded_losses_and_has_units() -> None:
     run = make_run()
     figure = plots.curves([run], "seconds", "loss", smooth=0)

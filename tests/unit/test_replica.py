@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.backward import Hooks, LossScale, Micro
+from workbench.backward import SMALL_BYTES, Hooks, LossScale, Micro
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
 from workbench.master import Master
@@ -189,6 +189,132 @@ def test_a_loss_that_is_no_scalar_with_a_graph(loss: Callable[[nn.Module], Any],
     model = Products()
     with pytest.raises(ConfigError, match=words):
         Replica(model, sgd(model.parameters())).backward(0, [Micro(lambda: loss(model), 1.0, 2)], Hooks())
+
+
+# -- small parameters, whose gradients arrive without a call ---------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """Two small parameters, a large one, small ones again; `late` is registered last and used first, `idle` never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        sizes = {"a": 5, "b": 3, "large": SMALL_BYTES // 4 + 1, "c": 4, "idle": 2, "d": 6, "late": 7}
+        for name, size in sizes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(size, generator=generator)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in ("late", "a", "b", "large", "c", "d"):
+            x = (x * getattr(self, name).square().sum()).tanh()
+        return x.mean()
+
+
+def handed_over(steps: int, *, called: bool, bucket_bytes: float | None, loss: Callable[[Mixed], Tensor]) -> tuple[list[Tensor], list[int]]:
+    """Buckets as they were when a runtime got them, and parameters, of some steps; how many parameters call in the end."""
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    replica = Replica(model, optimizer, bucket_bytes=bucket_bytes)
+    seen: list[Tensor] = []
+    for step in range(steps):
+        hooks = Hooks(bucket=lambda bucket: seen.append(bucket.flat.clone()), tick=(lambda: None) if called else None)
+        gradient, _ = replica.backward(step, [Micro(lambda: loss(model), 0.3, 5)], hooks)
+        seen.append(gradient.flat.clone())
+        replica.apply(gradient)
+        seen.append(replica.read_parameters())
+    assert all(param.grad is None for param in model.parameters())
+    return seen, [slot.index for slot in replica.layout.slots if replica.parameters[slot.index]._post_accumulate_grad_hooks]
+
+
+def cleared(model: Mixed) -> Tensor:
+    """A closure as in many loops: it forgets gradients first."""
+    torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
+    return model(torch.linspace(0.1, 1.0, 5))
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 40.0, 100.0, 0.0])
+def test_small_gradients_are_those_of_a_call_for_each(bucket_bytes: float | None) -> None:
+    (found, calling), (expected, _) = (handed_over(3, called=called, bucket_bytes=bucket_bytes, loss=cleared) for called in (False, True))
+    assert len(found) == len(expected) and all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    if bucket_bytes is None:
+        assert calling == [0, 2, 4, 6], "the bucket's first, the large one, the idle one, and the late one"
+
+
+@pytest.mark.parametrize("bucket", [None, lambda bucket: None])
+def test_a_thousand_small_parameters_are_one_call(bucket: Callable[[Gradient], None] | None) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(8)) for _ in range(1000)])
+    replica = Replica(model, sgd(model.parameters()))
+
+    def loss() -> Tensor:
+        return reduce(torch.add, model, torch.zeros(8)).square().sum()
+
+    for step in range(2):
+        gradient, _ = replica.backward(step, [Micro(loss, 1.0, 1)], Hooks(bucket=bucket))
+        assert float(gradient.tail()[USED:].sum()) == 1000
+        replica.apply(gradient)
+    assert sum(bool(param._post_accumulate_grad_hooks) for param in model) == 1
+
+
+def test_a_bucket_whose_small_gradients_come_late_is_handed_over_when_they_are_there() -> None:
+    """From the second step on within backward: before the gradient of `first`, which comes last."""
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(4)) for name in ("a_first", "b_early", "c_late")})
+    replica = Replica(model, sgd(model.parameters()), bucket_bytes=40.0)
+    assert [[slot.name for slot in piece.slots] for piece in replica.layout.buckets] == [["c_late", "b_early"], ["a_first"]]
+    order: list[Any] = []
+
+    def loss() -> Tensor:
+        x = torch.ones(4) * model["a_first"]
+        x.register_hook(lambda grad: order.append("first"))
+        return (x * model["c_late"] * model["b_early"]).sum()
+
+    def got(bucket: Gradient) -> None:
+        order.append((bucket.bucket, bucket.tail()[USED:].tolist()))
+
+    late_first = ["first", (0, [1.0, 1.0]), (1, [1.0])]
+    model["b_early"].register_post_accumulate_grad_hook(lambda param: order.append("early"))
+    model["c_late"].register_post_accumulate_grad_hook(lambda param: order.append("late"))
+    for step in range(2):
+        order.clear()
+        replica.backward(step, [Micro(loss, 1.0, 4)], Hooks(bucket=got))
+        assert order[:2] == ["early", "late"], "the one that is watched comes first"
+        if step == 0:
+            assert order[2:] == late_first
+    assert order[2:] == [late_first[1], "first", late_first[2]]
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before its bucket is handed over", "behind"])
+@pytest.mark.parametrize("by_bucket", [False, True])
+def test_a_small_gradient_that_comes_twice_is_refused(behind: bool, by_bucket: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.ParameterDict({"a": nn.Parameter(torch.ones(4)), "b": nn.Parameter(torch.ones(4))})
+    replica = Replica(model, sgd(model.parameters()))
+    parts = [lambda x: x + model["b"], lambda x: x * model["a"] + model["b"]]
+
+    def loss() -> Tensor:
+        x = torch.ones(4, requires_grad=True)
+        for part in parts if behind else parts[::-1]:
+            x = checkpoint(part, x, use_reentrant=True)
+        return x.sum()
+
+    handed: list[Gradient] = []
+    with pytest.raises(ConfigError, match=r"b arrived twice.*use_reentrant=False"):
+        replica.backward(0, [Micro(loss, 1.0, 1)], Hooks(bucket=handed.append if by_bucket else None))
+    assert len(handed) == (behind and by_bucket)
+    assert all(param.grad is None for param in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["a", "large"])
+def test_a_backward_of_the_loss_closures_own_is_refused(name: str) -> None:
+    model = Mixed()
+    replica = Replica(model, sgd(model.parameters()))
+
+    def loss() -> Tensor:
+        getattr(model, name).square().sum().backward()
+        return model(torch.ones(3))
+
+    with pytest.raises(ConfigError, match=f"{name} got a gradient before the loss was known: return the sum"):
+        replica.backward(0, [Micro(loss, 1.0, 1)], Hooks())
 
 
 # -- updates ---------------------------------------------------------------------------------------------------

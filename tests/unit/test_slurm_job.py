@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import within
 from workbench.clusters import slurm_job
 from workbench.clusters.warden import AT_END, run_last
 
@@ -34,14 +35,6 @@ def job(folder: Path, command: list[str], **words: Any) -> Iterator[subprocess.P
             yield process
         finally:
             process.kill()
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether it comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 def ranks_that_wait(folder: Path) -> list[str]:

@@ -33,7 +33,7 @@ from workbench.problems import digits_mlp
 from workbench.program import Algorithm
 from workbench.runtimes import transport
 from workbench.runtimes.helm import Helm
-from workbench.runtimes.interrupts import heard_once
+from workbench.runtimes.interrupts import heard_once, put_off
 from workbench.runtimes.steering import changed, encoded
 from workbench.runtimes.transport import Patience
 from workbench.runtimes.words import PAUSE, RESUME, STOP, WordReader, read_words, write_word
@@ -328,3 +328,24 @@ def test_held_it_goes_on_when_told_to_and_takes_words_meanwhile(runs: Path) -> N
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
     ranks.other = [[PAUSE], [STOP]]
     assert helm.take(4) == (False, True)
+
+
+def test_an_interrupt_is_put_off_and_a_second_one_is_not() -> None:
+    done: list[str] = []
+
+    def begin(word: str, num_interrupts: int) -> None:
+        with put_off("in words"):
+            for _ in range(num_interrupts):
+                signal.raise_signal(signal.SIGINT)
+            done.append(word)
+            float(word)
+
+    with pytest.raises(KeyboardInterrupt, match="in words"):
+        begin("1", 1)
+    with pytest.raises(KeyboardInterrupt):
+        begin("2", 2)
+    with pytest.raises(ValueError, match="three"):
+        begin("three", 0)
+    begin("4", 0)
+    assert done == ["1", "three", "4"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -27,6 +27,7 @@ LARGE = {
     "gradients.py": "the layout of flat buffers and nothing else; its halves would import each other",
     "settings.py:Settings": "the settings of a run, one named field each, all with a default",
     "papers/claims.py:Claim": "a claim as its file has it, one named entry each",
+    "trainer.py:Trainer": "what a loop of one's own says of its run, by the names that `Settings` has for it; all but three have a default",
     "problems/base.py:Problem": "a problem is its parts, one named field each; three have no default",
 }
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ from workbench.experiments import sweep, sweeper
 from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, state_of
-from workbench.experiments.warm import COMMAND, WarmServer
+from workbench.experiments.warm import COMMAND, warm_server
 from workbench.experiments.yaml_file import read_yaml
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}
@@ -147,7 +145,7 @@ def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: P
     assert mine is not None
     assert claim(tmp_path, "test", cell, 0) is None, "somebody else had it"
     assert is_alive(mine)
-    dead = {**mine.record, "process_started": mine.record["process_started"] - 100.0}  # its number is another process's now
+    dead = {**mine.record, "process_started": 1.0, "process_begun": ["an earlier start of the machine", 1.0]}  # its number is another's now
     for record, seconds_ago, alive in (
         (dead, 0, False),
         ({**mine.record, "host": "elsewhere"}, 0, True),
@@ -178,35 +176,10 @@ def test_numbers_of_every_form_are_numbers(tmp_path: Path) -> None:
     assert read_yaml(path) == {"a": 1.25e9, "b": 500.0, "c": 0.01, "d": 1000.0, "e": -25.0, "f": "e5", "g": 1.5}
 
 
-def test_a_server_that_is_still_busy_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = WarmServer(dict(os.environ), ["sh", "-c", "exec sleep 1000"])
-    patient = server._process.communicate
-    monkeypatch.setattr(server._process, "communicate", lambda timeout=None: patient(timeout=timeout and 0.1))
-    server.close()
-    assert server.has_ended
-
-
-def test_a_child_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    server = WarmServer(dict(os.environ) | {"WORKBENCH_RUNS": str(tmp_path)})
-    try:
-        endless = ["dear", "--runtime=simulated", "--problem=digits-mlp", f"--steps={10**6}"]
-        process = server.start(endless, {**os.environ, "WORKBENCH_RUNS": str(tmp_path)}, str(tmp_path / "log"))
-        deadline = time.monotonic() + 60
-        while not psutil.Process(server._process.pid).children() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.poll() is None
-        process.kill()
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.poll() == -signal.SIGKILL
-    finally:
-        server.close()
-
-
 def test_a_server_that_died_is_replaced_and_its_cell_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first server ends before it writes anything, the next works."""
     commands = iter([("sh", "-c", "exit 3"), COMMAND])
-    monkeypatch.setattr(sweeper, "WarmServer", lambda env: WarmServer(env, next(commands)))
+    monkeypatch.setattr(sweeper, "warm_server", lambda env: warm_server(env, next(commands)))
     found = sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}, "axes": {"seed": [0, 1]}})
     assert [item.state for item in found.cells] == ["failed", "finished"]
     assert "exit status 3" in found.failed[0].error
@@ -224,20 +197,6 @@ def test_a_long_cell_is_heard_of(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}}, watch=watch)
     assert len(ages) >= 2 and min(ages) > 0, "each look found it touched since the last"
-
-
-def test_children_that_end_together_are_both_heard_of() -> None:
-    first, rest = r'{"number": 1, "status": 0}\n{"number": 2, "status": 3}\n{"num', r'ber": 3, "status": 4}\n'
-    told = f"printf '{first}'; read line; read line; printf '{rest}'; cat > /dev/null"
-    server = WarmServer(dict(os.environ), ["sh", "-c", told])
-    try:
-        processes = [server.start([], {}, "") for _ in range(3)]
-        deadline = time.monotonic() + 30
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert [process.poll() for process in processes] == [0, 3, 4]
-    finally:
-        server.close()
 
 
 def test_a_grid_of_a_notebook_has_its_parameters_as_axes() -> None:

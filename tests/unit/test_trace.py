@@ -26,7 +26,7 @@ from workbench.trace.follow import Follower
 from workbench.trace.read import parse_lines
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.rows import sublanes
-from workbench.trace.store import read_info, write_info
+from workbench.trace.store import RESERVE_NAME, read_info, write_info
 
 HEADER = {"host": "node-1", "pid": 7, "device": "cpu", "origin_s": 12.5, "unix_s": 1.7e9}
 INFO = {"method": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
@@ -153,7 +153,7 @@ from workbench.trace.recorder import FLUSH_S, FileRecorder
 recorder = FileRecorder(Path(sys.argv[1]), 0, {"host": "node-1"})
 for step in range(3):
     recorder.span("forward", "compute", step, step + 0.5, step)
-    recorder.metrics({"step": step, "seconds": 0.1, "samples": 1, "bytes_sent": 0})
+    recorder.metrics({"step": step, "seconds": 0.1, "samples": 1, "bytes_sent": 0, "loss": 1.0, "num_samples": 1})
     recorder.end_step()
 recorder.span("forward", "compute", 3.0, 3.5, 3)
 time.sleep(FLUSH_S + 0.05)
@@ -368,7 +368,7 @@ def test_run_json_is_whole_at_any_moment(tmp_path: Path) -> None:
     watcher.join()
     assert len(seen) > 20 and all(len(notes) == 500 and len(set(notes)) == 1 for notes in seen)
     assert read_info(folder)["method"] == INFO["method"]
-    assert [path.name for path in folder.iterdir()] == ["run.json"]
+    assert {path.name for path in folder.iterdir()} == {"run.json", RESERVE_NAME}
 
 
 def test_damaged_folders_are_skipped_and_named(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Bad inputs found by what code they reach: atheris (libFuzzer), where it is installed; the tests themselves try Hypothesis's.
+
+    pip install atheris
+    python -m tests.benchmarks.coverage_fuzz headers -max_total_time=60
+    python -m tests.benchmarks.coverage_fuzz records -max_total_time=60
+
+What follows the reader's name is libFuzzer's. Where a reader raises what is no error of ours, it ends with a status other than 0 and
+leaves the input behind.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any
+
+
+def headers(modules: Any) -> Callable[[bytes], None]:
+    """A row of headers to one receiver: noise, and good ones nearly as they should be."""
+    header, torch = modules["header"], modules["torch"]
+
+    def read(data: bytes) -> None:
+        path, sender = header.Path(1, 0, 3), header.Path(1, 0, 3)
+        row = [sender.announcement(48, torch.float64)]
+        for begin in range(0, len(data) - 7, 8):
+            noise = int.from_bytes(data[begin : begin + 8], "little")
+            row += [noise, sender.header(noise >> 24), row[data[begin] % len(row)]]
+            try:
+                path.judge(row[data[begin + 1] % len(row)], 48, torch.float64)
+            except modules["errors"].WorkbenchError:
+                path = header.Path(1, 0, 3)
+
+    return read
+
+
+def records(modules: Any) -> Callable[[bytes], None]:
+    """The record beside a part of a checkpoint, a piece of it replaced."""
+    kept, folder = modules["kept"], FilePath(tempfile.mkdtemp(prefix="fuzz-"))
+    part = kept.part_of(folder, 1, 0)
+    part.parent.mkdir()
+    part.write_bytes(b"abc")
+    good = json.dumps({"format": 2, "step": 1, "rank": 0, "num_workers": 1, "run": "a", "bytes": 3, "sha256": "0"}).encode()
+
+    def read(data: bytes) -> None:
+        begin, end = sorted(place % len(good) for place in (*data[:2], 0, 0)[:2])
+        kept.record_of(part).write_bytes(good[:begin] + data[2:] + good[end:])
+        for checkpoint in kept.complete_checkpoints(folder):
+            try:
+                kept.run_of(checkpoint.part(0)), kept.check_part(checkpoint.part(0))
+            except (kept.Damaged, modules["errors"].WorkbenchError):
+                continue
+
+    return read
+
+
+def main(name: str, options: list[str]) -> None:
+    """Fuzz until libFuzzer has enough."""
+    import atheris  # type: ignore[import-not-found]  # no dependency of ours: its wheel is 35 MB
+
+    with atheris.instrument_imports(include=["workbench"]):
+        import torch
+
+        from workbench import errors
+        from workbench.runtimes import header, kept
+    atheris.Setup(["coverage_fuzz", *options], globals()[name]({"torch": torch, "errors": errors, "header": header, "kept": kept}))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

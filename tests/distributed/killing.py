@@ -1,0 +1,144 @@
+"""Ends of ranks that really happen: a process that kills itself at a chosen place and step, or is killed from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from tests.laws import tiny
+from workbench.codecs.base import Codec
+from workbench.trace.recorder import FileRecorder
+
+Place = Literal["forward", "collective", "codec", "record", "checkpoint"]
+IN_COLLECTIVE_S = 0.3  # so long the victim waits in a collective for another rank before it is killed
+
+
+def die() -> None:
+    """End this process now, as the kernel does that is out of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountsSteps(tiny.FailsAt):
+    """The MLP, which at one step of its training does something."""
+
+    def __init__(self, step: int, act: Callable[[], None]) -> None:
+        super().__init__(None, step)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.count == self.step:
+            self.act()
+        return super().forward(x)
+
+
+class Slow(tiny.FailsAt):
+    """The MLP, which takes 20 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(0.02)
+        return super().forward(x)
+
+
+class Late(tiny.FailsAt):
+    """The MLP, which takes so long on odd ranks that its gradients wait for rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 0)
+        self.seconds = 0.03 if rank_here() % 2 else 0.005
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(self.seconds)
+        return super().forward(x)
+
+
+@final
+@dataclass(frozen=True)
+class Dies:
+    """The tiny problem's model, on whose rank `rank` the process ends at `step`.
+
+    Args:
+        place: in forward; in a collective, while another rank keeps all waiting; in a codec's hop; with half a line of its record
+            written; with half a checkpoint written (the run must be stopped after that step).
+        once: a file whose presence says that it happened already; None: always.
+    """
+
+    place: Place
+    rank: int
+    step: int
+    once: str | None = None
+
+    def __call__(self) -> torch.nn.Module:
+        me = rank_here()
+        if self.once is not None and Path(self.once).exists():
+            return tiny.FailsAt(None, 0)
+        if self.place == "collective" and me != self.rank:
+            return CountsSteps(self.step, partial(time.sleep, 2 * IN_COLLECTIVE_S))
+        return CountsSteps(self.step, self._arm) if me == self.rank else tiny.FailsAt(None, 0)
+
+    def _arm(self) -> None:
+        if self.once is not None:
+            Path(self.once).touch()
+        match self.place:
+            case "forward":
+                die()
+            case "collective":
+                threading.Timer(IN_COLLECTIVE_S, die).start()
+            case "codec":
+                DyingCodec.armed = True
+            case "record":
+                FileRecorder._write = _half_a_line  # type: ignore[method-assign]
+            case "checkpoint":
+                torch.save = _half_a_file  # type: ignore[assignment]
+
+
+def _half_a_line(self: FileRecorder) -> None:
+    os.write(self._metrics_file, b'{"step": 3, "secon')
+    die()
+
+
+def _half_a_file(value: Any, file: Any) -> None:
+    file.write(b"PK\x03\x04 half of it")
+    file.flush()
+    die()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DyingCodec(Codec):
+    """Sends values as they are; once armed, the process ends where a received block is decoded, with the ring's next message unsent."""
+
+    armed: ClassVar[bool] = False
+
+    def wire_bytes(self, numel: int) -> int:
+        return 8 * numel
+
+    def encode(self, values: Tensor, noise: torch.Generator | None = None) -> Tensor:
+        return values.double().clone().view(torch.uint8)
+
+    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
+        if DyingCodec.armed:
+            die()
+        return wire.clone().view(torch.float64).to(like.dtype)
+
+
+def rank_here() -> int:
+    """This process's rank, whatever started it."""
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0

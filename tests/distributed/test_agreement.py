@@ -1,0 +1,110 @@
+"""Ranks that do not run the same, or do not hold the same data: told before the first step, on all ranks, by the odd one's number."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tests.distributed.pool import shared_pool
+from tests.laws import tiny
+from tests.laws.train import make_job, on_real_runtimes
+from workbench.algorithms import AsyncSGD, SynchronousSGD
+from workbench.errors import RankMismatch
+from workbench.program import Algorithm
+from workbench.runtimes import agreement
+from workbench.runtimes.launch import Job, run_rank
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+P, ODD = 3, 2
+HOW = Settings(steps=3, batch_size=3, timeout_s=30)
+
+
+def run_with(job: Job, what: str) -> dict[str, Any]:
+    """On a rank: train, with other software than it has."""
+    others: dict[str, Any] = {
+        "torch": patch.object(torch, "__version__", "1.13.1+cpu"),
+        "workbench": patch.object(agreement, "package_digest", lambda: "0" * 12),
+        "Python": patch.object(platform, "python_version_tuple", lambda: ("3", "9", "1")),
+        "patch of Python": patch.object(platform, "python_version_tuple", lambda: (*platform_version[:2], "77")),
+        "code of the method": patch.object(agreement, "code_digest", lambda *functions: "0" * 12),
+    }
+    with others[what]:
+        return run_rank(job)
+
+
+platform_version = platform.python_version_tuple()
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("what", ["torch", "workbench", "Python", "code of the method"])
+def test_other_software_on_one_rank_is_refused(runtime: str, what: str) -> None:
+    job = make_job(runtime, P, SynchronousSGD(), tiny.problem(), HOW)
+    calls: list[Any] = [(run_with, (job, what)) if rank == ODD else (run_rank, (job,)) for rank in range(P)]
+    for outcome in shared_pool(runtime, P).outcomes(calls):
+        assert isinstance(outcome.error, RankMismatch), outcome.error
+        assert f"rank 2 differs from ranks 0 and 1: {what} is " in str(outcome.error)
+        assert ("1.13.1" in str(outcome.error)) == (what == "torch")
+
+
+@on_real_runtimes
+def test_other_data_on_one_rank_are_refused(runtime: str) -> None:
+    """One number of one sample, in a set of as many."""
+    x, y = tiny.data()
+    x[5, 1] += 1e-9
+    job = make_job(runtime, P, SynchronousSGD(), tiny.problem(), HOW)
+    calls: list[Any] = [(run_rank, (replace(job, problem=tiny.problem(train=(x, y))) if rank == ODD else job,)) for rank in range(P)]
+    for outcome in shared_pool(runtime, P).outcomes(calls):
+        assert isinstance(outcome.error, RankMismatch), outcome.error
+        assert "rank 2 differs from ranks 0 and 1: training data is " in str(outcome.error) and "same data" in str(outcome.error)
+
+
+def test_what_changes_no_number_is_noted() -> None:
+    job = make_job("torch", P, SynchronousSGD(), tiny.problem(), HOW)
+    calls: list[Any] = [(run_with, (job, "patch of Python")) if rank == ODD else (run_rank, (job,)) for rank in range(P)]
+    assert all(outcome.error is None for outcome in shared_pool("torch", P).outcomes(calls))
+    assert any("patch of Python is" in note and "'77' on rank 2" in note for note in Run.load(job.folder).info["notes"])
+
+
+@contextmanager
+def a_clock_that_is_set() -> Iterator[None]:
+    """The time of day jumps by hours at every look, ahead and back."""
+    now, state = time.time, [0]
+
+    def jumping() -> float:
+        state[0] += 1
+        return now() + (7200.0, -7200.0, 0.0)[state[0] % 3]
+
+    with patch.object(time, "time", jumping):
+        yield
+
+
+def run_while_the_clock_is_set(job: Job) -> dict[str, Any]:
+    with a_clock_that_is_set():
+        return run_rank(job)
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), AsyncSGD()], ids=["synchronous", "asynchronous"])
+def test_a_clock_that_is_set_changes_nothing(algorithm: Algorithm, runtime: str) -> None:
+    """Durations of a run, its steps and its spans are on a clock that nobody sets; nobody is taken for gone."""
+    job = make_job(runtime, P, algorithm, tiny.problem(), replace(HOW, steps=6, checkpoint_every=2))
+    begin = time.monotonic()
+    summaries = shared_pool(runtime, P).run(run_while_the_clock_is_set, job)
+    took_s, run = time.monotonic() - begin, Run.load(job.folder)
+    assert all(0 <= summary["seconds"] <= took_s for summary in summaries)
+    assert run.info["status"] == "finished" and not run.info.get("departures")
+    for rank in range(P):
+        seconds = [row["seconds"] for row in run.metrics[rank] if "evaluation" not in row]
+        assert len(seconds) == 6 and seconds == sorted(seconds) and 0 <= seconds[0] <= seconds[-1] <= took_s
+    table = run.spans.table
+    assert len(table) and float((table["end_s"] - table["start_s"]).min()) >= 0
+    assert float(table["start_s"].min()) > -1 and float(table["end_s"].max()) <= took_s + 1

@@ -1,0 +1,112 @@
+"""Ranks that are forked off a process that has imported what they need: what they are, and how all of it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import within
+from workbench.clusters.spawn import nursery_for
+from workbench.runtimes.presence import presence_name
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
+
+ALONE = """
+    import json, os, sys, time
+    from pathlib import Path
+    from workbench.clusters.nursery import Nursery
+    from workbench.errors import LaunchError
+
+    LOADED = []
+
+    def rank(arguments):
+        what = arguments[0]
+        own = os.getsid(0) == os.getpid()
+        line = f"rank {what} {os.environ.get('SOME')} {os.environ.get('HOME')} {LOADED} {own} {sys.stdin.read()}\\n"
+        os.write(1, os.fsencode(line))  # at once, for four ranks write here
+        if what == "killed":
+            os.kill(os.getpid(), 9)
+        if what == "sleeps":
+            time.sleep(60)
+        sys.exit({"ends": 0, "fails": 3}[what])
+
+    def end(process):
+        while process.poll() is None:
+            time.sleep(0.01)
+        return process.returncode
+
+    nursery = Nursery(rank, lambda: LOADED.append("torch"))
+    LOADED.append("computed")
+    output = Path(sys.argv[1])
+    ranks = {what: nursery.start([what], {"SOME": "\\udcff " + what}, output) for what in ("ends", "fails", "killed", "sleeps")}
+    ends = {what: end(process) for what, process in ranks.items() if what != "sleeps"}
+    print(json.dumps({"ends": ends, "sleeps": ranks["sleeps"].pid, "still": ranks["sleeps"].poll()}), flush=True)
+    sys.stdin.readline()
+    print(json.dumps({"after": end(ranks["sleeps"])}), flush=True)
+    try:
+        nursery.start(["ends"], {}, output)
+    except LaunchError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+"""
+
+
+def test_ranks_of_a_nursery_and_their_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        told = json.loads(process.stdout.readline())
+        assert (told["ends"], told["still"]) == ({"ends": 0, "fails": 3, "killed": -signal.SIGKILL}, None)
+        lines = sorted((tmp_path / "log").read_text(errors="surrogateescape").splitlines())
+        assert lines == [f"rank {what} \udcff {what} None ['torch'] True " for what in ("ends", "fails", "killed", "sleeps")]
+        rank = psutil.Process(told["sleeps"])
+        nursery = rank.parent()
+        assert nursery is not None and nursery.ppid() == process.pid
+        nursery.kill()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline()) == {"after": -signal.SIGTERM}
+        assert "ranks are forked from is gone" in json.loads(process.stdout.readline())["error"]
+        assert process.wait(20) == 0
+    assert not rank.is_running()
+
+
+def test_there_is_none_where_something_may_have_been_computed() -> None:
+    assert "torch" in sys.modules
+    assert nursery_for(2) is None
+
+
+def training(runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """`workbench train` on two ranks that would go on for long, and they, when they take steps."""
+    command = [sys.executable, "-m", "workbench", "train", "pipe-sgd", "--runtime", "torch", "--workers", "2", "--steps", "1000000"]
+    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert within(60, lambda: len([path for path in runs.glob("2*/metrics-*.jsonl") if path.stat().st_size]) == 2)
+    folder = next(runs.glob("2*"))
+    return process, [psutil.Process(json.loads((folder / presence_name(rank)).read_text())["pid"]) for rank in range(2)]
+
+
+@pytest.mark.parametrize("victim", ["the command", "the nursery"])
+def test_with_the_command_or_the_nursery_all_ranks_end(victim: str, runs: Path, no_process_left: None) -> None:
+    process, ranks = training(runs)
+    nurseries = {rank.ppid() for rank in ranks}
+    assert len(nurseries) == 1
+    nursery = psutil.Process(nurseries.pop())
+    assert nursery.ppid() == process.pid
+    try:
+        os.kill(process.pid if victim == "the command" else nursery.pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+        assert within(20, lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in (nursery, *ranks)))
+    finally:
+        process.kill()
+    if victim == "the nursery":
+        assert process.returncode == 1
+        assert "process is gone: killed by signal 15" in said, said
+        info = json.loads((next(runs.glob("2*")) / "run.json").read_text())
+        assert info["status"] == "failed"

@@ -1,0 +1,317 @@
+"""A worker's process is killed, and another takes its place in the run that went on without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.killing import Late, Slow
+from tests.distributed.pool import RankPool
+from tests.distributed.ranks import Outcome
+from tests.distributed.test_survivors import AT_STEP, DiesAt, outcomes
+from tests.laws import reference, tiny
+from tests.laws.train import make_job
+from tests.waiting import within
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    DeAR,
+    DiLoCo,
+    NoCommunication,
+    PartialAllReduce,
+    PipeSGD,
+    SynchronousSGD,
+)
+from workbench.codecs import ErrorFeedback, TopK
+from workbench.collectives import Native, Once, PowerSGD, Ring
+from workbench.errors import ConfigError
+from workbench.problems.base import Sampler, fetch
+from workbench.program import Algorithm
+from workbench.runtimes import torch_dist
+from workbench.runtimes.kept import complete_checkpoints
+from workbench.runtimes.launch import Job, run_rank
+from workbench.runtimes.membership import Membership, left_name
+from workbench.runtimes.rejoin import rejoin
+from workbench.runtimes.words import write_word
+from workbench.settings import Settings
+from workbench.trace.append import go_on
+from workbench.trace.run import Run
+from workbench.trace.store import read_info
+
+NUM_RANKS, VICTIM, STEPS = 3, 1, 250
+HOW = Settings(steps=STEPS, batch_size=2, timeout_s=20, evaluate_every=0, trace_steps=0)
+
+
+def and_weights(train: Any, *args: Any) -> torch.Tensor:
+    """What a rank holds at the run's end."""
+    train(*args)
+    return torch.cat([value.reshape(-1) for value in tiny.remembered_state().values()])
+
+
+def dies_at_the_door(job: Job, rank: int) -> None:
+    """Come, and be killed when all others have come to meet it."""
+
+    def die(*_: Any) -> bool:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    torch_dist.TorchTransport.admit = die  # type: ignore[method-assign, assignment]
+    until_left(job, rank)
+    rejoin(job, rank)
+
+
+def with_another(algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM) -> tuple[dict[int, Outcome], Outcome, Run]:
+    """What became of the ranks that began, and of the one that came later; and the record."""
+    model = Late if isinstance(algorithm, PartialAllReduce) else Slow
+    job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(tiny.Remembered(model)), how)
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    found: dict[int, Outcome] = {}
+    calls: list[Any] = [(run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(NUM_RANKS)]
+    later = RankPool("torch", 1)
+    later.run(int)
+    those = threading.Thread(target=lambda: found.update(outcomes(calls, 60)))
+    those.start()
+    try:
+        came = later.outcomes([(comes, (job, victim))], may_die=True)[0]
+    finally:
+        later.close()
+        those.join(70)
+    return found, came, Run.load(job.folder)
+
+
+def rejoins(job: Job, rank: int) -> torch.Tensor:
+    until_left(job, rank)
+    return and_weights(rejoin, job, rank)
+
+
+def until_left(job: Job, rank: int) -> None:
+    assert within(30, (Path(job.folder) / "members" / left_name(rank, 0)).exists)
+
+
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), BackupSGD(backups=1), NoCommunication()], ids=str)
+def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
+    found, came, run = with_another(algorithm, rejoins, replace(HOW, checkpoint_every=100))
+    assert set(found) == {0, 2}
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    assert run.info["status"] == "finished"
+    assert [row["rank"] for row in run.info["departures"]] == [VICTIM]
+    assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
+    first = run.info["joined"][0]["step"]
+    steps = [row["step"] for row in run.metrics[VICTIM]]
+    assert 0 < first < STEPS, "behind rank 0's last step, which may have been slower than the one that was killed"
+    assert steps[:AT_STEP] == [*range(AT_STEP)], "what the dead one had written stands"
+    assert steps[-1] == STEPS - 1
+    assert not run.damaged
+    if algorithm.has_servers:
+        assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
+        by = Counter(source for update in run.updates() for source in update["sources"])
+        dropped = isinstance(algorithm, BackupSGD) and algorithm.backups
+        assert by[VICTIM] > (0 if dropped else (STEPS - first) * 0.9)
+        if isinstance(algorithm, AsyncSGD):
+            assert by == {0: STEPS, VICTIM: AT_STEP + STEPS - first, 2: STEPS}, "its gradients are used, each once"
+        else:
+            assert max(update["update"] for update in run.updates()) == STEPS
+    assert not (Path(str(run.folder)) / "members").exists()
+
+
+STEPS_OF_FEWER = replace(HOW, steps=120, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=50)
+
+
+def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
+    """Parameters of one process that takes the samples of three ranks, from one step on those of two, and then of three again."""
+    problem = tiny.problem(Slow)
+    model, optimizer, _ = reference._begin(problem, STEPS_OF_FEWER)
+    three = Sampler(problem.num_samples(), (HOW.batch_size or 0) * NUM_RANKS, 1, HOW.seed)
+    two = replace(three, batch_size=(HOW.batch_size or 0) * 2, origin=(first_of_two, three.samples_before(first_of_two)))
+    again = replace(three, origin=(first_of_three, two.samples_before(first_of_three)))
+    for step in range(STEPS_OF_FEWER.steps or 0):
+        sampler = three if step < first_of_two else two if step < first_of_three else again
+        optimizer.zero_grad()
+        problem.batch_loss(model, fetch(problem.train_data(), sampler.share(step, 0))).backward()
+        optimizer.step()
+    return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "victim"),
+    [
+        (SynchronousSGD(), 1),
+        (SynchronousSGD(collective=Ring()), 0),
+        (PipeSGD(width=3), 1),
+        (DeAR(), 1),
+        (SynchronousSGD(collective=PowerSGD(rank=1, alternate=True)), 1),
+        (SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(fraction=0.25)), spread="encoded")), 1),
+        (PartialAllReduce(quorum="majority"), 0),
+        (PartialAllReduce(quorum=1), 1),
+        (DiLoCo(every=4, fragments=2, delay=1), 1),
+    ],
+    ids=str,
+)
+def test_those_that_went_on_as_fewer_are_as_many_again(algorithm: Algorithm, victim: int) -> None:
+    """The synchronous method is from there on what it is on three ranks, momentum and all; rank 0 can be replaced, too."""
+    how = replace(STEPS_OF_FEWER, on_failure="stop") if isinstance(algorithm, PartialAllReduce) else STEPS_OF_FEWER
+    found, came, run = with_another(algorithm, rejoins, how, victim)
+    others = [rank for rank in range(NUM_RANKS) if rank != victim]
+    assert list(found) == others
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    assert run.info["status"] == "finished"
+    assert [row["rank"] for row in run.info["departures"]] == [victim]
+    assert [row["ranks"] for row in run.info["shrunk"]] == [others]
+    assert [row["rank"] for row in run.info["joined"]] == [victim]
+    fewer, more = run.info["shrunk"][0]["step"], run.info["joined"][0]["step"]
+    assert fewer < more < (how.steps or 0)
+    for rank, rows in run.metrics.items():
+        steps = [row["step"] for row in rows]
+        assert steps[-1] == (how.steps or 0) - 1
+        assert rank != victim or {*range(more, how.steps or 0)} <= set(steps), "it takes all steps from there on"
+    assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
+    assert complete_checkpoints(Path(str(run.folder)))[0].num_ranks == (NUM_RANKS if more <= 100 else NUM_RANKS - 1)
+    assert not (Path(str(run.folder)) / "members").exists()
+    if isinstance(algorithm, SynchronousSGD) and isinstance(algorithm.collective, Native | Ring):
+        assert torch.allclose(came.value, expected(fewer, more), rtol=1e-11, atol=1e-13)
+
+
+def twice(job: Job, rank: int) -> torch.Tensor:
+    """Come where another has come at the same place, and be told to ask again."""
+    until_left(job, rank)
+    write_word(Path(job.folder), {"join": rank})
+    return and_weights(rejoin, job, rank)
+
+
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), AsyncSGD()], ids=str)
+def test_who_is_told_to_ask_again_does(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = STEPS_OF_FEWER if isinstance(algorithm, SynchronousSGD) else HOW
+    found, came, run = with_another(algorithm, twice, how)
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
+    assert [row.get("refused", "")[:15] for row in run.info["steering"]] == ["another process", ""]
+
+
+def comes_and_steers(job: Job, rank: int) -> torch.Tensor:
+    """Come, and then say something."""
+    until_left(job, rank)
+    folder = Path(job.folder)
+
+    def say() -> None:
+        assert within(30, lambda: read_info(folder).get("joined"))
+        write_word(folder, {"set": {"lr": 0.01}})
+
+    said = threading.Thread(target=say)
+    said.start()
+    try:
+        return and_weights(rejoin, job, rank)
+    finally:
+        said.join()
+
+
+def test_what_was_said_before_it_came_stays_said() -> None:
+    """Rank 0 keeps the record, also where another process is rank 0."""
+    _, came, run = with_another(SynchronousSGD(), comes_and_steers, STEPS_OF_FEWER, victim=0)
+    assert came.error is None, came.trace
+    first, second = run.info["steering"]
+    assert (first["number"], first["join"], second["number"], second["set"]) == (1, 0, 2, {"lr": 0.01})
+    assert {[row["lr"] for row in rows if "lr" in row][-1] for rows in run.metrics.values()} == {0.01}
+
+
+def dies_and_comes(job: Job, rank: int) -> torch.Tensor:
+    """Another process is killed at the door, and then this one comes."""
+    first = RankPool("torch", 1)
+    try:
+        first.outcomes([(dies_at_the_door, (job, rank))], may_die=True)
+    finally:
+        first.close()
+    return and_weights(rejoin, job, rank)
+
+
+def test_one_comes_after_one_that_was_killed_at_the_door() -> None:
+    found, came, run = with_another(SynchronousSGD(), dies_and_comes, replace(STEPS_OF_FEWER, steps=400))
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
+    first, second = run.info["steering"]
+    assert "gone again" in first["refused"] and "refused" not in second
+
+
+def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
+    """Say something, and come; and how often this rank then met the others."""
+    until_left(job, rank)
+    folder = Path(job.folder)
+    write_word(folder, {"set": {"lr": 0.03}})
+    assert within(20, lambda: read_info(folder).get("steering"))
+    at = len(Run.load(folder).metrics[1])
+    assert within(20, lambda: len(Run.load(folder).metrics[1]) > at + 15), "the schedule has lowered it since"
+    number, gather = [0], Membership.gather_texts
+
+    def counting(*args: Any, **named: Any) -> list[str]:
+        number[0] += 1
+        return gather(*args, **named)
+
+    Membership.gather_texts = counting  # type: ignore[method-assign]
+    return and_weights(rejoin, job, rank), number[0]
+
+
+def test_it_has_the_others_learning_rate_and_meets_them_no_more_than_they_did() -> None:
+    """A rate that was set, which a schedule has lowered since, is not set again; what rank 0 had heard is not heard at every step."""
+    how = replace(STEPS_OF_FEWER, schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=10, gamma=0.9), checkpoint_every=None)
+    found, came, run = with_another(SynchronousSGD(), steers_and_comes, how, victim=0)
+    assert came.error is None, came.trace
+    weights, number = came.value
+    assert all(torch.equal(outcome.value, weights) for outcome in found.values())
+    first = run.info["joined"][0]["step"]
+    rates = [{row["step"]: row["lr"] for row in rows if "lr" in row} for rows in run.metrics.values()]
+    assert all(len({rate[step] for rate in rates}) == 1 for step in range(first, how.steps or 0)), "at every step all have one rate"
+    assert number < 10 < (how.steps or 0) - first
+
+
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), SynchronousSGD(), PartialAllReduce(quorum=1)], ids=str)
+def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) -> None:
+    how = {PartialAllReduce: replace(STEPS_OF_FEWER, on_failure="stop"), SynchronousSGD: STEPS_OF_FEWER}.get(type(algorithm), HOW)
+    found, came, run = with_another(algorithm, dies_at_the_door, how)
+    assert isinstance(came.error, EOFError | OSError), "it was to be killed"
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    assert run.info["status"] == "finished"
+    assert "joined" not in run.info
+    assert "rank 1 was gone again" in run.info["steering"][-1]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rank", "words"),
+    [
+        (AsyncSGD(), 2, "rank 2 of the run .* is there"),
+        (AsyncSGD(), 0, "does not go on without rank 0"),
+        (SynchronousSGD(), 1, "does not go on without rank 1"),
+    ],
+    ids=str,
+)
+def test_who_is_needed_or_there_cannot_be_replaced(algorithm: Algorithm, rank: int, words: str) -> None:
+    from workbench.runtimes.presence import Presence
+
+    job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(), HOW)
+    (Path(job.folder) / "members").mkdir()
+    with Presence(Path(job.folder), 2, NUM_RANKS), pytest.raises(ConfigError, match=words):
+        rejoin(job, rank)
+
+
+def test_a_record_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_bytes(b"{1}\n{2}\n" + b"half of a line" * 10_000)
+    file = go_on(path)
+    os.write(file, b"{3}\n")
+    os.close(file)
+    assert path.read_bytes() == b"{1}\n{2}\n{3}\n"
+    path.write_bytes(b"half of the first")
+    os.close(go_on(path))
+    assert path.read_bytes() == b""

@@ -1,0 +1,360 @@
+"""Ranks that wait for each other, one of which is killed: where that was asked for, or the method's way, the others go on as fewer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.killing import Late
+from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS, DiesAt, outcomes
+from tests.laws import reference, tiny
+from tests.laws.train import Wrapper, make_job
+from workbench.algorithms import AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.collectives import Ring
+from workbench.errors import ConfigError, PeerFailed
+from workbench.gradients import WEIGHT, Gradient
+from workbench.ops import Apply, Backward, Discard, EndStep, Program, ReadParameters, WriteParameters
+from workbench.problems.base import Sampler, fetch
+from workbench.program import Algorithm, Context
+from workbench.runtimes import shrink, torch_dist
+from workbench.runtimes.kept import complete_checkpoints
+from workbench.runtimes.launch import Job, RuntimeName, run_rank
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+SHRINKING = replace(HOW, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=2)
+PROBLEM = tiny.problem(partial(tiny.FailsAt, None, 0))
+RUNTIMES: tuple[RuntimeName, ...] = ("torch", "mpi")  # MPI under an mpiexec that was asked for it
+_seen: dict[int, Tensor] = {}  # step -> parameters at its end, in this process; of a step that is taken again, the later
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown(Wrapper):
+    """Another algorithm, whose parameters are read at each `EndStep`; those of rank `drifts` go astray two steps before the death."""
+
+    drifts: int = -1
+
+    def worker(self, ctx: Context) -> Program:
+        program, answer = self.inner.worker(ctx), None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, EndStep):
+                _seen[request.step] = now = yield ReadParameters()
+                if ctx.rank == self.drifts and request.step == AT_STEP - 2:
+                    yield WriteParameters(now + 1.0)
+            answer = yield request
+
+
+def train_shown(job: Job) -> dict[int, Tensor]:
+    run_rank(job)
+    return _seen
+
+
+def train(
+    algorithm: Algorithm, victim: int, how: Settings = SHRINKING, drifts: int = -1, runtime: RuntimeName = "torch"
+) -> tuple[dict[int, Any], Run]:
+    """What became of the others, and the record."""
+    job = make_job(runtime, NUM_RANKS, Shown(inner=algorithm, drifts=drifts), PROBLEM, how)
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (train_shown, (dying if rank == victim else job,)) for rank in range(NUM_RANKS)
+    ]
+    found = outcomes(calls, runtime=runtime)
+    assert set(found) == set(range(NUM_RANKS)) - {victim}
+    assert not (Path(job.folder) / "members").exists(), "the first of those that remain clears up"
+    return found, Run.load(job.folder)
+
+
+def expected(first_of_two: int) -> list[Tensor]:
+    """Parameters after each step of one process that takes the samples of three ranks, and from that step on those of two."""
+    model, optimizer, _ = reference._begin(PROBLEM, SHRINKING)
+    found = []
+    three, two = (
+        Sampler(PROBLEM.num_samples(), (SHRINKING.batch_size or 0) * workers, 1, SHRINKING.seed) for workers in (NUM_RANKS, NUM_RANKS - 1)
+    )
+    two = replace(two, origin=(first_of_two, three.samples_before(first_of_two)))
+    for step in range(SHRINKING.steps or 0):
+        sampler = three if step < first_of_two else two
+        optimizer.zero_grad()
+        PROBLEM.batch_loss(model, fetch(PROBLEM.train_data(), sampler.share(step, 0))).backward()
+        optimizer.step()
+        found.append(torch.cat([param.detach().reshape(-1) for param in model.parameters()]))
+    return found
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("algorithm", "victim"),
+    [(SynchronousSGD(), 1), (SynchronousSGD(collective=Ring()), 0), (LayerwiseSGD(), 2), (PipeSGD(width=2), 1)],
+    ids=str,
+)
+def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, runtime: RuntimeName) -> None:
+    """The synchronous method is from there on what it is on two ranks, momentum and all; rank 0 can be done without too."""
+    found, run = train(algorithm, victim, runtime=runtime)
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    remain = [rank for rank in range(NUM_RANKS) if rank != victim]
+    assert run.info["status"] == "finished"
+    assert [row["ranks"] for row in run.info["shrunk"]] == [remain]
+    assert [row["rank"] for row in run.info["departures"]] == [victim]
+    first, steps = run.info["shrunk"][0]["step"], range(SHRINKING.steps or 0)
+    late = algorithm.max_staleness  # a pipeline ends so many steps more without the dead rank's sum, or lacks one that it had begun
+    assert late is not None and AT_STEP - late <= first <= AT_STEP + late
+    one, other = (found[rank].value for rank in remain)
+    assert all(torch.equal(one[step], other[step]) for step in steps), "replicas are equal at every step"
+    assert run.folder is not None
+    newest = complete_checkpoints(run.folder)[0]
+    assert (newest.step, newest.num_ranks) == (steps[-3], 2), "they go on keeping what two ranks need"
+    if isinstance(algorithm, SynchronousSGD):
+        for step, parameters in enumerate(expected(first)):
+            assert torch.allclose(one[step], parameters, rtol=1e-11, atol=1e-13), f"step {step}"
+
+
+def test_the_lowest_rank_that_remains_is_the_model() -> None:
+    """Whatever the others hold by then: a step that they had not finished, or had half applied."""
+    found, run = train(SynchronousSGD(), 1, drifts=2)
+    assert run.info["shrunk"] == [{"step": AT_STEP, "ranks": [0, 2], "weights_of": 0}]
+    one, other = (found[rank].value for rank in (0, 2))
+    assert not torch.equal(one[AT_STEP - 1], other[AT_STEP - 1]), "it did not go astray"
+    assert all(torch.equal(one[step], other[step]) for step in range(AT_STEP, SHRINKING.steps or 0))
+
+
+LONGER = replace(SHRINKING, on_failure="stop", steps=60)  # so that a rank that is late for rounds computes enough steps to be killed
+
+
+def final_of(outcome: Any) -> Tensor:
+    assert outcome.error is None, outcome.trace
+    final: Tensor = outcome.value[max(outcome.value)]
+    return final
+
+
+@pytest.mark.parametrize(("quorum", "victim"), [("majority", 0), ("solo", 1)])
+def test_a_quorum_goes_on_without_a_rank_unasked(quorum: Any, victim: int) -> None:
+    """Rank 0 too, which counts who is ready."""
+    found, run = train(PartialAllReduce(quorum=quorum), victim, LONGER)
+    one, other = found.values()
+    assert torch.equal(final_of(one), final_of(other)), "each round is applied by both"
+    assert (run.info["status"], [row["rank"] for row in run.info["departures"]]) == ("finished", [victim])
+    assert [len(row["ranks"]) for row in run.info["shrunk"]] == [2]
+
+
+_weighed: dict[str, dict[int, float]] = {"computed": {}, "applied": {}, "left over": {}}  # in this process; what is applied, by round
+
+
+def samples(gradient: Gradient, ctx: Context) -> float:
+    """How many are in it, in minibatches: its weight is their share of a global batch."""
+    return float(gradient.tail()[WEIGHT]) * ctx.num_workers
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed(Wrapper):
+    """Another algorithm, whose gradients are weighed: how many samples are in what it computes, applies and discards."""
+
+    def worker(self, ctx: Context) -> Program:
+        program, answer, weight = self.inner.worker(ctx), None, 0.0
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration:
+                return
+            match request:
+                case Apply(gradient):
+                    weight = samples(gradient, ctx)
+                case EndStep(step):
+                    _weighed["applied"][step] = weight  # of a round that is held again, the later
+                case Discard(gradient) if (ctx.num_steps or 0) - 1 in _weighed["applied"]:  # else it was merged
+                    _weighed["left over"][len(_weighed["left over"])] = samples(gradient, ctx)
+            answer = yield request
+            if isinstance(request, Backward):
+                _weighed["computed"][len(_weighed["computed"])] = samples(answer, ctx)
+
+
+def train_weighed(job: Job) -> dict[str, dict[int, float]]:
+    run_rank(job)
+    return _weighed
+
+
+class DiesAtFirst(tiny.FailsAt):
+    """The MLP, whose process is killed in its first minibatch, when the others have gone on for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("quorum", ["solo", "majority"])
+def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any) -> None:
+    """Rank 2 never has one: every sample that the others compute is in one round, also in the round that its death broke."""
+    how = replace(LONGER, steps=150, optimizer=tiny.sgd, checkpoint_every=None)
+    job = make_job("torch", 4, Weighed(inner=PartialAllReduce(quorum=quorum)), tiny.problem(Late), how)
+    dying = replace(job, problem=tiny.problem(DiesAtFirst))
+    found = outcomes([(train_weighed, (dying if rank == 2 else job,)) for rank in range(4)])
+    assert set(found) == {0, 1, 3}
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    rounds: dict[int, float] = {}
+    for outcome in found.values():
+        assert all(rounds.setdefault(step, weight) == pytest.approx(weight) for step, weight in outcome.value["applied"].items())
+    assert len(rounds) == how.steps
+    computed, left = (sum(sum(outcome.value[name].values()) for outcome in found.values()) for name in ("computed", "left over"))
+    assert sum(rounds.values()) + left == pytest.approx(computed)
+    assert Run.load(job.folder).info["shrunk"][0]["step"] > 0, "they had gone on for a while"
+
+
+def test_a_quorum_that_those_who_remain_are_not_is_told() -> None:
+    found, _ = train(PartialAllReduce(quorum=3), 2, LONGER)
+    for outcome in found.values():
+        assert isinstance(outcome.error, ConfigError), outcome.trace
+        assert "rank 2 has left" in str(outcome.error)
+        assert "cannot go on with 2 ranks: quorum=3 of 2 ranks" in str(outcome.error)
+
+
+def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:
+    found, run = train(PartialAllReduce(quorum="all"), 1, replace(SHRINKING, on_failure="stop", timeout_s=3.0))
+    assert all(isinstance(outcome.error, PeerFailed) for outcome in found.values())
+    assert "shrunk" not in run.info
+
+
+def test_a_quorum_whose_messages_a_helper_carries_ends_with_the_rank() -> None:
+    """The helpers' world is one of all ranks."""
+    found, run = train(PartialAllReduce(), 1, replace(LONGER, timeout_s=5.0, progress="process", checkpoint_every=None))
+    for outcome in found.values():
+        assert isinstance(outcome.error, PeerFailed) and "rank 1's process is gone" in str(outcome.error), outcome.trace
+    assert "shrunk" not in run.info
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("method", [LocalSGD(every=4, after=6), DiLoCo(every=4, fragments=2, delay=1)], ids=str)
+def test_ranks_that_step_alone_go_on_from_their_mean(method: Algorithm, runtime: RuntimeName) -> None:
+    found, run = train(method, 1, runtime=runtime)
+    one, other = found[0], found[2]
+    assert [row["ranks"] for row in run.info["shrunk"]] == [[0, 2]]
+    assert not torch.equal(one.value[0], other.value[0]) or getattr(method, "after", 0), "replicas were each rank's own"
+    final_of(one), final_of(other)
+    assert run.info["status"] == "finished"
+    assert run.evaluations()[-1]["step"] == (HOW.steps or 0) - 1
+
+
+def test_what_all_go_on_from_is_the_mean_of_those_that_were_not_behind() -> None:
+    """Rank 2 went astray by 1 in every parameter: half of that is in the mean."""
+    found, run = train(LocalSGD(every=AT_STEP + 1), 1, replace(SHRINKING, optimizer=None, lr=1e-12), drifts=2)
+    first = run.info["shrunk"][0]["step"]
+    assert first == AT_STEP, "they had waited for rank 1 behind the step in which it was killed"
+    one, other = (found[rank].value for rank in (0, 2))
+    assert torch.allclose(other[AT_STEP - 1] - one[AT_STEP - 1], torch.ones(107).double(), atol=1e-6), "it did not go astray"
+    for after in (one, other):
+        assert torch.allclose(after[first], one[AT_STEP - 1] + 0.5, atol=1e-6)
+
+
+def test_a_rank_that_trains_alone_is_not_missed() -> None:
+    found, run = train(NoCommunication(), 2, replace(HOW, optimizer=tiny.momentum))
+    for outcome in found.values():
+        final_of(outcome)
+    assert (run.info["status"], [row["rank"] for row in run.info["departures"]]) == ("finished", [2])
+    assert "shrunk" not in run.info
+
+
+def dies_shrinking(job: Job, moment: str) -> None:
+    """Train, and be killed when the others are about to meet, or have met."""
+    from workbench.runtimes.mpi import MpiTransport
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "before":
+        torch_dist.TorchTransport.shrink = MpiTransport.shrink = die  # type: ignore[method-assign]
+    else:
+        shrink.Shrinker._take_parameters = die  # type: ignore[method-assign]
+    run_rank(job)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("moment", ["before", "met"])
+def test_a_second_death_while_they_meet(moment: str, runtime: RuntimeName) -> None:
+    """gloo alone would wait for it for half an hour."""
+    job = make_job(runtime, 4, SynchronousSGD(), PROBLEM, replace(SHRINKING, timeout_s=20))
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    found = outcomes([(run_rank, (job,)), (run_rank, (dying,)), (run_rank, (job,)), (dies_shrinking, (job, moment))], runtime=runtime)
+    assert set(found) == {0, 2}
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+        assert outcome.seconds < 60
+    run = Run.load(job.folder)
+    assert run.info["status"] == "finished"
+    assert run.info["shrunk"][-1]["ranks"] == [0, 2]
+    assert sorted(row["rank"] for row in run.info["departures"]) == [1, 3]
+
+
+def sums_in_one_call(job: Job, dies: bool) -> list[bool]:
+    """Train, where every sum is a call of MPI's that cannot be left, and be killed when the others are in one of them.
+
+    Returns whether what was given up had been revoked by then.
+    """
+    from workbench.runtimes import mpi
+
+    number, to_host, shrunk, revoked = [0], mpi.MpiTransport._to_host, mpi.shrunk, list[bool]()
+
+    def noting(communicator: Any, *more: Any) -> list[Any]:
+        revoked.append(communicator.Is_revoked())
+        return shrunk(communicator, *more)
+
+    def counting(self: Any, flat: Tensor) -> Tensor:
+        number[0] += self.bound
+        if dies and number[0] == AT_STEP:
+            time.sleep(0.5)  # until the others wait there for this one
+            os.kill(os.getpid(), signal.SIGKILL)
+        return to_host(self, flat)
+
+    mpi.MpiTransport._to_host, mpi.shrunk = counting, noting  # type: ignore[method-assign]
+    run_rank(job)
+    return revoked
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("victim", [1, 3])
+def test_who_waits_in_a_call_for_a_rank_that_waits_in_vain_is_let_go(victim: int) -> None:
+    """Of four ranks in a sum MPI need not tell all that one is gone (Open MPI does): what is revoked ends for all."""
+    job = make_job("mpi", 4, SynchronousSGD(), PROBLEM, replace(SHRINKING, timeout_s=20))
+    found = outcomes([(sums_in_one_call, (job, rank == victim)) for rank in range(4)], runtime="mpi")
+    assert set(found) == set(range(4)) - {victim}
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+        assert outcome.value == [True]
+    assert [len(row["ranks"]) for row in Run.load(job.folder).info["shrunk"]] == [3]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_it_is_not_the_default(runtime: RuntimeName) -> None:
+    """The others leave with one error that names the rank, also where they could go on."""
+    found, run = train(SynchronousSGD(), 1, replace(SHRINKING, on_failure="stop", timeout_s=10.0), runtime=runtime)
+    for outcome in found.values():
+        assert isinstance(outcome.error, PeerFailed) and "rank 1's process is gone" in str(outcome.error), outcome.trace
+    assert "shrunk" not in run.info
+
+
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), NoCommunication()], ids=str)
+def test_methods_that_cannot_say_so(algorithm: Algorithm) -> None:
+    job = make_job("torch", 1, algorithm, PROBLEM, SHRINKING)
+    found = outcomes([(run_rank, (job,))])
+    assert isinstance(found[0].error, ConfigError | PeerFailed)
+    assert "cannot shrink" in str(found[0].error)

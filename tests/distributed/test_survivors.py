@@ -1,0 +1,219 @@
+"""A worker's process is killed: the others go on without it, lose at most what it had not sent, and say who left and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.pool import RankPool
+from tests.distributed.ranks import Outcome
+from tests.laws import tiny
+from tests.laws.train import make_job
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    DelayCompensatedSGD,
+    ParameterServerSGD,
+    SoftsyncSGD,
+    StaleSynchronousSGD,
+)
+from workbench.errors import ConfigError, PeerFailed
+from workbench.program import Algorithm
+from workbench.runtimes.kept import complete_checkpoints
+from workbench.runtimes.launch import Job, run_rank
+from workbench.runtimes.membership import Membership
+from workbench.runtimes.presence import Presence
+from workbench.runtimes.replay import replay
+from workbench.runtimes.torch_dist import TorchTransport
+from workbench.runtimes.transport import Patience
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+NUM_RANKS, VICTIM, AT_STEP = 3, 1, 4
+HOW = Settings(steps=12, batch_size=2, timeout_s=30)
+METHODS = [
+    AsyncSGD(),
+    AsyncSGD(shards=1, dedicated=True),
+    StaleSynchronousSGD(bound=1),
+    SoftsyncSGD(),
+    DelayCompensatedSGD(),
+    ParameterServerSGD(),
+    ParameterServerSGD(dedicated=True),
+    BackupSGD(backups=1),
+    BackupSGD(backups="online"),
+]
+
+
+class DiesAt(tiny.FailsAt):
+    """The MLP, whose process is killed in the forward pass of a step; and not before a checkpoint is whole in a folder, if one is told."""
+
+    def __init__(self, step: int, behind: str | None = None) -> None:
+        super().__init__(None, step)
+        self.behind = behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if self.training and self.count == self.step + 1:
+            deadline = time.monotonic() + 20.0
+            while self.behind and not complete_checkpoints(Path(self.behind)) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return out
+
+
+def outcomes(
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], timeout_s: float = 40.0, runtime: Literal["torch", "mpi"] = "torch"
+) -> dict[int, Outcome]:
+    """What became of each rank's call, on processes of their own; a rank that was killed has no outcome."""
+    pool = RankPool(runtime, len(calls), outlives=runtime == "mpi")
+    try:
+        ends = pool.outcomes(calls, timeout_s=timeout_s, may_die=True)
+    finally:
+        pool.close()
+    return {rank: end for rank, end in enumerate(ends) if not isinstance(end.error, EOFError | ConnectionError)}
+
+
+def train_with_a_death(algorithm: Algorithm, victim: int = VICTIM, how: Settings = HOW) -> tuple[dict[int, Outcome], Job]:
+    job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(partial(tiny.FailsAt, None, 0)), how)
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP, job.folder if how.checkpoint_every else None)))
+    return outcomes([(run_rank, (dying if rank == victim else job,)) for rank in range(NUM_RANKS)]), job
+
+
+def name_of(algorithm: Algorithm) -> str:
+    dedicated = "-dedicated" if getattr(algorithm, "dedicated", False) else ""
+    return f"{type(algorithm).__name__}{dedicated}-{getattr(algorithm, 'backups', '')}"
+
+
+@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+def test_the_others_go_on_without_a_worker(algorithm: Algorithm) -> None:
+    found, job = train_with_a_death(algorithm)
+    assert set(found) == {0, 2}
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    run = Run.load(job.folder)
+    assert run.info["status"] == "finished"
+    assert [row["rank"] for row in run.info["departures"]] == [VICTIM]
+    assert 0 < run.info["departures"][0]["seconds"] < 30
+    assert "its process has ended" in run.info["departures"][0]["why"]
+    assert any(f"rank {VICTIM} left" in note for note in run.info["notes"])
+    assert not (Path(job.folder) / "members").exists()
+    pushes = [(source, update["update"]) for update in run.updates() for source in update["sources"]]
+    workers = algorithm.num_computing(NUM_RANKS)
+    late = algorithm.max_staleness == 0
+    by = {rank: sum(source == rank for source, _ in pushes) for rank in range(workers)}
+    assert by[VICTIM] <= AT_STEP
+    if not late:
+        assert by == {rank: AT_STEP if rank == VICTIM else HOW.steps for rank in range(workers)}, "what was sent is used, each once"
+    else:
+        assert max(update["update"] for update in run.updates()) == HOW.steps, "as many updates as steps"
+        assert all(set(update["sources"]) for update in run.updates())
+    with pytest.raises(ConfigError, match="cannot be replayed"):
+        replay(run, algorithm, tiny.problem(), HOW)
+
+
+def test_checkpoints_of_all_ranks_stand() -> None:
+    """What only the rank that left held is nowhere: nothing that lacks it is kept, and the record says so."""
+    found, job = train_with_a_death(AsyncSGD(), how=replace(HOW, checkpoint_every=3))
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    run = Run.load(job.folder)
+    assert [(checkpoint.step, checkpoint.num_ranks) for checkpoint in complete_checkpoints(Path(job.folder))] == [(2, NUM_RANKS)]
+    assert run.info["notes"].count(f"rank {VICTIM} left, and no checkpoint was kept since: those before it stand") == 1
+
+
+def test_a_server_cannot_be_done_without() -> None:
+    """Its shard's parameters are nowhere else: the others leave soon, and say who has gone."""
+    found, job = train_with_a_death(AsyncSGD(shards=2))  # rank 1 serves the second half
+    assert set(found) == {0, 2}
+    for outcome in found.values():
+        assert isinstance(outcome.error, PeerFailed), outcome.trace
+        assert f"rank {VICTIM} has left (its process has ended)" in str(outcome.error)
+        assert "checkpoint" in str(outcome.error)
+        assert outcome.seconds < HOW.timeout_s / 2
+    assert json.loads((Path(job.folder) / "run.json").read_text())["status"] == "failed"
+
+
+class StopsAt(tiny.FailsAt):
+    """The MLP, whose process is stopped for a while in the forward pass of a step."""
+
+    def __init__(self, step: int, seconds: float) -> None:
+        super().__init__(None, step)
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.count == self.step:
+            subprocess.Popen(["/bin/sh", "-c", f"sleep {self.seconds}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().forward(x)
+
+
+def test_a_stopped_worker_has_not_left() -> None:
+    """The others look for it ten times a second, and wait for it at the end."""
+    job = make_job("torch", NUM_RANKS, AsyncSGD(), tiny.problem(partial(tiny.FailsAt, None, 0)), HOW)
+    stopped = replace(job, problem=tiny.problem(partial(StopsAt, AT_STEP, 1.5)))
+    found = outcomes([(run_rank, (stopped if rank == VICTIM else job,)) for rank in range(NUM_RANKS)])
+    assert [outcome.error for _, outcome in sorted(found.items())] == [None] * NUM_RANKS
+    run = Run.load(job.folder)
+    assert "departures" not in run.info
+    ends = [row["seconds"] for row in run.metrics[VICTIM] if "evaluation" not in row]
+    assert len(ends) == HOW.steps
+    assert max(after - before for before, after in pairwise(ends)) > 1.0, "it was not stopped while it trained"
+
+
+# -- a process that ends in the middle of a message ------------------------------------------------------------
+
+TAG, HALF_S = 5, 0.5
+BIG = 4_000_000  # float32 values: more than a socket holds
+
+
+def speak(moment: str, folder: str) -> list[tuple[int, float]]:
+    """Rank 0 hears rank 1 twice by receives from any rank; rank 2 is killed where `moment` says. What rank 0 heard."""
+    transport = TorchTransport(timeout_s=30)
+    members = transport.members = Membership(Presence(Path(folder), transport.rank, 3).__enter__(), lambda rank: rank == 2)
+    patience = Patience("", transport.peer_failure, 20)
+    members.gather_texts("", patience)
+    flat = torch.full((BIG,), float(transport.rank))
+    if transport.rank == 2:
+        if moment != "before":
+            transport.start_send(0, flat, TAG)
+        time.sleep(HALF_S if moment == "announced" else 0.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if transport.rank == 1:
+        while not members.has_left(2):
+            patience.pause()
+        for _ in range(2):
+            transport.start_send(0, flat, TAG).wait(patience)
+    heard: list[tuple[int, float]] = []
+    if transport.rank == 0:
+        if moment == "announced":
+            while not members.has_left(2):
+                patience.pause()
+        transport.start_send(2, flat, TAG).wait(patience)  # lost
+        while len([source for source, _ in heard if source == 1]) < 2:
+            handle = transport.start_recv(-1, memory := torch.zeros(BIG), TAG)
+            handle.wait(patience)
+            heard.append((handle.source, float(memory[-1])))  # type: ignore[attr-defined]
+    members.gather_texts("", patience)
+    transport.close()
+    return heard
+
+
+@pytest.mark.parametrize("moment", ["before", "announced", "sending"])
+def test_messages_of_the_others_arrive(moment: str, tmp_path: Path) -> None:
+    """`announced`: gloo then refuses every further receive from any rank of that tag."""
+    found = outcomes([(speak, (moment, str(tmp_path)))] * 3)
+    assert found[0].error is None, found[0].trace
+    assert [item for item in found[0].value if item[0] == 1] == [(1, 1.0)] * 2

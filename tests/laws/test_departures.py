@@ -1,0 +1,130 @@
+"""A worker of a simulated cluster leaves: the same text of every method with servers goes on, whenever that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws import tiny
+from tests.laws.train import COMPUTE, NETWORK
+from tests.laws.variants import name_of, variants
+from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD, SynchronousSGD
+from workbench.algorithms.servers import ServerMethod
+from workbench.errors import ConfigError
+from workbench.runtimes.simulated import Simulation
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+STEPS, RANKS = 8, 5
+HOW = Settings(steps=STEPS, batch_size=3, seed=2, optimizer=tiny.momentum)
+METHODS = [item for item in variants() if item.has_servers]
+
+
+def lose(algorithm: Any, leaves: dict[int, float], *, ranks: int = RANKS, timing_only: bool = False, how: Settings = HOW) -> Simulation:
+    """Run to the end; the record is `simulation.found`."""
+    problem = tiny.problem(test=None) if timing_only else tiny.problem()
+    simulation = Simulation(
+        algorithm, problem, how, ranks, network=NETWORK, compute=COMPUTE, timing_only=timing_only, check_in_flight=not timing_only
+    )
+    for rank, at_s in leaves.items():
+        simulation.lose(rank, at_s)
+    return simulation
+
+
+def sources(run: Run) -> Counter[tuple[int, int]]:
+    """(worker, shard) -> its gradients in updates."""
+    return Counter((source, update["bucket"]) for update in run.updates() for source in update["sources"])
+
+
+def last_lost(algorithm: ServerMethod) -> int:
+    """The last rank that can be lost."""
+    return next(rank for rank in reversed(range(RANKS)) if algorithm.goes_on_without(rank, RANKS))
+
+
+@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+@pytest.mark.parametrize("at_s", [0.55, 2.3, 4.9])
+def test_the_others_end_and_hold_the_same(algorithm: ServerMethod, at_s: float) -> None:
+    victim = last_lost(algorithm)
+    simulation = lose(algorithm, {victim: at_s})
+    run = simulation.run()
+    assert run.info["departures"] == [{"rank": victim, "seconds": at_s, "why": "as was planned"}]
+    workers = [rank for rank in range(algorithm.num_computing(RANKS)) if rank != victim]
+    final = [simulation.workers[rank].trained.read_parameters() for rank in workers]
+    assert all(torch.equal(one, final[0]) for one in final)
+    used, shards = sources(run), {update["bucket"] for update in run.updates()}
+    for shard in shards:
+        assert used[victim, shard] < STEPS
+        if algorithm.max_staleness is None and getattr(algorithm, "cutoff", None) is None:
+            assert [used[rank, shard] for rank in workers] == [STEPS] * len(workers), "each of the others' gradients is used once"
+        if algorithm.max_staleness == 0:
+            assert max(update["update"] for update in run.updates() if update["bucket"] == shard) == STEPS
+    if algorithm.max_staleness != 0:  # else a late worker leaves steps out
+        assert [run.metrics[rank][-1]["step"] for rank in workers] == [STEPS - 1] * len(workers)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    method=st.sampled_from([AsyncSGD(), StaleSynchronousSGD(bound=0), SoftsyncSGD(), BackupSGD(backups=1), BackupSGD(backups="online")]),
+    first=st.floats(0, 12),
+    second=st.floats(0, 12),
+    shards=st.integers(1, 2),
+)
+def test_whenever_two_of_them_leave(method: ServerMethod, first: float, second: float, shards: int) -> None:
+    method = type(method)(**{**method.settings(), "shards": shards})
+    run = lose(method, {3: first, 4: second}).run()
+    if method.max_staleness != 0:
+        assert run.metrics[0][-1]["step"] == STEPS - 1
+    assert all(row["seconds"] in (first, second) for row in run.info["departures"])
+
+
+@pytest.mark.parametrize("backups", [0, 1, 2])
+def test_a_quorum_is_of_those_that_are_there(backups: int) -> None:
+    """b counts who has left: an update takes p - b gradients as long as so many workers are there, and then what they all have."""
+    run = lose(BackupSGD(backups=backups), {3: 2.2, 4: 4.4}).run()
+    counts = [len(update["sources"]) for update in run.updates()]
+    assert counts[0] == RANKS - backups
+    assert counts[-1] == min(RANKS - backups, RANKS - 2)
+    assert counts == sorted(counts, reverse=True)
+    for update in run.updates():
+        assert len(set(update["sources"])) == len(update["sources"])
+
+
+def test_what_it_had_sent_is_used_with_all_the_others() -> None:
+    """PS-Sync: the update that a worker's last gradient is in waits for every other worker's, and drops none."""
+    for at_s in (1.2, 1.6, 2.0, 2.4, 2.8, 3.2, 3.6):
+        run = lose(ParameterServerSGD(), {4: at_s}).run()
+        assert all({0, 1, 2, 3} <= set(update["sources"]) for update in run.updates())
+        assert not any(update["dropped"] for update in run.updates())
+
+
+def test_nobody_waits_for_the_clock_of_one_that_has_left() -> None:
+    """Stale synchronous, bound 0: without that, every worker would wait for its next push for ever."""
+    run = lose(StaleSynchronousSGD(bound=0), {2: 1.5}).run()
+    assert sources(run)[1, 0] == STEPS
+
+
+def test_who_trains_alone_is_not_missed() -> None:
+    run = lose(NoCommunication(), {2: 3.3, 4: 0.5}).run()
+    assert [run.metrics[rank][-1]["step"] for rank in (0, 1, 3)] == [STEPS - 1] * 3
+    assert max(row["step"] for row in run.metrics[2]) < STEPS - 1
+
+
+def test_time_is_the_same_without_values() -> None:
+    how = Settings(steps=STEPS, batch_size=3, seed=2)
+    for method in (AsyncSGD(), BackupSGD(backups=1), SoftsyncSGD()):
+        runs = [lose(method, {4: 2.7}, timing_only=only, how=how).run() for only in (False, True)]
+        updates = [[(row["update"], row["sources"], round(row["seconds"], 9)) for row in run.updates()] for run in runs]
+        assert updates[0] == updates[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "rank"), [(AsyncSGD(), 0), (AsyncSGD(shards=2), 1), (SynchronousSGD(), 1), (AsyncSGD(dedicated=True), 4)]
+)
+def test_who_cannot_be_done_without(method: Any, rank: int) -> None:
+    with pytest.raises(ConfigError, match=f"cannot go on without rank {rank}"):
+        lose(method, {rank: 1.0})

@@ -1,0 +1,215 @@
+"""Checkpoints kept while a run goes on: a run that goes on from any of them is the unbroken one, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tests.laws import tiny
+from tests.laws.train import COMPUTE, NETWORK, on_real_runtimes, train
+from tests.laws.variants import name_of, representatives, variants
+from workbench.algorithms import (
+    AdaptiveDelaySGD,
+    AsyncSGD,
+    BackupSGD,
+    NoCommunication,
+    PartialAllReduce,
+    PipeSGD,
+    Quorum,
+    StaleSynchronousSGD,
+    SynchronousSGD,
+)
+from workbench.codecs import ErrorFeedback, TopK
+from workbench.collectives import Once
+from workbench.costs import Compute, free
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.runtimes.kept import Checkpoint, complete_checkpoints
+from workbench.runtimes.replay import replay
+from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.worker import run_info
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+STEPS, EVERY = 7, 3
+settings = partial(Settings, steps=STEPS, batch_size=3, timeout_s=30, seed=3, checkpoint_every=EVERY)
+HOW = {
+    "momentum": (tiny.problem(), settings(optimizer=tiny.momentum, schedule=tiny.step_lr)),
+    "adam, dropout": (tiny.problem(tiny.dropout_mlp), settings(optimizer=tiny.adam, schedule=tiny.one_cycle)),
+}
+REAL = [*representatives(), PipeSGD(width=3), SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5))))]
+
+
+def ignores_order(algorithm: Algorithm) -> bool:
+    """Whether its numbers are the same whatever the order of messages and however long things take."""
+    if isinstance(algorithm, AdaptiveDelaySGD):
+        return algorithm.max_delay == 0
+    if isinstance(algorithm, PartialAllReduce):
+        return algorithm.quorum == Quorum.ALL
+    everybody = isinstance(algorithm, BackupSGD) and algorithm.backups == 0 and algorithm.timeout_s is None
+    return not algorithm.has_servers or everybody
+
+
+EQUAL = [*(item for item in REAL if ignores_order(item) and not item.has_servers), PartialAllReduce(quorum=Quorum.ALL)]
+
+
+def simulate(algorithm: Algorithm, problem: Problem, how: Settings, resume: Any = None) -> Simulation:
+    simulation = Simulation(algorithm, problem, how, 3, network=NETWORK, compute=COMPUTE, check_in_flight=True)
+    simulation.run(resume=resume)
+    return simulation
+
+
+def rows_of(run: Run, rank: int, first: int = 0) -> list[tuple[Any, ...]]:
+    """What a rank's rows say of its steps from the first one on, times apart."""
+    names = ("step", "samples", "loss", "lr", "staleness")
+    return [tuple(row[name] for name in names) for row in run.metrics[rank] if "evaluation" not in row and row["step"] >= first]
+
+
+@pytest.mark.parametrize("algorithm", variants(), ids=name_of)
+def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
+    """Also of methods whose ranks are at steps of their own: behind a checkpoint all begin at one time, whatever the clock says.
+
+    And a method that does not look at time computes what it would have computed without checkpoints.
+    """
+    problem, how = HOW["momentum"]
+    unbroken = simulate(algorithm, problem, how)
+    assert sorted(unbroken.keeper.kept) == [2, 5]
+    if ignores_order(algorithm):
+        assert_same_end(simulate(algorithm, problem, replace(how, checkpoint_every=None)), unbroken)
+    for kept in unbroken.keeper.kept.values():
+        again = simulate(algorithm, problem, how, kept)
+        if ignores_order(algorithm) or algorithm.asynchronous:
+            assert_same_end(again, unbroken)
+            for ours, theirs in zip(again.workers, unbroken.workers, strict=True):
+                rows = [row for row in theirs.recorder.rows if "loss" in row]
+                assert [row["loss"] for row in ours.recorder.rows if "loss" in row] == [
+                    row["loss"] for row in rows if row["step"] > kept[ours.rank]["step"]
+                ]
+        assert [worker.last_step for worker in again.workers] == [worker.last_step for worker in unbroken.workers]
+
+
+def assert_same_end(ours: Simulation, theirs: Simulation) -> None:
+    for mine, its in zip(ours.workers, theirs.workers, strict=True):
+        assert torch.equal(mine.trained.read_parameters(), its.trained.read_parameters())
+
+
+def forget(folder: str, step: int) -> None:
+    """As if the ranks had been killed before the last of them had written its part of that checkpoint."""
+    Checkpoint(Path(folder), step, 3).part(2).with_suffix(".json").unlink()
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", EQUAL, ids=name_of)
+def test_going_on_from_files_is_unbroken(algorithm: Algorithm, runtime: str) -> None:
+    problem, how = HOW["adam, dropout"]
+    unbroken = train(runtime, 3, algorithm, problem, how)
+    assert [checkpoint.step for checkpoint in complete_checkpoints(Path(unbroken.checkpoint))] == [5, 2]
+    for step in (5, 2):
+        again = train(runtime, 3, algorithm, problem, how, resume=unbroken.checkpoint)
+        for rank in range(algorithm.num_computing(3)):
+            assert torch.equal(again.parameters[rank][-1], unbroken.parameters[rank][-1])
+            assert rows_of(again.run, rank) == rows_of(unbroken.run, rank, step + 1)
+        forget(unbroken.checkpoint, step)
+
+
+@on_real_runtimes
+def test_averages_batchnorm_and_what_the_problem_draws_go_on(runtime: str) -> None:
+    """Samples with noise of Python's, NumPy's and torch's own generators, which nobody seeds."""
+    problem = tiny.problem(tiny.batchnorm_mlp, train=Noisy(*tiny.data()), batch_size=4)
+    how = settings(optimizer=tiny.adam, batch_size=4, ema_decay=0.5, evaluate_every=3)
+    unbroken = train(runtime, 3, PipeSGD(), problem, how)
+    forget(unbroken.checkpoint, 5)
+    again = train(runtime, 3, PipeSGD(), problem, how, resume=unbroken.checkpoint)
+    for rank in range(3):
+        assert torch.equal(again.parameters[rank][-1], unbroken.parameters[rank][-1])
+        assert rows_of(again.run, rank) == rows_of(unbroken.run, rank, 3)
+    averages = [torch.load(Path(one.checkpoint) / "average.pt", weights_only=True) for one in (again, unbroken)]
+    assert torch.equal(*averages)
+    evaluated = [[row["evaluation"] for row in one.run.metrics[0] if "evaluation" in row and row["step"] > 2] for one in (again, unbroken)]
+    assert evaluated[0] == evaluated[1] != []
+
+
+@final
+@dataclass
+class Noisy(Dataset[Any]):
+    """Samples that are otherwise each time."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = random.gauss(0, 1) + np.random.normal() + torch.randn(()).item()  # noqa: NPY002 - as users do
+        return self.x[index] + 0.1 * noise, self.y[index]
+
+
+# -- ranks at steps of their own -------------------------------------------------------------------------------
+
+ASYNCHRONOUS = [
+    AsyncSGD(),
+    AsyncSGD(shards=2),
+    AsyncSGD(dedicated=True),
+    StaleSynchronousSGD(bound=1),
+    BackupSGD(backups=1),
+    BackupSGD(backups=0, shards=3),  # whose sums are taken in order of arrival
+]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS, ids=name_of)
+def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_order(algorithm: Algorithm, runtime: str) -> None:
+    """A replay of the whole run, and one that begins at the ranks' files and is given the messages that came after."""
+    problem, how = HOW["momentum"]
+    trained = train(runtime, 3, algorithm, problem, how)
+    recorded = replace(trained.run, info={**trained.run.info, "method": run_info(algorithm, problem, how, "", 1)["method"]})
+    whole = replay(recorded, algorithm, problem, how)
+    forget(trained.checkpoint, 5)
+    (checkpoint,) = complete_checkpoints(Path(trained.checkpoint))
+    simulation = Simulation(algorithm, problem, how, 3, network=free, compute=Compute(forward_s=0.0, backward_s=0.0))
+    simulation.scripts = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
+    parts = [torch.load(checkpoint.part(rank), weights_only=True) for rank in range(3)]
+    simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])  # the ranks' was the test's wrapper
+    for rank in range(algorithm.num_computing(3)):
+        assert torch.equal(whole.parameters[rank], trained.parameters[rank][-1])
+        assert torch.equal(simulation.workers[rank].trained.read_parameters(), trained.parameters[rank][-1])
+
+
+def behind(events: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:
+    """What a rank recorded behind the checkpoint of that place, its programs numbered from there."""
+    cut = next(number for number, row in enumerate(events) if row.get("place") == place)
+    before = max((row.get("strand", 0) for row in events[:cut]), default=0)
+    return [{**row, "strand": row["strand"] - before} if row.get("strand", 0) > 0 else row for row in events[cut + 1 :]]
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), BackupSGD(backups=1), NoCommunication()], ids=name_of)
+def test_asynchronous_ones_go_on_to_their_end(algorithm: Algorithm, runtime: str) -> None:
+    problem, how = HOW["momentum"]
+    first = train(runtime, 3, algorithm, problem, how)
+    second = train(runtime, 3, algorithm, problem, how, resume=first.checkpoint)
+    assert second.run.info["status"] == "finished"
+    for rank in range(3):
+        assert rows_of(second.run, rank)[-1][0] == STEPS - 1
+        assert all(step >= 5 for step, *_ in rows_of(second.run, rank))
+
+
+@on_real_runtimes
+def test_a_word_that_ends_all_programs_early_is_no_checkpoint(runtime: str) -> None:
+    """Ranks then meet where they happen to be, go on, and come to rest where they would have."""
+    problem, how = HOW["momentum"]
+    trained = train(runtime, 3, AsyncSGD(), problem, how, control=[{"set": {"lr": 0.02}}])
+    assert trained.run.info["status"] == "finished"
+    assert [checkpoint.step for checkpoint in complete_checkpoints(Path(trained.checkpoint))] == [5, 2]
+    recorded = replace(trained.run, info={**trained.run.info, "method": run_info(AsyncSGD(), problem, how, "", 1)["method"]})
+    assert torch.equal(replay(recorded, AsyncSGD(), problem, how).parameters[0], trained.final)

@@ -1,0 +1,127 @@
+"""Limits of a step where a wire binds, from numbers one can do in the head; rows, seconds to a loss, the picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.bench.paired import alternate
+from workbench.bench.records import facts_of, write_record
+from workbench.bench.rows import Row, beside
+from workbench.bench.wire import BATCHES, BITS, DDP, LAYERWISE, PIPE, Measured, encoded, rows_of
+from workbench.bench.wire_chart import chart
+from workbench.bench.wire_target import TARGET, seconds_to, target_rows
+from workbench.cli import main
+from workbench.clusters.emulated.check import PAYLOAD
+from workbench.errors import ConfigError
+
+WIRE_S = 1.0
+GRADIENT_BYTES = round(WIRE_S * 1e9 / 8 * PAYLOAD)  # of two ranks each sends as many bytes as a gradient has: a second at 1 Gbit/s
+TIMES = {"compute": 0.5, "forward": 0.2, "codec, 16 bit": 0.1, "codec, 8 bit": 0.3, "synchronous": 1.6, PIPE: 1.05} | {
+    "layer-wise, 1 MiB": 1.3,
+    "layer-wise, 5 MiB": 1.25,
+    f"{PIPE}, 16 bit": 0.77,
+    f"{PIPE}, 8 bit": 0.84,
+    "torch DDP, 1 MiB": 1.5,
+    "torch DDP, 5 MiB": 1.3,
+    "torch DDP, fp16 hook, 1 MiB": 0.9,
+    "torch DDP, PowerSGD hook": 0.8,
+}
+
+
+def measured(**more: float) -> Measured:
+    return Measured(
+        times={name: [seconds] * 3 for name, seconds in (TIMES | more).items()},
+        socket_s=0.1,
+        gradient_bytes=GRADIENT_BYTES,
+        sent_bytes={f"{PIPE}, 16 bit": GRADIENT_BYTES / 2, f"{PIPE}, 8 bit": GRADIENT_BYTES / 4},
+    )
+
+
+def rows(runtime: Any = "torch", ratio: float = 4, **more: float) -> dict[tuple[str, str], Row]:
+    return {(row.what, row.over): row for row in rows_of("a case", measured(**more), runtime, 2, ratio)}
+
+
+def test_limits_are_the_longer_of_wire_and_work() -> None:
+    """The wire takes 1 s, compute and sockets 0.6 s; 16 bits 0.5 s, work 0.5 + 0.1 + 0.05; 8 bits 0.25 s, work 0.5 + 0.3 + 0.025."""
+    found = rows()
+    assert found[PIPE, "its limit"].theirs == pytest.approx(1.0, rel=1e-5)
+    assert found[f"{PIPE}, 16 bit", "its limit"].theirs == pytest.approx(0.65, rel=1e-5)
+    assert found[f"{PIPE}, 8 bit", "its limit"].theirs == pytest.approx(0.825, rel=1e-5)
+    assert found[f"{PIPE}, 8 bit", "the limit without a codec"].theirs == pytest.approx(1.0, rel=1e-5)
+    assert found[LAYERWISE, "its limit"].theirs == pytest.approx(0.2 + 1.0, rel=1e-5), "forward hides nothing"
+    slow = rows(compute=2.0, forward=0.5)
+    assert slow[PIPE, "its limit"].theirs == pytest.approx(2.1) and slow[LAYERWISE, "its limit"].theirs == pytest.approx(2.1)
+
+
+def test_what_is_asked() -> None:
+    found = rows()
+    assert found[PIPE, "its limit"].below == 1.05 and rows("mpi")[PIPE, "its limit"].below == 1.10
+    assert found[f"{PIPE}, 8 bit", "its limit"].below == 1.10 and found[LAYERWISE, "its limit"].below == 1.15
+    assert found[LAYERWISE, DDP].ratio == pytest.approx(1.25 / 1.3), "each at its best bucket size"
+    assert found[f"{PIPE}, 8 bit", DDP].below == pytest.approx(1 / 2.5) and found[f"{PIPE}, 16 bit", DDP].below == pytest.approx(1 / 1.8)
+    assert found[PIPE, DDP].below is None and rows(ratio=1)[PIPE, DDP].below == pytest.approx(1 / 1.2)
+    assert rows(ratio=1)[PIPE, "synchronous"].below == pytest.approx(1 / 1.8)
+    assert found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].ratio == pytest.approx(0.84 / 0.9)
+
+
+def test_batches_are_told_beforehand_for_each_ratio() -> None:
+    for sizes in BATCHES.values():
+        assert list(sizes) == [0.5, 1, 2, 4] and sorted(sizes.values(), reverse=True) == list(sizes.values())
+    for codec in BITS.values():
+        assert encoded(codec).lossy and encoded(codec).check(4) is None
+
+
+def test_steps_ahead_of_a_block_are_not_timed() -> None:
+    asked: list[str] = []
+    times = alternate({"a": lambda: asked.append("a")}, 2, block=3, warm=1, lead=2, slowest=lambda _: 1.0)
+    assert len(asked) == 3 * (3 + 2) and times == {"a": [1.0, 1.0]}
+
+
+def test_seconds_to_a_loss_are_the_slowest_rank_s_and_of_all_samples() -> None:
+    fast, slow = [(1.0, 4.0), (2.0, 2.0), (3.0, 1.0)], [(1.5, 2.0), (2.5, 2.0), (3.5, 1.0)]
+    assert seconds_to([fast, slow], target=2.0, window=1) == 2.5
+    assert seconds_to([fast, slow], target=1.5, window=2) == 3.5
+    assert seconds_to([fast, slow], target=0.5, window=1) == float("inf")
+
+
+def test_who_never_reaches_the_loss_has_no_row() -> None:
+    curve = [(float(step), TARGET / 2) for step in range(1, 7)]
+    late = [(2 * end, loss) for end, loss in curve]
+    never = [(end, 9.0) for end, _ in curve]
+    turn = [{"synchronous": late, f"{PIPE}, 8 bit": curve, PIPE: never, "torch DDP, fp16 hook": late}] * 2
+    found = {(row.what, row.over): row for row in target_rows("a case", [turn, turn], 4)}
+    assert set(found) == {
+        (f"{PIPE}, 8 bit", "synchronous"),
+        (f"{PIPE}, 8 bit", "torch DDP, fp16 hook"),
+        ("synchronous", "torch DDP, fp16 hook"),
+    }
+    assert found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].ratio == 0.5 and found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].word == "met"
+
+
+def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:
+    cases = [f"communication about {ratio} of compute, 2 hosts, gloo" for ratio in (1, 4)]
+    both = [row for case in cases for row in rows_of(case, measured(), "torch", 2, 4)]
+    figure = chart(both)
+    named = [trace.name for trace in figure.data if trace.name]
+    assert named == ["synchronous", "torch DDP", "layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit", "what it cannot be under"]
+    dotted = [trace for trace in figure.data if trace.line.dash == "dot" and trace.x[0] is not None]
+    assert [trace.legendgroup for trace in dotted] == ["layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit"]
+    assert dotted[1].y[0] == pytest.approx(2.0, rel=1e-4), "the wire over compute"
+    with pytest.raises(ConfigError, match="workbench bench wire"):
+        chart([beside([1.0], 1.0, case="another", what="a", over="b")])
+
+
+def test_a_record_is_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench-wire.json"
+    write_record(path, facts_of("wire", list(rows_of("a case", measured(), "torch", 2, 4))))
+    assert main(["bench", "wire", "--read", str(path)]) == 0
+    assert "its limit" in capsys.readouterr().out
+    assert main(["bench", "wire", "--read", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bench"] == "wire"
+    assert main(["bench", "step", "--read", str(path)]) == 2
+    assert "is a record of wire" in capsys.readouterr().err
+    assert main(["bench", "step", "--figure", "x"]) == 2

@@ -1,0 +1,104 @@
+"""Processes that are forked off a server: how each ends, alone or with the server or its parent, and what it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import within
+from workbench.clusters import fork_server
+from workbench.clusters.fork_server import Forked, ForkServer
+from workbench.experiments.warm import warm_server
+
+SERVER = """
+import os, signal, subprocess, sys, time
+from multiprocessing.connection import Connection
+from workbench.clusters.fork_server import serve
+
+fork, forks = os.fork, iter(range(4))
+
+def few():
+    if next(forks, None) is None:
+        raise BlockingIOError("no more")
+    return fork()
+
+os.fork = few
+exec(*serve(Connection(os.dup(0))))
+"""
+STARTS_ANOTHER = "print(subprocess.Popen(['sleep', '1000']).pid, flush=True); time.sleep(1000)"
+pytestmark = pytest.mark.usefixtures("no_process_left")
+
+
+@pytest.fixture
+def server(no_process_left: None) -> Iterator[ForkServer]:
+    """One whose children do what their argument says; it can fork four times."""
+    found = warm_server(dict(os.environ), [sys.executable, "-c", SERVER])
+    yield found
+    found.close()
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def begin(server: ForkServer, output: Path) -> tuple[Forked, int]:
+    """A child that goes on, and the process that it started."""
+    child = server.start([STARTS_ANOTHER], os.environ, output)
+    assert within(30, lambda: output.exists() and output.read_text().endswith("\n")), child.poll()
+    assert child.poll() is None and child.pid
+    return child, int(output.read_text())
+
+
+def test_children_end_as_they_do_and_one_that_cannot_be_forked_says_so(server: ForkServer, tmp_path: Path) -> None:
+    ignores = "sys.exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    asked = [ignores, "sys.exit(3 + len(sys.stdin.read()))", "os.kill(os.getpid(), 9)", "1 / 0", "sys.exit(0)"]
+    children = [server.start([code], os.environ, tmp_path / str(number)) for number, code in enumerate(asked)]
+    assert within(30, lambda: all(child.poll() is not None for child in children))
+    assert [child.returncode for child in children] == [0, 3, -signal.SIGKILL, 1, 1]
+    assert "ZeroDivisionError" in (tmp_path / "3").read_text()
+    assert (tmp_path / "4").read_text() == "workbench: no process can be forked: no more\n"
+
+
+def test_a_child_that_is_killed_ends_with_what_it_started_and_no_other_does(server: ForkServer, tmp_path: Path) -> None:
+    (first, its), (other, _) = begin(server, tmp_path / "0"), begin(server, tmp_path / "1")
+    os.kill(server._process.pid, signal.SIGINT)  # which is not for it
+    first.kill()
+    assert within(30, lambda: first.poll() == -signal.SIGKILL and is_gone(its))
+    assert other.poll() is None
+
+
+def test_a_server_that_is_closed_ends_its_children_and_what_they_started(server: ForkServer, tmp_path: Path) -> None:
+    child, its = begin(server, tmp_path / "0")
+    server.close()
+    assert within(30, lambda: is_gone(child.pid) and is_gone(its))
+    assert server.has_ended and within(30, lambda: child.poll() == -signal.SIGTERM)
+
+
+def test_a_server_hears_of_its_parents_end(server: ForkServer, tmp_path: Path) -> None:
+    child, its = begin(server, tmp_path / "0")
+    server._channel.close()  # as the system does it
+    assert within(30, lambda: server.returncode == 0 and is_gone(child.pid) and is_gone(its))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process hears of its parent's end on Linux")
+def test_with_a_server_that_is_killed_its_children_end_and_later_ones_do_not_begin(server: ForkServer, tmp_path: Path) -> None:
+    child = server.start(["time.sleep(1000)"], os.environ, tmp_path / "0")
+    assert within(30, lambda: child.poll() is None and child.pid > 0)
+    os.kill(server._process.pid, signal.SIGKILL)
+    assert within(30, lambda: child.poll() == -signal.SIGTERM)
+    later = server.start(["sys.exit(0)"], os.environ, tmp_path / "1")
+    assert within(30, lambda: later.poll() == -signal.SIGKILL), "the server's"
+    assert server.has_ended and not later.pid
+
+
+def test_a_server_that_does_not_listen_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "END_S", 0.1)
+    server = warm_server(dict(os.environ), ["sh", "-c", "exec sleep 1000"])
+    server.close()
+    assert server.returncode == -signal.SIGKILL

@@ -1,0 +1,374 @@
+"""Checkpoints that nobody wrote so: passed over with the file's name, or refused with it; nothing in them is ever run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.laws import tiny
+from tests.laws.train import make_job
+from tests.unit.hostile import OFTEN, SLOW, calm, damaged, twisted, values
+from workbench.algorithms import PipeSGD
+from workbench.errors import ConfigError
+from workbench.program import Context
+from workbench.runtimes import restore
+from workbench.runtimes.checkpoint import random_state, restore_random_state, resume
+from workbench.runtimes.kept import Damaged, check_part, complete_checkpoints, part_of, record_of, run_of, write_part
+from workbench.runtimes.launch import run_rank
+from workbench.runtimes.part import read_part
+from workbench.runtimes.restore import fits
+from workbench.runtimes.transport import SoloTransport
+from workbench.runtimes.worker import Worker
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+HOW = Settings(steps=8, batch_size=4, timeout_s=30, seed=3, checkpoint_every=2, optimizer=tiny.momentum)
+NEWEST, BEFORE = 5, 3
+
+
+def train(resume: Path | None = None) -> Run:
+    """Alone, with two gradients in flight."""
+    job = replace(make_job("torch", 1, PipeSGD(width=3), tiny.problem(), HOW), resume=None if resume is None else str(resume))
+    run_rank(job, SoloTransport())
+    return Run.load(job.folder)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Path:
+    """A run's folder with two checkpoints."""
+    folder = train().folder
+    assert folder is not None
+    assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [NEWEST, BEFORE]
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """A copy to be spoilt."""
+    return Path(shutil.copytree(trained, tmp_path / "a-run"))
+
+
+@pytest.fixture(scope="module")
+def place(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for all examples of a test, each of which writes its own newest part."""
+    return Path(shutil.copytree(trained, tmp_path_factory.mktemp("spoilt") / "a-run"))
+
+
+def put(folder: Path, content: bytes, **facts: Any) -> Path:
+    """The newest part, and a record that agrees with it."""
+    path = part_of(folder, NEWEST, 0)
+    path.write_bytes(content)
+    known = {"format": 2, "step": NEWEST, "rank": 0, "num_workers": 1}
+    record = {**known, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **facts}
+    record_of(path).write_text(json.dumps(record))
+    return path
+
+
+def packed(tree: Any, **how: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(tree, file, **how)
+    return file.getvalue()
+
+
+def good(folder: Path) -> dict[str, Any]:
+    """What the newest part holds."""
+    tree: dict[str, Any] = torch.load(part_of(folder, NEWEST, 0), weights_only=True)
+    return tree
+
+
+class Bomb:
+    """Makes a file called "harmed" where it is unpickled without care."""
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return os.mkdir, ("harmed",)
+
+
+def deflated(content: bytes, num_bytes: int) -> bytes:
+    """The same archive, packed, with that much of nothing in it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry) if "data/0" not in entry.filename else bytes(num_bytes))
+    return file.getvalue()
+
+
+def with_pickle(content: bytes, opcodes: bytes) -> bytes:
+    """The same archive with another pickle in it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, opcodes if entry.filename.endswith("data.pkl") else old.read(entry))
+    return file.getvalue()
+
+
+def without(tree: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in tree.items() if name not in names}
+
+
+UNREADABLE = "cannot be read as a checkpoint"
+TERABYTES = b"\x80\x02cbuiltins\nbytearray\n\x8a\x07" + b"\xff" * 6 + b"\x0f\x85R."  # bytearray(2**52 - 1), as a pickle
+LISTS = b"\x80\x02" + b"(" * 200_000 + b"l" * 200_000 + b"."  # one in the other
+GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
+    "nothing": (lambda tree: b"", UNREADABLE),
+    "noise": (lambda tree: bytes(range(256)) * 40, UNREADABLE),
+    "half": (lambda tree: packed(tree)[: len(packed(tree)) // 2], UNREADABLE),
+    "a bomb": (lambda tree: packed({**tree, "random": Bomb()}), UNREADABLE),
+    "a bomb for a model": (
+        lambda tree: packed({**tree, "replica": {**tree["replica"], "model": Bomb()}}),
+        "cannot be read as a checkpoint",
+    ),
+    "a plain pickle": (lambda tree: pickle.dumps(Bomb()), UNREADABLE),
+    "of an old torch": (lambda tree: packed(tree, _use_new_zipfile_serialization=False), UNREADABLE),
+    "packed": (lambda tree: deflated(packed(tree), 300_000_000), "unpacks to more than it is"),
+    "much memory": (
+        lambda tree: with_pickle(packed(tree), TERABYTES),
+        "cannot be",
+    ),
+    "deep": (
+        lambda tree: with_pickle(packed(tree), LISTS),
+        "it holds a list|cannot be read",
+    ),
+    "a long tensor": (lambda tree: packed({**tree, "memory": {"x": torch.zeros(1).expand(10**12)}}), "larger than its memory"),
+    "a list": (lambda tree: packed([tree]), "it holds a list"),
+    "no weights": (lambda tree: packed(without(tree, "replica")), "its 'replica' is no dict"),
+    "no optimizer": (lambda tree: packed({**tree, "replica": without(tree["replica"], "optimizer")}), "lacks 'optimizer'"),
+    "a step that is none": (lambda tree: packed({**tree, "step": True}), "its 'step' is no int"),
+    "a step before the first": (lambda tree: packed({**tree, "step": -3}), "step -3"),
+    "another state": (lambda tree: packed({**tree, "program": [1, 2]}), "no state of a method"),
+    "another memory": (lambda tree: packed({**tree, "memory": {"a": 1}}), "no codec remembers"),
+    "another place": (lambda tree: packed({**tree, "data": {"samples": 1, "global_batch": 4, "origin": [0]}}), "no place in the data"),
+}
+
+
+def test_a_part_that_says_its_model_is_elsewhere_where_it_should_be_here(folder: Path) -> None:
+    tree = good(folder)
+    put(folder, packed({**tree, "replica": {**without(tree["replica"], "optimizer"), "alike": 3}}))
+    again = train(folder)
+    assert again.metrics[0][0]["step"] == BEFORE + 1
+    assert any("holds no model" in note for note in again.info["notes"])
+
+
+@pytest.mark.parametrize("kind", sorted(GARBAGE))
+def test_garbage_with_a_checksum_is_named_and_passed_over(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever can write the part can write the record beside it."""
+    monkeypatch.chdir(tmp_path)
+    make, words = GARBAGE[kind]
+    path = put(folder, make(good(folder)))
+    with pytest.raises(Damaged, match=words) as caught:
+        check_part(path), read_part(path)
+    assert str(path) in str(caught.value) and len(str(caught.value)) < 1000
+    assert not (tmp_path / "harmed").exists()
+    if kind in ("a bomb", "no weights", "packed"):  # all come the same way
+        run = train(folder)
+        assert run.metrics[0][0]["step"] == BEFORE + 1
+        (note,) = [note for note in run.info["notes"] if "passed over" in note]
+        assert path.name in note and f"step {NEWEST}" in note
+        assert not (tmp_path / "harmed").exists()
+
+
+def test_the_bomb_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.load(io.BytesIO(packed(Bomb())), weights_only=False)
+    assert (tmp_path / "harmed").is_dir()
+
+
+def test_where_all_are_garbage_it_is_refused(folder: Path) -> None:
+    for checkpoint in complete_checkpoints(folder):
+        checkpoint.part(0).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"no checkpoint that is whole.*step 5.*step 3.*restore the files from a copy"):
+        train(folder)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"rank": 1}, "of rank 1 .*another part's"),
+        ({"format": "2"}, "of format '2'"),
+        ({"format": None}, "of format None"),
+        ({"bytes": "7"}, "7 were written"),
+        ({"sha256": 5}, "checksum is another"),
+    ],
+)
+def test_a_record_that_cannot_be_is_damage(folder: Path, facts: dict[str, Any], words: str) -> None:
+    with pytest.raises(Damaged, match=words):
+        check_part(put(folder, packed(good(folder)), **facts))
+
+
+def test_a_later_version_is_refused_by_its_name(folder: Path) -> None:
+    path = put(folder, packed(good(folder)), format=4)
+    with pytest.raises(ConfigError, match=f"{path.name} has format 4, this version reads up to 3: update workbench"):
+        train(folder)
+
+
+@pytest.mark.parametrize("how", ["pipe", "folder", "loop"])
+def test_what_is_no_file_is_damage(folder: Path, how: str) -> None:
+    """Also where no record says how long it is: a pipe would keep its reader for ever."""
+    path = part_of(folder, NEWEST, 0)
+    path.unlink()
+    {"pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "loop": lambda: path.symlink_to(path)}[how]()
+    for read in (check_part, read_part):
+        with pytest.raises(Damaged, match="no file"):
+            read(path)
+
+
+# ---------------------------------------------------------------- whole, but of something else
+
+
+def changed(tree: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    return {**tree, "replica": {**tree["replica"], **parts}}
+
+
+def shorter(tree: dict[str, Any]) -> dict[str, Any]:
+    first, *others = tree["program"]
+    return {**tree, "program": [{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others]}
+
+
+UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "weights of other shapes": lambda tree: changed(tree, model={name: torch.zeros(2) for name in tree["replica"]["model"]}),
+    "other weights": lambda tree: changed(tree, model={"x": torch.zeros(2)}),
+    "another optimizer": lambda tree: changed(tree, optimizer={"state": {}, "param_groups": []}),
+    "no optimizer at all": lambda tree: changed(tree, optimizer=7),
+    "updates of nothing": lambda tree: changed(tree, updates=None),
+    "a short gradient in flight": shorter,
+    "a gradient without values": lambda tree: {**tree, "program": [{"ticket": True, "value": {"step": 1}}]},
+    "no generator's state": lambda tree: {**tree, "random": {"torch": torch.zeros(3)}},
+    "a word for a generator": lambda tree: {**tree, "random": "x"},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(UNFIT))
+def test_what_does_not_fit_is_refused_with_the_files_name(folder: Path, kind: str) -> None:
+    path = put(folder, packed(UNFIT[kind](good(folder))))
+    state = random_state(torch.device("cpu"))
+    with pytest.raises(ConfigError, match=f"{path.name} is whole, but does not fit this run's model, optimizer or method"):
+        train(folder)
+    restore_random_state(state, torch.device("cpu"))
+
+
+def test_parts_of_two_runs_are_no_checkpoint(tmp_path: Path, trained: Path) -> None:
+    """Each is whole; put together they never were."""
+    tree = {**good(trained), "num_workers": 2}
+    for step, runs in ((1, ("one", "one")), (3, ("one", "other"))):
+        for rank, run in enumerate(runs):
+            facts = {"step": step, "rank": rank, "num_workers": 2, "run": run}
+            write_part(part_of(tmp_path, step, rank), lambda file: torch.save(tree, file), facts)
+    assert run_of(part_of(tmp_path, 3, 1)) == "other"
+
+    def agree(value: Any) -> list[Any]:
+        return [json.loads(json.dumps(value))]
+
+    found, words, _ = restore._newest(tmp_path, Context(0, 1), agree)
+    assert found.step == 1
+    assert "step 3, is damaged and was passed over: its parts are of several runs: one, other" in words[0]
+
+
+# ---------------------------------------------------------------- fuzz
+
+
+def refused(path: Path) -> dict[str, Any]:
+    """What the part holds; `ConfigError` in place of `Damaged`, which is our own reader's to catch."""
+    try:
+        check_part(path)
+        return read_part(path)
+    except Damaged as error:
+        raise ConfigError(str(error)) from error
+
+
+@OFTEN
+@given(st.data())
+def test_parts(place: Path, trained: Path, data: st.DataObject) -> None:
+    """Of a file cut, changed, doubled: with a record that agrees, with the old one, and without."""
+    content = data.draw(damaged(part_of(trained, NEWEST, 0).read_bytes()))
+    path = put(place, content)
+    how = data.draw(st.sampled_from(["agrees", "old", "none"]))
+    if how == "old":
+        shutil.copy(record_of(part_of(trained, NEWEST, 0)), record_of(path))
+    elif how == "none":
+        record_of(path).unlink()
+    with calm("checkpoints"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a library thinks of it goes to the log
+        assert refused(path)["method"]
+    if how == "old" and content != part_of(trained, NEWEST, 0).read_bytes():
+        with pytest.raises(Damaged):
+            check_part(path)
+
+
+RECORD = {
+    "format": 2,
+    "step": NEWEST,
+    "rank": 0,
+    "num_workers": 1,
+    "run": "a-run",
+    "bytes": 3,
+    "sha256": hashlib.sha256(b"abc").hexdigest(),
+}
+
+
+@OFTEN
+@given(st.one_of(twisted(RECORD).map(lambda record: json.dumps(record).encode()), damaged(json.dumps(RECORD).encode())))
+def test_records(place: Path, record: bytes) -> None:
+    path = put(place, b"abc")
+    record_of(path).write_bytes(record)
+    with calm("records of checkpoints"):
+        for checkpoint in complete_checkpoints(place):
+            assert checkpoint.num_ranks < 10 and isinstance(run_of(checkpoint.part(0)), str)
+            refused(checkpoint.part(0))
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """(holder, key) of every part of a tree."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, item in list(items):
+        yield tree, key
+        yield from places(item)
+
+
+tensors = st.builds(
+    lambda shape, dtype: torch.zeros(shape, dtype=dtype),
+    st.lists(st.integers(0, 8), max_size=3),
+    st.sampled_from([torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64]),
+)
+
+
+@SLOW
+@given(st.data())
+def test_trees(place: Path, trained: Path, data: st.DataObject) -> None:
+    """Of a good tree some parts are something else: it fits, or the file is named."""
+    tree = good(trained)
+    for _ in range(data.draw(st.integers(1, 2))):
+        there = list(places(tree))
+        holder, key = there[data.draw(st.integers(0, len(there) - 1))]
+        if isinstance(holder, dict) and data.draw(st.booleans()):
+            del holder[key]
+        else:
+            holder[key] = data.draw(st.one_of(values, tensors))
+    path = put(place, packed(tree))
+    worker = Worker(PipeSGD(width=3), tiny.problem(), HOW, 0, 1, torch.device("cpu"))
+    state = random_state(torch.device("cpu"))
+    try:
+        with calm("trees of checkpoints"), warnings.catch_warnings(), fits(path):
+            warnings.simplefilter("ignore")
+            saved = refused(path)
+            ctx = Context(0, 1, num_steps=8, layout=worker.replica.layout)
+            resume(saved, PipeSGD(width=3), worker.replica, ctx)
+            if "random" in saved:
+                restore_random_state(saved["random"], torch.device("cpu"))
+            assert ctx.first_step == saved["step"] + 1
+    finally:
+        restore_random_state(state, torch.device("cpu"))
+        worker.replica.close()

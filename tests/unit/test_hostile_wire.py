@@ -1,0 +1,340 @@
+"""Messages that nobody agreed on: announced first and refused, left out, or an error that names their sender; a server stays as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, final
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.unit.hostile import FEW, OFTEN, calm
+from workbench import ops
+from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, SoftsyncSGD, StaleSynchronousSGD
+from workbench.algorithms.servers import ServerMethod
+from workbench.errors import RankMismatch
+from workbench.gradients import Gradient, build_layout
+from workbench.program import Context
+from workbench.runtimes.header import HEADER_BYTES, NUMBER, Path
+from workbench.runtimes.post import BoxHandle, Post, StampedHandle, with_header
+from workbench.runtimes.transport import Handle, Patience
+
+TAG, SENDER, RECEIVER = 3, 1, 0
+NUMEL = 5
+BYTES = HEADER_BYTES + 8 * NUMEL
+
+
+@final
+class Posted(Handle):
+    """A receive that was posted."""
+
+    def __init__(self, source: int, flat: Tensor) -> None:
+        self.started_s, self.source, self.flat = 0.0, source, flat
+
+    def poll(self) -> bool:
+        return self.finished_s is not None
+
+    def wait(self, patience: Patience) -> None:
+        assert self.poll(), "nothing else happens while it waits"
+
+
+@final
+class Wire:
+    """A rank's end of a library, in one process: what it sent lies in `sent`, and `arrive` is what a peer sent, whatever that is."""
+
+    num_workers, members, device = 3, None, torch.device("cpu")
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.sent: list[Tensor] = []
+        self.posted: list[Posted] = []
+        self.most_bytes = 0
+
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        assert (to, tag) == (RECEIVER, TAG)
+        self.sent.append(flat.clone())
+        handle = Posted(to, flat)
+        handle.finished_s = 0.0
+        return handle
+
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        assert tag == TAG
+        self.posted.append(Posted(source, flat))
+        self.most_bytes = max(self.most_bytes, sum(one.flat.nbytes for one in self.posted))
+        return self.posted[-1]
+
+    def arrive(self, message: Tensor) -> None:
+        """As gloo: into the oldest receive; the end of the process where it is longer."""
+        posted = self.posted.pop(0)
+        assert message.nbytes <= posted.flat.nbytes, "gloo would abort"
+        posted.flat[: message.nbytes].copy_(message)
+        posted.source, posted.finished_s = SENDER, 0.0
+
+
+def sent(lengths: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Messages, and their announcements, as a rank puts them on the wire; of message i the stamp is 10 i and the values are i."""
+    wire = Wire(SENDER)
+    post = Post(wire)  # type: ignore[arg-type]  # all of a transport that it needs
+    for number, length in enumerate(lengths):
+        assert post.send(RECEIVER, torch.full((length,), number, dtype=dtype), TAG, 10 * number).poll()
+    return wire.sent
+
+
+def heard(
+    messages: Sequence[Tensor], source: int = ops.ANY, found: list[tuple[int, list[float]]] | None = None
+) -> tuple[list[tuple[int, list[float]]], Wire]:
+    """(stamp, values) of what a server that expects `NUMEL` numbers takes of them, also in `found`, and the receiving end."""
+    wire = Wire(RECEIVER)
+    post, left = Post(wire), list(messages)  # type: ignore[arg-type]  # as above
+    found = [] if found is None else found
+    while True:
+        flat = torch.zeros(BYTES, dtype=torch.uint8)
+        handle: Any = (
+            BoxHandle(post, RECEIVER, flat, TAG, others=True, dtype=torch.float64)
+            if source == ops.ANY
+            else StampedHandle(post, source, flat, TAG, torch.float64)
+        )
+        while not handle.poll():
+            if not left:
+                return found, wire
+            wire.arrive(left.pop(0))
+        found.append((handle.stamp, handle.flat[HEADER_BYTES:].view(torch.float64).tolist()))
+
+
+def told(count: int) -> list[tuple[int, list[float]]]:
+    return [(10 * number, [float(number)] * NUMEL) for number in range(count)]
+
+
+@pytest.mark.parametrize("source", [ops.ANY, SENDER])
+def test_what_was_agreed_on_comes_with_one_announcement(source: int) -> None:
+    """Also past the 256 that numbers can tell apart."""
+    messages = sent([NUMEL] * 600)
+    assert [message.nbytes for message in messages] == [HEADER_BYTES, *[BYTES] * 600]
+    assert heard(messages, source)[0] == told(600)
+
+
+@pytest.mark.parametrize("source", [ops.ANY, SENDER])
+@pytest.mark.parametrize(("length", "num_bytes"), [(10**6, 8 * 10**6 + 8), (NUMEL + 1, BYTES + 8), (NUMEL - 1, BYTES - 8), (0, 8)])
+def test_another_length_is_refused_by_its_announcement(source: int, length: int, num_bytes: int) -> None:
+    """Before a byte of it comes: the longer one would abort the process."""
+    for before in (0, 3):
+        messages = sent([NUMEL] * before + [length])
+        with pytest.raises(RankMismatch, match=f"from rank 1 to rank 0 with tag 3: it announces {num_bytes} bytes.* and {BYTES} of"):
+            heard(messages, source)
+
+
+def test_another_dtype_is_refused() -> None:
+    with pytest.raises(RankMismatch, match=r"48 bytes of torch.int64, and 48 of torch.float64"):
+        heard(sent([NUMEL], torch.int64))
+
+
+def test_one_twice_is_taken_once_and_one_that_is_missing_is_told() -> None:
+    first = sent([NUMEL] * 5)
+    assert heard([*first[:3], first[2], first[0], *first[3:], first[5]])[0] == told(5)
+    with pytest.raises(RankMismatch, match="number 3 came where 2 was due, so 1 got lost"):
+        heard([*first[:2], *first[3:]])
+    with pytest.raises(RankMismatch, match="damaged, or of another length than was announced"):
+        heard(first[1:])
+
+
+def test_zeros_are_no_message() -> None:
+    """What memory holds when a peer that has left sent nothing."""
+    for rank in range(400):
+        with pytest.raises(RankMismatch, match="damaged"):
+            Path(rank, 0, rank).judge(0, BYTES, torch.float64)
+
+
+HARM = st.tuples(
+    st.sampled_from(["away", "twice", "swap", "late", "flip", "noise", "short", "other"]), st.integers(0, 400), st.integers(0, 2**64 - 1)
+)
+
+
+def harmed(messages: list[Tensor], harms: list[tuple[str, int, int]]) -> list[Tensor]:
+    """What a wire, or a rank gone wrong, makes of them. No value changes behind a header that stays: nobody looks for that."""
+    out = list(messages)
+    for how, place, bits in harms:
+        if not out:
+            break
+        at = place % len(out)
+        one = out[at].clone()
+        if one.nbytes < HEADER_BYTES and how in ("flip", "noise", "other"):
+            continue  # cut off before
+        match how:
+            case "away":
+                del out[at]
+            case "twice":
+                out.insert(min(len(out), at + 1 + bits % 4), one)
+            case "swap":
+                other = bits % len(out)
+                out[at], out[other] = out[other], out[at]
+            case "late":
+                out.append(out.pop(at))
+            case "flip":
+                one[bits % HEADER_BYTES] ^= 1 << (bits // 8 % 8)
+                out[at] = one
+            case "noise":
+                one[:HEADER_BYTES].view(torch.int64).fill_(bits - (1 << 64) if bits >> 63 else bits)
+                out[at] = one
+            case "short":
+                out[at] = one[: bits % HEADER_BYTES]
+            case "other":  # of another path
+                path = Path(SENDER, RECEIVER, TAG + 1 + bits % 3)
+                path.announcement(BYTES, torch.float64)
+                out[at] = with_header(one[HEADER_BYTES:], path.header(bits % 1000))
+    return out
+
+
+LENGTHS = st.lists(st.sampled_from([NUMEL] * 12 + [NUMEL + 1, 10**4]), max_size=12)
+
+
+@OFTEN
+@given(LENGTHS, st.lists(HARM, max_size=4), st.sampled_from([ops.ANY, SENDER]))
+def test_messages(lengths: list[int], harms: list[tuple[str, int, int]], source: int) -> None:
+    """Whatever becomes of them: the first so many are taken, whole, in order and once; memory is that of one message."""
+    right = next((number for number, length in enumerate(lengths) if length != NUMEL), len(lengths))
+    taken: list[tuple[int, list[float]]] = []
+    with calm("messages"):
+        messages = harmed(sent(lengths), harms)
+        longer = [number for number, message in enumerate(messages) if message.nbytes > BYTES]
+        _, wire = heard(messages[: longer[0]] if longer else messages, source, taken)  # a longer one comes behind its announcement alone
+        assert wire.most_bytes <= BYTES
+    assert taken == told(len(taken)) and len(taken) <= right
+
+
+@OFTEN
+@given(st.integers(0, 2**64 - 1), st.integers(0, NUMBER), st.booleans())
+def test_a_header_of_noise(noise: int, number: int, announced: bool) -> None:
+    """One in 65,536 passes for whole, and of those one in 128 for the next."""
+    path = Path(SENDER, RECEIVER, TAG)
+    if announced:
+        path.announcement(BYTES, torch.float64)
+    path._number = number
+    with calm("headers"):
+        assert path.judge(noise, BYTES, torch.float64) is None
+
+
+# ---------------------------------------------------------------- a server and what is pushed to it
+
+METHODS = [AsyncSGD(), AsyncSGD(cutoff=2), StaleSynchronousSGD(bound=1), SoftsyncSGD(splits=2), DelayCompensatedSGD(), BackupSGD(backups=1)]
+WORKERS, STEPS = 3, 4
+LAYOUT = build_layout(nn.ParameterList([nn.Parameter(torch.zeros(4))]).named_parameters(), None, 1)
+
+
+@final
+class Served:
+    """A server's program, given pushes one after the other; `version` is how many updates it made, `replies` what it sent."""
+
+    def __init__(self, method: ServerMethod) -> None:
+        self.version, self.replies = 0, list[tuple[int, int]]()
+        ctx = Context(0, WORKERS, num_steps=STEPS, layout=LAYOUT)
+        self._program, self._waiting = method.serve(ctx, 0), True
+        self._now, self._any = 0.0, False
+        self._go(None)
+
+    def _go(self, answer: Any) -> None:
+        """On to the next push that it waits for, or to its end."""
+        while True:
+            try:
+                request = self._program.send(answer)
+            except StopIteration:
+                self._waiting = False
+                return
+            match request:
+                case ops.Recv():
+                    self._any = False
+                    return
+                case ops.WaitAny():
+                    self._any = True
+                    return
+                case ops.PackParameters():
+                    answer = Gradient(torch.ones(LAYOUT.numel), LAYOUT, -1, self.version, 0)
+                case ops.Apply(gradient):
+                    assert 0 <= gradient.version <= self.version
+                    self.version, answer = self.version + 1, None
+                case ops.Start(ops.Send(to, _, _, stamp)):
+                    self.replies.append((to, stamp))
+                    answer = ops.Ticket.completed(None)
+                case ops.Start(ops.Recv()):
+                    answer = ops.Ticket(0, ops.Barrier())
+                case ops.Local(action=action):
+                    answer = action()
+                case ops.Now():
+                    self._now += 1.0
+                    answer = self._now
+                case ops.Wait(ticket):
+                    answer = ticket.value
+                case _:
+                    raise TypeError(request)
+
+    def push(self, source: int, stamp: int) -> bool:
+        """Whether it still hears."""
+        if self._waiting:
+            message = ops.Message(source, torch.ones(LAYOUT.numel), stamp)
+            self._go((0, message) if self._any else message)
+        return self._waiting
+
+
+@pytest.mark.parametrize(
+    ("source", "stamp", "words"),
+    [
+        (1, 4 * 7, "rank 1 pushed a gradient of shard 0 taken at version 7, and the newest is 0"),
+        (2, 2**40 - 1, "rank 2 .* version 274877906943"),
+        (1, 2, "with flags 2, which nobody sends"),
+        (7, 0, "rank 7 .* has no worker"),
+        (-1, 0, "rank -1 .* has no worker"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_push_that_no_worker_can_have_sent_is_refused(method: ServerMethod, source: int, stamp: int, words: str) -> None:
+    server = Served(method)
+    with pytest.raises(RankMismatch, match=words):
+        server.push(source, stamp)
+    assert (server.version, server.replies) == (0, [])
+
+
+@pytest.mark.parametrize("method", METHODS[:4], ids=lambda method: type(method).__name__)
+def test_a_push_behind_the_last_is_refused(method: ServerMethod) -> None:
+    server = Served(method)
+    server.push(1, 1)
+    with pytest.raises(RankMismatch, match="rank 1 pushed a gradient of shard 0 behind its last one"):
+        server.push(1, 1)
+
+
+PUSHES = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, WORKERS - 1), st.integers(0, 8)),  # nearly what a worker sends
+        st.tuples(st.integers(-2, 500), st.one_of(st.integers(0, 40), st.integers(0, 2**40 - 1))),
+    ),
+    max_size=20,
+)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@FEW
+@given(PUSHES)
+def test_pushes(method: ServerMethod, pushes: list[tuple[int, int]]) -> None:
+    """A server takes them or refuses them, and answers workers alone, each at most once a push."""
+    with calm("pushes"):
+        server = Served(method)
+        for count, (source, stamp) in enumerate(pushes, 1):
+            if not server.push(source, stamp):
+                break
+            assert server.version <= count
+            assert all(0 <= to < WORKERS for to, _ in server.replies) and len(server.replies) <= count
+
+
+def test_the_fuzz_sees_what_it_looks_for() -> None:
+    """Harm done on purpose, by hand: of a hundred rows of messages many are taken in part, and some whole."""
+    numbers, taken = random.Random(0), list[int]()
+    kinds = ["away", "twice", "swap", "late", "flip", "noise", "short", "other"]
+    for _ in range(100):
+        harms = [(numbers.choice(kinds), numbers.randrange(400), numbers.getrandbits(64))]
+        try:
+            taken.append(len(heard(harmed(sent([NUMEL] * 8), harms))[0]))
+        except RankMismatch:
+            taken.append(-1)
+    assert 20 < taken.count(-1) < 95 and taken.count(8) > 5

@@ -1,0 +1,17 @@
+"""A test that waits for something waits until it is there, and no longer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+LOOK_S = 0.02
+
+
+def within(seconds: float, look: Callable[[], Any], good: Callable[[Any], bool] = bool) -> Any:
+    """What `look` finds when that is good, or when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not good(found := look()) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return found
