@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MPICH := $(VENV)/opt/mpich/.installed
 TESTS ?=
+# How many processes share the tests. Two take little more than half the time of one, for much of a test is waiting; a choice of tests has one.
+WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 2 || echo 0))
 
 .PHONY: help
 help: ## show this list
@@ -38,8 +40,9 @@ demo: $(INSTALLED) ## three methods on four MPI engines from a notebook; prints 
 	$(BIN)/workbench demo
 
 .PHONY: test
-test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring')
-	$(BIN)/python -m pytest $(TESTS)
+test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in more processes: WORKERS=4)
+	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(TESTS)
 
 .PHONY: lab
 lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel
@@ -82,3 +85,23 @@ backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+.PHONY: faults
+faults: $(INSTALLED) ## fault x method x outcome, with the seconds to detect and to recover (real kills; some minutes)
+	$(BIN)/python -m tests.benchmarks.faults
+
+.PHONY: soak
+soak: $(INSTALLED) ## an hour of trainings with a fault a minute, a thousand interrupts, a hundred starts and ends (MINUTES=5 for less of the first)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks.soak --minutes $(or $(MINUTES),60)
+	WORKBENCH_INTERRUPTS=1000 $(BIN)/python -m pytest -q -s tests/distributed/test_interrupted.py
+	WORKBENCH_CYCLES=100 $(BIN)/python -m pytest -q tests/distributed/test_leaks.py
+
+.PHONY: fuzz
+fuzz: $(INSTALLED) ## thousands of bad inputs for everything that reads files and words; leaves the count in runs/fuzz.json
+	mkdir -p runs
+	WORKBENCH_FUZZ=5000 WORKBENCH_FUZZ_COUNT=$(CURDIR)/runs/fuzz.json $(BIN)/python -m pytest --timeout 3600 tests/unit -k hostile
+
+.PHONY: audit
+audit: $(INSTALLED) ## the pinned dependencies against the lists of known faults (needs the network)
+	test -x $(VENV)/opt/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/opt/audit && $(VENV)/opt/audit/bin/pip install -qq pip-audit; }
+	$(VENV)/opt/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
