@@ -42,7 +42,7 @@ def records(modules: Any) -> Callable[[bytes], None]:
     part = kept.part_of(folder, 1, 0)
     part.parent.mkdir()
     part.write_bytes(b"abc")
-    good = json.dumps({"format": 2, "step": 1, "rank": 0, "num_workers": 1, "run": "a", "bytes": 3, "sha256": "0"}).encode()
+    good = json.dumps({"format": 4, "step": 1, "rank": 0, "num_workers": 1, "run": "a", "bytes": 3, "crc32": 0}).encode()
 
     def read(data: bytes) -> None:
         begin, end = sorted(place % len(good) for place in (*data[:2], 0, 0)[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,6 +39,7 @@ from workbench.runtimes import keeper
 from workbench.runtimes.alike import whole_part, without_alike
 from workbench.runtimes.kept import Checkpoint, Damaged, check_part, complete_checkpoints, part_of, record_of, remove_old_parts, write_part
 from workbench.runtimes.launch import run_rank
+from workbench.runtimes.part import save_part
 from workbench.runtimes.snapshot import Snapshot
 from workbench.runtimes.transport import SoloTransport
 from workbench.settings import Settings
@@ -62,12 +66,36 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
         with pytest.raises(Damaged, match=words):
             check_part(path)
     record = write(tmp_path, 3).with_suffix(".json")
-    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 4}))
-    with pytest.raises(ConfigError, match="format 4, this version reads up to 3: update"):
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 5}))
+    with pytest.raises(ConfigError, match="format 5, this version reads up to 4: update"):
         check_part(path)
     record.write_text('{"form')
     with pytest.raises(Damaged, match="cannot be read"):
         check_part(path)
+
+
+def test_a_part_of_the_format_before_is_held_to_its_own_checksum(tmp_path: Path) -> None:
+    path = write(tmp_path, 3)
+    facts = json.loads(record_of(path).read_text())
+    del facts["crc32"]
+    record_of(path).write_text(json.dumps({**facts, "format": 3, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
+    assert check_part(path) == ""
+    path.write_bytes(b"x" * 99 + b"y")
+    with pytest.raises(Damaged, match="its checksum is another"):
+        check_part(path)
+
+
+def test_a_parts_sums_are_ours_and_not_torchs_too(tmp_path: Path) -> None:
+    """All bytes are summed up once, by us; others' `torch.save` does as it did."""
+    path = part_of(tmp_path, 3, 0)
+    write_part(path, partial(save_part, {"weights": torch.ones(1000)}), {"step": 3, "rank": 0, "num_workers": 1})
+    assert json.loads(record_of(path).read_text())["crc32"] == zlib.crc32(path.read_bytes()) and check_part(path) == ""
+    assert torch.equal(torch.load(path, weights_only=True)["weights"], torch.ones(1000))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is not None
+    torch.save({"weights": torch.ones(1000)}, tmp_path / "another.pt")
+    with zipfile.ZipFile(tmp_path / "another.pt") as archive:
+        assert archive.testzip() is None
 
 
 def test_a_checkpoint_is_complete_when_all_its_records_are_there(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -10,6 +9,7 @@ import pickle
 import shutil
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from workbench.errors import ConfigError
 from workbench.program import Context
 from workbench.runtimes import restore
 from workbench.runtimes.checkpoint import random_state, restore_random_state, resume
-from workbench.runtimes.kept import Damaged, check_part, complete_checkpoints, part_of, record_of, run_of, write_part
+from workbench.runtimes.kept import FORMAT, Damaged, check_part, complete_checkpoints, part_of, record_of, run_of, write_part
 from workbench.runtimes.launch import run_rank
 from workbench.runtimes.part import read_part
 from workbench.runtimes.restore import fits
@@ -73,8 +73,8 @@ def put(folder: Path, content: bytes, **facts: Any) -> Path:
     """The newest part, and a record that agrees with it."""
     path = part_of(folder, NEWEST, 0)
     path.write_bytes(content)
-    known = {"format": 2, "step": NEWEST, "rank": 0, "num_workers": 1}
-    record = {**known, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **facts}
+    known = {"format": FORMAT, "step": NEWEST, "rank": 0, "num_workers": 1}
+    record = {**known, "bytes": len(content), "crc32": zlib.crc32(content), **facts}
     record_of(path).write_text(json.dumps(record))
     return path
 
@@ -201,7 +201,9 @@ def test_where_all_are_garbage_it_is_refused(folder: Path) -> None:
         ({"format": "2"}, "of format '2'"),
         ({"format": None}, "of format None"),
         ({"bytes": "7"}, "7 were written"),
-        ({"sha256": 5}, "checksum is another"),
+        ({"crc32": 5}, "checksum is another"),
+        ({"crc32": "5"}, "checksum is another"),
+        ({"format": 3}, "checksum is another"),
     ],
 )
 def test_a_record_that_cannot_be_is_damage(folder: Path, facts: dict[str, Any], words: str) -> None:
@@ -210,8 +212,8 @@ def test_a_record_that_cannot_be_is_damage(folder: Path, facts: dict[str, Any], 
 
 
 def test_a_later_version_is_refused_by_its_name(folder: Path) -> None:
-    path = put(folder, packed(good(folder)), format=4)
-    with pytest.raises(ConfigError, match=f"{path.name} has format 4, this version reads up to 3: update workbench"):
+    path = put(folder, packed(good(folder)), format=FORMAT + 1)
+    with pytest.raises(ConfigError, match=f"{path.name} has format {FORMAT + 1}, this version reads up to {FORMAT}: update workbench"):
         train(folder)
 
 
@@ -309,13 +311,13 @@ def test_parts(place: Path, trained: Path, data: st.DataObject) -> None:
 
 
 RECORD = {
-    "format": 2,
+    "format": FORMAT,
     "step": NEWEST,
     "rank": 0,
     "num_workers": 1,
     "run": "a-run",
     "bytes": 3,
-    "sha256": hashlib.sha256(b"abc").hexdigest(),
+    "crc32": zlib.crc32(b"abc"),
 }
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -18,6 +19,7 @@ from workbench.runtimes.checkpoint import random_state, take_checkpoint
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.kept import part_of, remove_old_parts, write_part
 from workbench.runtimes.membership import LEFT_TEXT, of_all
+from workbench.runtimes.part import save_part
 from workbench.runtimes.snapshot import Snapshot
 from workbench.runtimes.worker import Worker
 from workbench.trace.store import read_info, update_run
@@ -135,7 +137,7 @@ class Keeper:
         try:
             if lacks is not None:
                 tree = without_alike(tree, lacks)
-            write_part(path, lambda file: torch.save(tree, file), facts)
+            write_part(path, partial(save_part, tree), facts)
             if place is not None:
                 remove_old_parts(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever keeps it from the disk must not end the training

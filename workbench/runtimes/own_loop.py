@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -25,7 +26,7 @@ from workbench.runtimes.alike import holds_alike, without_alike
 from workbench.runtimes.checkpoint import random_state, take_checkpoint
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.kept import part_of, remove_old_parts, write_part
-from workbench.runtimes.part import said_by
+from workbench.runtimes.part import said_by, save_part
 from workbench.runtimes.restore import go_on_from
 from workbench.settings import describe
 from workbench.trace.recorder import FileRecorder, Recorder
@@ -134,7 +135,7 @@ class LoopKeeper:
         path = part_of(folder, max(end.step, 0), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
-        write_part(path, lambda file: torch.save(saved, file), facts)
+        write_part(path, partial(save_part, saved), facts)
 
     def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
         """Go on from the folder's newest checkpoint that is whole. Every rank comes here.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
 
 import torch
@@ -28,6 +28,19 @@ KINDS: dict[str, type] = {
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
 AND_ALIKE = ("optimizer", "schedule", "average")  # and parameters; or "alike", a sum of them, where rank 0's part holds them for all
 MOST_WORDS = 300  # characters of another's error
+
+
+def save_part(tree: dict[str, Any], file: BinaryIO) -> None:
+    """Write what a rank keeps, for `write_part`, which sums up all bytes: torch's sums of each tensor would cost as much again."""
+    if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
+        torch.save(tree, file)
+        return
+    chosen = torch.serialization.get_crc32_options()  # this thread's
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(tree, file)
+    finally:
+        torch.serialization.set_crc32_options(chosen)
 
 
 def read_part(path: Path) -> dict[str, Any]:
