@@ -15,7 +15,7 @@ from workbench.runtimes.launch import RuntimeName
 
 RANKS = (2,)
 CASES: dict[str, dict[str, Any]] = {"12 MB MLP": {"megabytes": 12}, "50 MB MLP": {"megabytes": 50}}
-EVERY = 20  # steps a checkpoint, and a block
+EVERY: dict[str, tuple[int, ...]] = {"12 MB MLP": (20, 50), "50 MB MLP": (20,)}  # steps a checkpoint, and a block
 BATCH_SIZE = 256  # a step of the larger takes some 0.2 s on a core
 ASKED = 1.02
 
@@ -29,13 +29,14 @@ def run(how: How) -> Iterator[Row]:
                 continue
             how.say(f"{title} ...")
             with ranks(number, "torch") as there:
-                times = there.call(on_rank, case, how.rounds)[0]
-            what = f"synchronous, a checkpoint every {EVERY} steps"
-            yield beside(times["kept"], times["not"], case=title, what=what, over="without", below=ASKED)
+                for every in EVERY[case]:
+                    times = there.call(on_rank, case, every, how.rounds)[0]
+                    what = f"synchronous, a checkpoint every {every} steps"
+                    yield beside(times["kept"], times["not"], case=title, what=what, over="without", below=ASKED)
             yield beside(times["copied"], times["not"], case=title, what="the copy alone, once a step", over="a step", kind="peer")
 
 
-def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[str, list[float]]:
+def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of a step each way in each round, the slowest rank's: a block holds one checkpoint, until it is on the disk."""
     from functools import partial
 
@@ -58,7 +59,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
     meet, slowest = peers.slowest_here(runtime)
     settings = Settings(
-        steps=10**9, batch_size=BATCH_SIZE, optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9), checkpoint_every=EVERY
+        steps=10**9, batch_size=BATCH_SIZE, optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9), checkpoint_every=every
     )
     method = SynchronousSGD()
     worker = Worker(method, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device)
@@ -74,7 +75,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
         last = interpreter.advance(program) or last
 
     def block(*, kept: bool) -> None:
-        for number in range(EVERY):
+        for number in range(every):
             step()
             if kept and number == 0:
                 keeper.keep(method, last, last.step)
@@ -89,4 +90,4 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     interpreter.close()
     worker.replica.close()
     transport.close()
-    return {name: [seconds if name == "copied" else seconds / EVERY for seconds in found] for name, found in times.items()}
+    return {name: [seconds if name == "copied" else seconds / every for seconds in found] for name, found in times.items()}
