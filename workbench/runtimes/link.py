@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import final
 
 import torch
@@ -49,7 +50,8 @@ class MeasuredLink:
 def measure_link(transport: Transport, patience: Callable[[str], Patience]) -> MeasuredLink | None:
     """Measure; all ranks call it. None for one rank.
 
-    Of some rounds the quickest counts, and of all ranks the slowest.
+    Of some rounds the quickest counts, of long sums the median: what a library's own take may be twice as long the next time. Of all ranks
+    the slowest.
     """
     if transport.num_workers == 1:
         return None
@@ -76,8 +78,8 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience]) -> M
         return link
     longer = torch.ones(LONG_BYTES // 4, device=transport.device)
     long_s = (
-        _quickest(LONG_ROUNDS, lambda: transport.all_reduce(longer, waits)),
-        _quickest(LONG_ROUNDS, lambda: _ring(transport, longer, waits)),
+        median(_seconds(LONG_ROUNDS, lambda: transport.all_reduce(longer, waits))),
+        median(_seconds(LONG_ROUNDS, lambda: _ring(transport, longer, waits))),
     )
     own_s, found_s = _slowest(transport, long_s, patience)
     long_beta = max(own_s - link.native_s(LARGE_BYTES), 0.0) / (LONG_BYTES - LARGE_BYTES)
@@ -91,12 +93,17 @@ def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[
 
 
 def _quickest(rounds: int, work: Callable[[], object]) -> float:
-    best = float("inf")
+    return min(_seconds(rounds, work))
+
+
+def _seconds(rounds: int, work: Callable[[], object]) -> list[float]:
+    """Of each round."""
+    found = []
     for _ in range(rounds):
         begin = time.perf_counter()
         work()
-        best = min(best, time.perf_counter() - begin)
-    return best
+        found.append(time.perf_counter() - begin)
+    return found
 
 
 def _hop(transport: Transport, message: Tensor, patience: Patience) -> None:

@@ -22,7 +22,7 @@ from workbench.units import MIB
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
-LONG_BYTES, LONG_PARTS = 4 * MIB, 2  # gloo leaves the wire idle between the steps of a long sum: its halves fill each other's gaps
+LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo may leave the wire idle between the steps of a long sum: its halves fill each other's gaps
 CLOSE_S = 5.0  # how long a rank that is done waits for the others before it gives its groups back
 
 
