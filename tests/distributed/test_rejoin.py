@@ -32,11 +32,11 @@ from workbench.algorithms import (
     SynchronousSGD,
 )
 from workbench.codecs import ErrorFeedback, TopK
-from workbench.collectives import Native, Once, PowerSGD, Ring
+from workbench.collectives import Auto, Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.problems.base import Sampler, fetch
 from workbench.program import Algorithm
-from workbench.runtimes import torch_dist
+from workbench.runtimes import link, torch_dist
 from workbench.runtimes.kept import complete_checkpoints
 from workbench.runtimes.launch import Job, run_rank
 from workbench.runtimes.membership import Membership, left_name
@@ -111,6 +111,8 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     assert 0 < first < STEPS, "behind rank 0's last step, which may have been slower than the one that was killed"
     assert steps[:AT_STEP] == [*range(AT_STEP)], "what the dead one had written stands"
     assert steps[-1] == STEPS - 1
+    sent = [row["bytes_sent"] for row in run.metrics[VICTIM]]
+    assert sent == sorted(sent), "the bytes of a rank, whichever process has it"
     assert not run.damaged
     if algorithm.has_servers:
         assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
@@ -285,6 +287,32 @@ def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) 
     assert run.info["status"] == "finished"
     assert "joined" not in run.info
     assert "rank 1 was gone again" in run.info["steering"][-1]["refused"]
+
+
+def dies_behind_the_door(job: Job, rank: int) -> None:
+    """Come, be let in, and be killed while all measure what their network costs now."""
+    number, hop = [0], link._hop
+
+    def die(*args: Any) -> None:
+        number[0] += 1
+        os.kill(os.getpid(), signal.SIGKILL) if number[0] == 4 else hop(*args)
+
+    link._hop = die
+    until_left(job, rank)
+    rejoin(job, rank)
+
+
+def test_one_that_is_killed_while_links_are_measured_has_left_once_more() -> None:
+    found, came, run = with_another(SynchronousSGD(collective=Auto()), dies_behind_the_door, STEPS_OF_FEWER)
+    assert isinstance(came.error, EOFError | OSError), "it was to be killed"
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    assert torch.equal(found[0].value, found[2].value)
+    assert run.info["status"] == "finished"
+    assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
+    assert [row["rank"] for row in run.info["departures"]] == [VICTIM, VICTIM]
+    assert [row["ranks"] for row in run.info["shrunk"]] == [[0, 2], [0, 2]]
+    assert run.steps()[-1]["step"] == STEPS_OF_FEWER.steps - 1
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,23 @@ def test_an_evaluation_waits_for_every_rank_unless_the_run_is_over() -> None:
     assert [found["test_loss"] for found in finished.evaluations()] == [2.0, 1.0]
 
 
+def test_an_evaluation_is_of_the_ranks_that_were_there() -> None:
+    """Rank 2 left behind step 0, and another process took its place with step 3."""
+    recorders = [MemoryRecorder(rank) for rank in range(3)]
+    for rank, recorder in enumerate(recorders):
+        recorder.rows = [row(0, bytes_sent=10), *(() if rank == 2 else (row(1, bytes_sent=20), row(2, bytes_sent=30)))]
+    for recorder in recorders[:2]:
+        recorder.rows.append(evaluation(2, 10.0, 5, 10, 10, bytes_sent=30))
+    fewer = {**INFO, "status": "running", "shrunk": [{"step": 1, "ranks": [0, 1], "weights_of": 0}]}
+    assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(fewer, recorders).evaluations()] == [(2, 70)]
+    again = {**fewer, "joined": [{"rank": 2, "step": 3, "seconds": 1.0}]}
+    for recorder in recorders[:2]:
+        recorder.rows.append(evaluation(3, 10.0, 5, 10, 10, bytes_sent=40))
+    assert [found["step"] for found in Run.from_memory(again, recorders).evaluations()] == [2], "the newcomer's share is not there"
+    recorders[2].rows.append(evaluation(3, 10.0, 5, 10, 10, bytes_sent=20))
+    assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(again, recorders).evaluations()] == [(2, 70), (3, 100)]
+
+
 def test_an_unknown_axis_is_refused_with_the_choices() -> None:
     run = Run.from_memory(INFO, two_ranks())
     with pytest.raises(ConfigError, match="x='epochs': choose one of steps, seconds, samples, bytes"):

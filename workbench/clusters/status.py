@@ -19,9 +19,9 @@ from workbench.clusters.vitals import beat_name, end_name, standing
 from workbench.errors import RunNotFound
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.store import OVER, read_info
+from workbench.trace.tail import last_step_row
 
 ASK_S = 1.0  # an idle engine answers in milliseconds
-TAIL_BYTES = 8192
 
 
 COLUMNS = (
@@ -120,32 +120,14 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
         found |= {"beat_s": max(0.0, time.time() - beat["unix_s"]), "memory_bytes": beat["memory_bytes"]}
     with contextlib.suppress(OSError, ValueError), (folder / trace_name(rank)).open() as file:
         found["device"] = json.loads(file.readline())["device"]
-    for row in reversed(_last_rows(folder / metrics_name(rank))):
-        if "evaluation" not in row and "step" in row:
-            found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
-            break
+    if (row := last_step_row(folder / metrics_name(rank))) is not None:
+        found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
     state = standing(folder, rank)
     if state is not None:
         found["state"] = state  # of a rank that trains
     if (folder / end_name(rank)).exists():
         found["ended"] = True
     return found
-
-
-def _last_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")[:-1]
-    except OSError:
-        return []
-    rows = []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # the first may be a part
-            row = json.loads(line)
-            if isinstance(row, dict):
-                rows.append(row)
-    return rows
 
 
 def _memory_here(who: dict[str, Any]) -> int | None:

@@ -32,8 +32,9 @@ from workbench.runtimes.presence import Presence, present, state_of
 from workbench.runtimes.transport import Transport
 from workbench.runtimes.words import read_words, write_word
 from workbench.runtimes.worker import Worker, share_cores
-from workbench.trace.recorder import FileRecorder
+from workbench.trace.recorder import FileRecorder, metrics_name
 from workbench.trace.store import read_info, update_run
+from workbench.trace.tail import last_step_row
 
 WHAT = "all ranks to meet the one that comes"
 MET, NOT_MET = "met", "not met"
@@ -225,6 +226,8 @@ def _train(job: Any, worker: Worker, transport: Transport, presence: Presence, t
     recorder = FileRecorder(folder, presence.rank, header, settings.trace_steps, goes_on=True)
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "presence": presence}
     interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
+    if (before := last_step_row(folder / metrics_name(presence.rank))) is not None:
+        interpreter.ledger.bytes_sent = float(before["bytes_sent"])  # a rank's, whichever process has it
     try:
         ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
         ctx.may_shrink = "saved" in told

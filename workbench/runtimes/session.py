@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, final
 
@@ -110,22 +111,21 @@ class Session:
         at[0] = ctx.first_step  # the step under way, for the words of a failure
         if late is not None:
             self._paused_s = late.paused_s + (interpreter.ledger.now() - late.seconds if ctx.may_shrink else 0.0)  # all were held
-            self._begin_again(ctx)  # as all others do
-        goes_on = True
+        goes_on, again = True, late is not None  # who comes late does as all others
         self._rest = late.rest if late is not None else self._keeper.first_rest(self._algorithm, ctx.first_step, end_of_run)
         while goes_on:
-            ctx.num_steps = self._grower.end_of(self._algorithm, last, self._rest)
-            program, method = self._algorithm.worker(ctx), self._algorithm
             try:
-                while not (stopped or self._closes(method, ctx)) and (end := interpreter.advance(program)) is not None:
-                    last, self._last_end = end.step, end
-                    stopped = self._end_step(end, ctx)
-                    at[0] = last + 1
-                program.close()
+                self._make_ready(ctx, again=again)
+                ctx.num_steps = self._grower.end_of(self._algorithm, last, self._rest)
+                method = self._algorithm
+                with closing(method.worker(ctx)) as program:
+                    while not (stopped or self._closes(method, ctx)) and (end := interpreter.advance(program)) is not None:
+                        last, self._last_end = end.step, end
+                        stopped = self._end_step(end, ctx)
+                        at[0] = last + 1
                 goes_on = not stopped and self._goes_on_in_step(method, ctx)
             except FAILURES as error:
-                program.close()
-                last = self._shrinker.shrink(error, self._algorithm, ctx, last)
+                last, again = self._shrinker.shrink(error, self._algorithm, ctx, last), False
                 self._grower.forget()
                 self._last_end, self._rest, end_of_run = EndStep(last), self._worker.num_steps, self._worker.num_steps
                 continue
@@ -136,8 +136,7 @@ class Session:
                     self._rest, goes_on = self._keeper.at_rest(self._algorithm, self._last_end, self._rest, end_of_run), True
                 at_end = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
                 stopped = asked or (at_end and not goes_on)
-            if goes_on:
-                self._begin_again(ctx)
+            again = True
         return last, stopped
 
     def _closes(self, method: Algorithm, ctx: Context) -> bool:
@@ -163,14 +162,14 @@ class Session:
     def _welcome(self, end: EndStep) -> Welcome:
         return Welcome.now(self._interpreter.ledger, self._helm, end, self._rest, self._paused_s)
 
-    def _begin_again(self, ctx: Context) -> None:
-        """Make ready for the next program, which goes on from the last step's end; every rank comes here."""
-        algorithm, transport = self._algorithm, self._transport
-        self._interpreter.begin_again(self._last_end.state)
-        begin_again(ctx, self._last_end)
-        transport.open_lanes(algorithm.num_lanes)
-        if algorithm.needs_link and ctx.link is None:
-            ctx.link = measure_link(transport, self._interpreter.ledger.patience)
+    def _make_ready(self, ctx: Context, *, again: bool) -> None:
+        """For the next program, which goes on from the last step's end (`again`: behind another one); every rank comes here."""
+        if again:
+            self._interpreter.begin_again(self._last_end.state)
+            begin_again(ctx, self._last_end)
+            self._transport.open_lanes(self._algorithm.num_lanes)
+        if self._algorithm.needs_link and ctx.link is None:
+            ctx.link = measure_link(self._transport, self._interpreter.ledger.patience)
 
     def _admit(self, rank: int, number: int) -> str | None:
         """All programs have ended: let a process in that has come in a rank's place; why not, or None."""

@@ -79,6 +79,7 @@ class Shrinker:
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
         number_anew(self._worker, ctx, self._transport, step, samples, kept)
+        ctx.link = None  # measured anew: who left may have left in the midst of that
         ctx.first_step, ctx.resumed, ctx.unused = step + 1, kept or None, None
         self._record(step, remain, ahead[0])
         return step

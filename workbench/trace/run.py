@@ -184,18 +184,19 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         """Each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
 
-        An evaluation counts once every rank has reported its share; where a run went on as fewer, every one of those. In a finished run,
-        ranks that never evaluate are not waited for.
+        An evaluation counts once every rank has reported its share; where a run went on as fewer, every one of those, and what the
+        others had sent counts too. In a finished run, ranks that never evaluate are not waited for.
         """
         table = self.rows(evaluations=True)
-        expected = {rank for rank, rows in self.metrics.items() if rows}
+        everyone = expected = {rank for rank, rows in self.metrics.items() if rows}
         if self.info.get("status") == "finished":
             expected = {rank for shares in table.values() for rank in shares}
-        found, fewer = [], [(row["step"], set(row["ranks"])) for row in self.info.get("shrunk") or ()]
+        found, steps = [], self.rows()
         for step, shares in table.items():
-            remain = next((ranks for first, ranks in reversed(fewer) if step >= first), expected)
-            if not expected & remain <= set(shares):
+            there = self._there(step, everyone)
+            if not expected & there <= set(shares):
                 continue
+            gone = _latest(steps, step, everyone - there - set(shares))
             parts = [row["evaluation"] for row in shares.values()]
             count = sum(part["count"] for part in parts)
             judged = sum(part["judged"] or 0 for part in parts)
@@ -204,12 +205,21 @@ class Run:
                     "step": step,
                     "seconds": max(row["seconds"] for row in shares.values()),
                     "samples": max(row["samples"] for row in shares.values()),
-                    "bytes_sent": sum(row["bytes_sent"] for row in shares.values()),
+                    "bytes_sent": sum(row["bytes_sent"] for row in shares.values()) + sum(row["bytes_sent"] for row in gone.values()),
                     "test_loss": sum(part["loss_sum"] for part in parts) / count if count else None,
                     "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
                 }
             )
         return found
+
+    def _there(self, step: int, ranks: set[int]) -> set[int]:
+        """Those of the ranks that took that step, where it went on as fewer, and perhaps as more again."""
+        fewer = [(int(row["step"]), 0, set(row["ranks"])) for row in self.info.get("shrunk") or ()]
+        more = [(int(row["step"]), 1, {row["rank"]}) for row in self.info.get("joined") or ()]
+        for first, came, who in sorted(fewer + more, key=lambda row: row[:2]):
+            if first <= step:
+                ranks = ranks | who if came else who
+        return ranks
 
     def steps(self) -> list[dict[str, Any]]:
         """Each step, over all ranks: step, seconds (of the rank that ended it last), samples, bytes_sent (sum), loss (mean over samples).
@@ -249,3 +259,12 @@ class Run:
             raise ConfigError(f"y={y!r}: choose one of loss, test_loss, accuracy")
         rows = [row for row in (self.steps() if y == "loss" else self.evaluations()) if row[y] is not None]
         return np.array([row[X_FIELDS[x]] for row in rows], float), np.array([row[y] for row in rows], float)
+
+
+def _latest(steps: dict[int, dict[int, dict[str, Any]]], last: int, ranks: set[int]) -> dict[int, dict[str, Any]]:
+    """The newest row of each of these ranks up to a step."""
+    found: dict[int, dict[str, Any]] = {}
+    for step, shares in steps.items() if ranks else ():
+        if step <= last:
+            found.update({rank: row for rank, row in shares.items() if rank in ranks})
+    return found

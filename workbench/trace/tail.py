@@ -1,4 +1,4 @@
-"""The last steps of a run's trace, without reading all of it: for looking at a run that is being written."""
+"""The last steps of a run, without reading all of it: for looking at a run that is being written, and for who takes a rank's place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.trace.read import Trace, parse_lines, trace_paths
-from workbench.trace.rows_known import is_note, is_span
+from workbench.trace.rows_known import is_metrics_row, is_note, is_span
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
 TAIL_BYTES = 128 * 1024  # of each rank's trace: a thousand spans and more
+ROW_BYTES = 8192  # of a rank's metrics, for its newest row: tens of rows
 HEAD_BYTES = 4096  # its header and the first measurement of its clock
 
 
@@ -28,6 +29,17 @@ def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
     folder = Path(folder)
     info = read_info(folder)
     return Run(info=info, metrics={}, traces={rank: _tail(path, tail_bytes) for rank, path in trace_paths(folder).items()})
+
+
+def last_step_row(path: Path) -> dict[str, Any] | None:
+    """The newest row of a step in a rank's metrics; None without one near the end of the file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - ROW_BYTES))
+            rows = _rows(file.read(), is_metrics_row)
+    except OSError:
+        return None
+    return next((row for row in reversed(rows) if "evaluation" not in row), None)
 
 
 def _tail(path: Path, tail_bytes: int) -> Trace:
