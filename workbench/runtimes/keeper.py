@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Replicas
 from workbench.runtimes.alike import holds_alike, without_alike
