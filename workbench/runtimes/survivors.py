@@ -23,7 +23,7 @@ GRACE_S = 5.0  # from an error of the library until it must be known who has lef
 
 @final
 class PeerHandle(Handle):
-    """A message to or from one rank; done with nothing when that rank has left.
+    """A message to or from one rank; done with nothing when that rank has left, and the run goes on without it.
 
     Args:
         begin: begins it, and may raise.
@@ -58,8 +58,18 @@ class PeerHandle(Handle):
         return True
 
     def _lost(self) -> bool:
+        """Whether that rank has left.
+
+        Raises:
+            PeerFailed: it has, and the run cannot go on without it: what did not come must not pass for a message.
+        """
         check(self._members, self._error, self._failed_s, self.source)
-        return self._members.has_left(self.source)
+        if not self._members.has_left(self.source):
+            return False
+        words = self._members.failure()
+        if words is not None:
+            raise PeerFailed(words)
+        return True
 
     def wait(self, patience: Patience) -> None:
         while not self.poll():
