@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -41,7 +42,7 @@ from workbench.runtimes.kept import complete_checkpoints
 from workbench.runtimes.launch import Job, run_rank
 from workbench.runtimes.membership import Membership, left_name
 from workbench.runtimes.rejoin import rejoin
-from workbench.runtimes.words import write_word
+from workbench.runtimes.words import PAUSE, RESUME, write_word
 from workbench.settings import Settings
 from workbench.trace.append import go_on
 from workbench.trace.run import Run
@@ -182,6 +183,32 @@ def test_those_that_went_on_as_fewer_are_as_many_again(algorithm: Algorithm, vic
     assert not (Path(str(run.folder)) / "members").exists()
     if isinstance(algorithm, SynchronousSGD) and isinstance(algorithm.collective, Native | Ring):
         assert torch.allclose(came.value, expected(fewer, more), rtol=1e-11, atol=1e-13)
+
+
+HELD_S = 1.5
+
+
+def holds_and_comes(job: Job, rank: int) -> torch.Tensor:
+    """Hold the run for a while, let it go on, and come."""
+    until_left(job, rank)
+    folder = Path(job.folder)
+    write_word(folder, PAUSE)
+    assert within(30, lambda: read_info(folder)["status"] == "paused")
+    time.sleep(HELD_S)
+    write_word(folder, RESUME)
+    return and_weights(rejoin, job, rank)
+
+
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), AsyncSGD()], ids=str)
+def test_seconds_of_one_that_comes_are_the_others(algorithm: Algorithm) -> None:
+    """What the run was held for before is no training."""
+    found, came, run = with_another(algorithm, holds_and_comes, STEPS_OF_FEWER if isinstance(algorithm, SynchronousSGD) else HOW)
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    first = run.info["joined"][0]["step"]
+    seconds = {rank: {row["step"]: row["seconds"] for row in run.metrics[rank] if "loss" in row} for rank in (0, VICTIM)}
+    late = [seconds[VICTIM][step] - seconds[0][step] for step in seconds[VICTIM] if step > first]
+    assert late and abs(late[0]) < HELD_S / 2
 
 
 def twice(job: Job, rank: int) -> torch.Tensor:

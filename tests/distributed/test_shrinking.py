@@ -20,6 +20,7 @@ from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS, DiesAt, ou
 from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from workbench.algorithms import AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.backward import Micro
 from workbench.collectives import Ring
 from workbench.errors import ConfigError, PeerFailed
 from workbench.gradients import WEIGHT, Gradient
@@ -29,6 +30,8 @@ from workbench.program import Algorithm, Context
 from workbench.runtimes import shrink, torch_dist
 from workbench.runtimes.kept import complete_checkpoints
 from workbench.runtimes.launch import Job, RuntimeName, run_rank
+from workbench.runtimes.membership import Membership
+from workbench.runtimes.worker import Worker
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -182,11 +185,25 @@ class Weighed(Wrapper):
             answer = yield request
             if isinstance(request, Backward):
                 _weighed["computed"][len(_weighed["computed"])] = samples(answer, ctx)
+                _dealt.extend(_begun)
 
 
-def train_weighed(job: Job) -> dict[str, dict[int, float]]:
+_begun: list[int] = []  # places in the order of the data of this process's newest minibatch
+_dealt: list[int] = []  # and of all whose gradients it has computed
+
+
+def train_weighed(job: Job) -> tuple[dict[str, dict[int, float]], list[int]]:
+    minibatch = Worker.minibatch
+
+    def noting(self: Worker, step: int, rank: int | None = None) -> list[Micro]:
+        sampler, mine = self.sampler, self.rank if rank is None else rank
+        first = sampler.samples_before(step) + sum(sampler.share_size(step, other) for other in range(mine))
+        _begun[:] = range(first, first + sampler.share_size(step, mine))
+        return minibatch(self, step, rank)
+
+    Worker.minibatch = noting  # type: ignore[method-assign]
     run_rank(job)
-    return _weighed
+    return _weighed, _dealt
 
 
 class DiesAtFirst(tiny.FailsAt):
@@ -214,10 +231,12 @@ def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any) -> None:
         assert outcome.error is None, outcome.trace
     rounds: dict[int, float] = {}
     for outcome in found.values():
-        assert all(rounds.setdefault(step, weight) == pytest.approx(weight) for step, weight in outcome.value["applied"].items())
+        assert all(rounds.setdefault(step, weight) == pytest.approx(weight) for step, weight in outcome.value[0]["applied"].items())
     assert len(rounds) == how.steps
-    computed, left = (sum(sum(outcome.value[name].values()) for outcome in found.values()) for name in ("computed", "left over"))
+    computed, left = (sum(sum(outcome.value[0][name].values()) for outcome in found.values()) for name in ("computed", "left over"))
     assert sum(rounds.values()) + left == pytest.approx(computed)
+    places = [place for outcome in found.values() for place in outcome.value[1]]
+    assert len(places) == len(set(places)) == round(computed * (HOW.batch_size or 0)), "no sample of an epoch is dealt twice"
     assert Run.load(job.folder).info["shrunk"][0]["step"] > 0, "they had gone on for a while"
 
 
@@ -272,6 +291,26 @@ def test_a_rank_that_trains_alone_is_not_missed() -> None:
         final_of(outcome)
     assert (run.info["status"], [row["rank"] for row in run.info["departures"]]) == ("finished", [2])
     assert "shrunk" not in run.info
+
+
+def train_ahead(job: Job) -> dict[int, Tensor]:
+    """Train; when one is killed, this rank has been at two meetings more than the others: a death may break one for some alone."""
+    place = shrink.Shrinker._place
+
+    def ahead(self: shrink.Shrinker, ctx: Context, members: Membership, last: int) -> dict[str, int]:
+        members.num_texts += 2
+        return place(self, ctx, members, last)
+
+    shrink.Shrinker._place = ahead  # type: ignore[method-assign]
+    return train_shown(job)
+
+
+def test_a_meeting_that_the_death_broke_is_no_ranks_next_one() -> None:
+    job = make_job("torch", NUM_RANKS, Shown(inner=SynchronousSGD()), PROBLEM, replace(SHRINKING, timeout_s=10.0))
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    found = outcomes([(train_ahead, (job,)), (train_shown, (dying,)), (train_shown, (job,))])
+    assert torch.equal(final_of(found[0]), final_of(found[2]))
+    assert Run.load(job.folder).info["status"] == "finished"
 
 
 def dies_shrinking(job: Job, moment: str) -> None:

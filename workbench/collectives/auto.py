@@ -15,6 +15,8 @@ from workbench.ops import Program, Request, Value
 from workbench.program import Context
 
 MARGIN = 1.4  # what is measured at a run's beginning is off by a third now and then
+WIRE_MARGIN = 1.2  # but by less where a wire binds
+WIRE_BINDS = 10.0  # it carries so many times less than a processor adds up
 OF_MESSAGES_S = 2e-4  # what a sum of messages costs beside its messages: sub-programs are Python
 
 
@@ -34,9 +36,10 @@ class Auto(Collective):
     A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all choose alike. Of candidates
     that take the same time the first is chosen. A gradient of several buckets is judged as a whole.
 
-    On ranks that run, the library's own all-reduce was measured with the link (`native_s`), and so was what a ring takes over its formula
-    (`slowdown`): the library's is used unless a candidate promises to be `MARGIN` times as fast, for formulas know wires better than
-    processors. With a codec there is no such choice, nor in a simulation, whose library has no ways of its own.
+    On ranks that run, the library's own all-reduce was measured with the link (`native_s`), and so was what a ring takes over its
+    formula (`slowdown`): the library's is used unless a candidate promises to be `MARGIN` times as fast, or on a slow wire `WIRE_MARGIN`
+    times, for formulas know wires better than processors. With a codec there is no such choice, nor in a simulation, whose library
+    has no ways of its own.
 
     Paper: thakur2005optimization: it switches by size too.
     """
@@ -76,7 +79,8 @@ class Auto(Collective):
         best = min(self.candidates, key=lambda candidate: candidate.seconds(num_bytes, num_workers, link))
         native_s = getattr(link, "native_s", None)
         promised_s = best.seconds(num_bytes, num_workers, link) * getattr(link, "slowdown", 1.0) + OF_MESSAGES_S
-        if native_s is None or self.lossy or native_s(num_bytes) > MARGIN * promised_s:
+        margin = WIRE_MARGIN if link.bandwidth_bytes_per_s * link.sum_s_per_byte * WIRE_BINDS < 1.0 else MARGIN
+        if native_s is None or self.lossy or native_s(num_bytes) > margin * promised_s:
             return best
         return Native()
 
