@@ -301,6 +301,17 @@ def test_a_cluster_trains_on_emulated_hosts_and_leaves_nothing() -> None:
 @pytest.mark.mpi
 @pytest.mark.notebooks
 @pytest.mark.timeout(240)
+def test_a_rank_that_is_done_leaves_none_waiting() -> None:
+    """It makes no call of MPI's any more, with which the word could go that the last message came: of two ranks one waited for ever."""
+    from workbench.clusters import Cluster
+
+    with Cluster(2, launcher="emulated:1gbit", quiet=True) as cluster:
+        for _ in range(2):
+            run = cluster.train(SynchronousSGD(), digits_mlp(), steps=3, evaluate_every=0, timeout_s=8)
+            run.wait(60)
+            assert run.status == "finished"
+
+
 def test_a_cluster_whose_owner_is_killed_leaves_nothing(tmp_path: Path) -> None:
     script = (
         "import time, workbench as wb\n"

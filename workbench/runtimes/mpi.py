@@ -141,7 +141,13 @@ class MpiTransport(Transport):
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         host = torch.empty_like(flat, device="cpu") if self._staged else flat
         request = self._comm.Irecv(buffer_of(host), MPI.ANY_SOURCE if source < 0 else source, tag)
-        return MpiHandle(request, lambda: self._from_host(flat, host))
+
+        def came() -> None:
+            self._from_host(flat, host)
+            # Its sender waits for a word that it came. Over Open MPI's TCP that goes with the next call, which may be long in coming.
+            MPI.COMM_SELF.Iprobe()
+
+        return MpiHandle(request, came)
 
     def gather_texts(self, text: str, patience: Patience) -> list[str]:
         if self.members is not None:
