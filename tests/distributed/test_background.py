@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -116,6 +118,20 @@ def sums_in_a_helper(folder: str) -> list[float]:
 def test_a_helper_keeps_sums_in_flight_apart(tmp_path: Path) -> None:
     for found in shared_pool("torch", 2).run(sums_in_a_helper, str(tmp_path)):
         assert found == [1.0, 21.0, 41.0, 61.0] * 3
+
+
+def test_a_helper_gives_back_what_its_rank_was_killed_with(tmp_path: Path) -> None:
+    """All it hears of that is that nobody tells it anything any more."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "buffer-0").write_bytes(bytes(1000))
+    command = [sys.executable, "-m", "workbench.runtimes.helper", "0", "1", str(tmp_path / "store"), "30.0", str(shared)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert not shared.exists()
 
 
 @on_all_runtimes

@@ -209,6 +209,7 @@ def main(arguments: list[str]) -> None:
         except RuntimeError as error:
             output.write(f"{error}".replace("\n", " ").encode() + b"\n")
         output.flush()
+    shutil.rmtree(arguments[4], ignore_errors=True)  # the rank has hung up, or was killed and can give nothing back itself
     os._exit(0)  # the others may be gone already
 
 
