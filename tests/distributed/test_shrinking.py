@@ -19,9 +19,10 @@ from tests.distributed.killing import Late
 from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS, DiesAt, outcomes
 from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
+from tests.waiting import within
 from workbench.algorithms import AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.backward import Micro
-from workbench.collectives import Ring
+from workbench.collectives import Auto, Ring
 from workbench.errors import ConfigError, PeerFailed
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Backward, Discard, EndStep, Program, ReadParameters, WriteParameters
@@ -30,7 +31,7 @@ from workbench.program import Algorithm, Context
 from workbench.runtimes import shrink, torch_dist
 from workbench.runtimes.kept import complete_checkpoints
 from workbench.runtimes.launch import Job, RuntimeName, run_rank
-from workbench.runtimes.membership import Membership
+from workbench.runtimes.membership import FOLDER, Membership, left_name
 from workbench.runtimes.worker import Worker
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -240,6 +241,40 @@ def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any) -> None:
     assert Run.load(job.folder).info["shrunk"][0]["step"] > 0, "they had gone on for a while"
 
 
+class WaitsForADeath(tiny.FailsAt):
+    """The MLP, whose first minibatch lasts until a file is there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(None, 0)
+        self.path = Path(path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            within(30, self.path.exists)
+        return super().forward(x)
+
+
+def dies_measuring(job: Job) -> None:
+    """Train, and be killed when those that remain measure what their network costs now."""
+    shrink.measure_link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    run_rank(job)
+
+
+def test_a_second_death_while_links_are_measured_costs_no_gradient() -> None:
+    """Neither of those who are killed has given one."""
+    how = replace(LONGER, steps=150, optimizer=tiny.sgd, checkpoint_every=None)
+    job = make_job("torch", 4, Weighed(inner=PartialAllReduce(quorum="solo", collective=Auto())), tiny.problem(Late), how)
+    first = replace(job, problem=tiny.problem(DiesAtFirst))
+    second = replace(job, problem=tiny.problem(partial(WaitsForADeath, str(Path(job.folder) / FOLDER / left_name(2, 0)))))
+    found = outcomes([(train_weighed, (job,)), (train_weighed, (job,)), (train_weighed, (first,)), (dies_measuring, (second,))])
+    assert set(found) == {0, 1}
+    for outcome in found.values():
+        assert outcome.error is None, outcome.trace
+    assert [row["ranks"] for row in Run.load(job.folder).info["shrunk"]] == [[0, 1]]
+    computed, left = (sum(sum(outcome.value[0][name].values()) for outcome in found.values()) for name in ("computed", "left over"))
+    assert sum(found[0].value[0]["applied"].values()) + left == pytest.approx(computed)
+
+
 def test_a_quorum_that_those_who_remain_are_not_is_told() -> None:
     found, _ = train(PartialAllReduce(quorum=3), 2, LONGER)
     for outcome in found.values():
@@ -311,6 +346,32 @@ def test_a_meeting_that_the_death_broke_is_no_ranks_next_one() -> None:
     found = outcomes([(train_ahead, (job,)), (train_shown, (dying,)), (train_shown, (job,))])
     assert torch.equal(final_of(found[0]), final_of(found[2]))
     assert Run.load(job.folder).info["status"] == "finished"
+
+
+def train_with_another_lane(job: Job) -> dict[int, Tensor]:
+    """Train; when one is killed, this rank has opened a lane that the others have not."""
+    place = shrink.Shrinker._place
+
+    def ahead(self: shrink.Shrinker, *args: Any) -> dict[str, int]:
+        self._transport._lanes.append(self._transport._lanes[0])  # type: ignore[attr-defined]  # gloo's
+        return place(self, *args)
+
+    shrink.Shrinker._place = ahead  # type: ignore[method-assign]
+    return train_shown(job)
+
+
+def test_all_lanes_are_opened_anew() -> None:
+    job = make_job("torch", NUM_RANKS, Shown(inner=LayerwiseSGD(bucket_bytes=100, lanes=2)), PROBLEM, replace(SHRINKING, timeout_s=10.0))
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    found = outcomes([(train_with_another_lane, (job,)), (train_shown, (dying,)), (train_shown, (job,))])
+    assert torch.equal(final_of(found[0]), final_of(found[2]))
+
+
+def test_one_that_is_left_alone_has_no_link() -> None:
+    job = make_job("torch", 2, Shown(inner=SynchronousSGD(collective=Auto())), PROBLEM, SHRINKING)
+    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    found = outcomes([(train_shown, (job,)), (train_shown, (dying,))])
+    assert len(found[0].value) == SHRINKING.steps, found[0].trace
 
 
 def dies_shrinking(job: Job, moment: str) -> None:

@@ -285,6 +285,10 @@ def test_an_evaluation_is_of_the_ranks_that_were_there() -> None:
     assert [found["step"] for found in Run.from_memory(again, recorders).evaluations()] == [2], "the newcomer's share is not there"
     recorders[2].rows.append(evaluation(3, 10.0, 5, 10, 10, bytes_sent=20))
     assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(again, recorders).evaluations()] == [(2, 70), (3, 100)]
+    at_once = {**again, "shrunk": [*fewer["shrunk"], {"step": 3, "ranks": [0, 1], "weights_of": 0}]}
+    recorders[2].rows.pop()
+    found = [row["step"] for row in Run.from_memory(at_once, recorders).evaluations()]
+    assert found == [2, 3], "who came had left again before its first step"
 
 
 def test_an_unknown_axis_is_refused_with_the_choices() -> None:

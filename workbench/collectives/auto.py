@@ -85,6 +85,8 @@ class Auto(Collective):
         return Native()
 
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+        if ctx.num_workers == 1:
+            return self.candidates[0].all_reduce(ctx, value)  # there is nothing to choose, and no link
         if ctx.link is None:
             raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
         flat = flat_of(value)

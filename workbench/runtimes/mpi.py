@@ -197,7 +197,7 @@ class MpiTransport(Transport):
 
     def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
         me = self._ranks[self.rank]
-        self._comm, self._control, *self._lanes = shrunk(self._comm, 2 + len(self._lanes), len(ranks), patience)
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), patience)  # all open the other lanes anew
         self._collectives, self._failure, self._announced = self._comm, [], []
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 

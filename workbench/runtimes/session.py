@@ -167,7 +167,7 @@ class Session:
         if again:
             self._interpreter.begin_again(self._last_end.state)
             begin_again(ctx, self._last_end)
-            self._transport.open_lanes(self._algorithm.num_lanes)
+        self._transport.open_lanes(self._algorithm.num_lanes)
         if self._algorithm.needs_link and ctx.link is None:
             ctx.link = measure_link(self._transport, self._interpreter.ledger.patience)
 

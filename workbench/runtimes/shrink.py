@@ -25,6 +25,7 @@ from workbench.gradients import WEIGHT
 from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.helm import Helm
 from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.link import measure_link
 from workbench.runtimes.membership import LEFT_TEXT, Membership
 from workbench.runtimes.transport import Patience, Transport
 from workbench.runtimes.worker import Worker
@@ -76,10 +77,11 @@ class Shrinker:
         self._interpreter.renew()
         self._transport.shrink(remain, members.folder / place, Patience(WHAT, members.failure, timeout_s, lookout=members.presence))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
+        needs_link = self._helm.algorithm.needs_link  # measured anew: here, so that who leaves in the midst of that has left as at any time
+        ctx.link = measure_link(self._transport, self._interpreter.ledger.patience) if needs_link else None
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
         number_anew(self._worker, ctx, self._transport, step, samples, kept)
-        ctx.link = None  # measured anew: who left may have left in the midst of that
         ctx.first_step, ctx.resumed, ctx.unused = step + 1, kept or None, None
         self._record(step, remain, ahead[0])
         return step

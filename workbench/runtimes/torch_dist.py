@@ -211,6 +211,7 @@ class TorchTransport(Transport):
         return self.members is not None and any(self.members.losable)
 
     def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+        self._lanes = self._lanes[:1]  # of others some may have been opened already where one left meanwhile: all open them anew
         self._adopt(*self._meet(ranks, place, patience))
         self._number(ranks)
 

@@ -214,11 +214,11 @@ class Run:
 
     def _there(self, step: int, ranks: set[int]) -> set[int]:
         """Those of the ranks that took that step, where it went on as fewer, and perhaps as more again."""
-        fewer = [(int(row["step"]), 0, set(row["ranks"])) for row in self.info.get("shrunk") or ()]
-        more = [(int(row["step"]), 1, {row["rank"]}) for row in self.info.get("joined") or ()]
-        for first, came, who in sorted(fewer + more, key=lambda row: row[:2]):
+        more = [(int(row["step"]), 0, {row["rank"]}) for row in self.info.get("joined") or ()]
+        fewer = [(int(row["step"]), 1, set(row["ranks"])) for row in self.info.get("shrunk") or ()]  # at one step who came has left again
+        for first, left, who in sorted(fewer + more, key=lambda row: row[:2]):
             if first <= step:
-                ranks = ranks | who if came else who
+                ranks = who if left else ranks | who
         return ranks
 
     def steps(self) -> list[dict[str, Any]]:
