@@ -100,6 +100,8 @@ def usable(cluster: Cluster) -> str:
     return ""
 
 
+# An interrupt may come between a library's `open` and its `with`.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_random_moments_leave_ranks_that_train_again(cluster: Cluster, runs: Path) -> None:
     chance, tally = random.Random(f"{SEED} {cluster.runtime}"), Tally()
     cluster.train(SynchronousSGD(), plane(), steps=2).wait(60)  # imports what a first training imports
