@@ -193,10 +193,18 @@ def failed(run: Any, fault: Fault, limit_s: float = 60.0) -> None:
 
 
 def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
-    """A rank's process is gone."""
+    """A rank's process is gone. A method that does without that one goes on, and is told to stop."""
     run = begun(cluster, method)
-    psutil.Process(soak.chance.choice(cluster.ranks)["pid"]).kill()
-    failed(run, fault)
+    victim = soak.chance.choice(cluster.ranks)
+    psutil.Process(victim["pid"]).kill()
+    if cluster.runtime == "torch" and victim["rank"] > 0 and method.goes_on_without(victim["rank"], NUM_RANKS):
+        begin = time.monotonic()
+        until(lambda: any(row["state"] == "gone" for row in cluster.status()), 30)
+        fault.detect_s, at = time.monotonic() - begin, len(run.run.metrics[0])
+        until(lambda: len(run.run.metrics[0]) > at, 30)
+        run.stop().wait(60)
+    else:
+        failed(run, fault)
     begin = time.monotonic()
     until(lambda: cluster.state == "lost", 30)
     soak.proven(cluster.heal(), fault, "healed", begin)
