@@ -1,14 +1,18 @@
-"""Sends and receives of gloo, whose end only a thread that waits for it hears of: which thread that is."""
+"""Works of gloo: which thread waits for the end of sends and receives, and how one waits in the library for a collective."""
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from workbench.errors import PeerFailed, Stalled
 from workbench.runtimes.patience import Patience
-from workbench.runtimes.torch_works import Waiters
+from workbench.runtimes.torch_works import Waiters, wait_inside
 
 
 class Work:
@@ -116,3 +120,61 @@ def test_what_went_wrong_is_raised_where_it_is_waited_for(inside: bool) -> None:
     with pytest.raises(RuntimeError, match="closed by peer"):
         (handle.wait_inside if inside else handle.wait)(patience())
     waiters.close()
+
+
+class Sum:
+    """A collective that ends by itself, or never; as the library says it, by an error in both cases where it is waited for with a limit."""
+
+    def __init__(self, ends_after_s: float, error: str | None = None) -> None:
+        self.ends_s, self.error, self.looks = time.perf_counter() + ends_after_s, error, 0
+
+    def is_completed(self) -> bool:
+        return time.perf_counter() >= self.ends_s
+
+    def wait(self, limit: timedelta) -> bool:
+        self.looks += 1
+        time.sleep(max(0.0, min(limit.total_seconds(), self.ends_s - time.perf_counter())))
+        if not self.is_completed():
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        return True
+
+
+def test_a_sum_is_waited_for_in_the_library() -> None:
+    for seconds, looks in ((0.0, 1), (0.25, 3)):
+        work = Sum(seconds)
+        wait_inside(work, patience())
+        assert work.is_completed()
+        assert work.looks >= looks, "between looks for failed peers"
+
+
+@pytest.mark.parametrize("ends_after_s", [0.0, 0.15])
+def test_a_sum_that_failed_says_why(ends_after_s: float) -> None:
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        wait_inside(Sum(ends_after_s, "Connection closed by peer"), patience())
+
+
+def test_a_sum_that_does_not_end_is_left() -> None:
+    with pytest.raises(PeerFailed, match="rank 1 has left"):
+        wait_inside(Sum(30.0), Patience("a sum", lambda: "rank 1 has left", 10.0))
+    with pytest.raises(Stalled, match="waited 0 s for a sum"):
+        wait_inside(Sum(30.0), Patience("a sum", lambda: None, 0.2))
+
+
+def test_gloo_s_own_works_are_waited_for_so(tmp_path: Path) -> None:
+    """What this relies on: a limit that has passed ends no work."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    results: list[float] = []
+
+    def rank(number: int) -> None:
+        group = dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=20))
+        flat = torch.full((5,), float(number + 1))
+        if number:
+            time.sleep(0.35)
+        wait_inside(group.allreduce([flat]), patience())
+        results.append(float(flat.sum()))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))
+    assert results == [15.0, 15.0]

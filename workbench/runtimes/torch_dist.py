@@ -16,7 +16,7 @@ from workbench.errors import LaunchError, Stalled
 from workbench.gradients import block_bounds
 from workbench.runtimes.survivors import AnyHandle, PeerHandle
 from workbench.runtimes.torch_groups import Meeting
-from workbench.runtimes.torch_works import StreamHandle, Waiters, WorkHandle
+from workbench.runtimes.torch_works import StreamHandle, Waiters, WorkHandle, wait_inside
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
 from workbench.units import MIB
 
@@ -131,7 +131,7 @@ class TorchTransport(Transport):
         parts = flat.tensor_split(len(self._groups)) if flat.nbytes >= LONG_BYTES else (flat,)
         begun = [dist.all_reduce(part, group=group, async_op=True) for part, group in zip(parts, self._groups, strict=False)]
         for work in begun:
-            self._collective(work, flat).wait(patience)
+            self._wait(work, flat, patience)
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
@@ -162,14 +162,20 @@ class TorchTransport(Transport):
         return StreamHandle(work) if flat.is_cuda else self._waiters.watch(work, flat, self.rank)
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
-        self._collective(dist.broadcast(flat, self._ranks[root], group=self._group, async_op=True), flat).wait(patience)
+        self._wait(dist.broadcast(flat, self._ranks[root], group=self._group, async_op=True), flat, patience)
 
     def barrier(self, patience: Patience) -> None:
-        word = torch.zeros(1)
-        WorkHandle(dist.all_reduce(word, group=self._host_group, async_op=True)).wait(patience)
+        wait_inside(dist.all_reduce(torch.zeros(1), group=self._host_group, async_op=True), patience)
 
     def _collective(self, work: Any, flat: Tensor) -> Handle:
         return StreamHandle(work) if flat.is_cuda else WorkHandle(work)
+
+    def _wait(self, work: Any, flat: Tensor, patience: Patience) -> None:
+        """On the calling thread, for what it began itself."""
+        if flat.is_cuda:
+            StreamHandle(work).wait(patience)
+        else:
+            wait_inside(work, patience)
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = flat.cpu()  # NCCL knows no tags and needs both ends in step: single messages go through the host
@@ -199,10 +205,10 @@ class TorchTransport(Transport):
         encoded = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
         lengths = torch.zeros(self.num_workers, dtype=torch.int64)
         lengths[self.rank] = len(encoded)
-        WorkHandle(dist.all_reduce(lengths, group=self._host_group, async_op=True)).wait(patience)
+        wait_inside(dist.all_reduce(lengths, group=self._host_group, async_op=True), patience)
         table = torch.zeros(self.num_workers, int(lengths.max()), dtype=torch.uint8)
         table[self.rank, : len(encoded)] = encoded
-        WorkHandle(dist.all_reduce(table, group=self._host_group, async_op=True)).wait(patience)
+        wait_inside(dist.all_reduce(table, group=self._host_group, async_op=True), patience)
         return [bytes(row[: int(length) - 1].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, final
 
@@ -11,7 +12,22 @@ from torch import Tensor
 
 from workbench.runtimes.transport import Handle, Patience
 
+LOOK = timedelta(seconds=0.1)  # between two looks for failed peers
 JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
+
+
+def wait_inside(work: Any, patience: Patience) -> None:
+    """Until a collective on host memory is complete: in the library, which wakes this thread without another one's help."""
+    while True:
+        over = work.is_completed()  # looked at before: what it raises then is its own error, and not that this wait took too long
+        try:
+            work.wait(LOOK)
+        except RuntimeError:
+            if over:
+                raise
+            patience.check()
+        else:
+            return
 
 
 @final
