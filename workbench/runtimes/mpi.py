@@ -10,8 +10,8 @@ in with an error, on some of the others; one of them revokes the communicators, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -25,8 +25,10 @@ from workbench.gradients import block_bounds
 from workbench.runtimes.mpi_requests import MpiHandle, buffer_of
 from workbench.runtimes.mpi_survivors import is_fault_tolerant, shrunk
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
+from workbench.units import MIB
 
 FAILURE_TAG = 7
+LONG_BYTES = 16 * MIB  # of a call before which ranks meet twice
 _JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier that was begun
 
 
@@ -78,7 +80,7 @@ class MpiTransport(Transport):
             self._lanes.append(self._comm.Dup())
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
-        with self._together(patience):
+        with self._together(patience, flat.nbytes):
             host = self._to_host(flat)
             self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
             self._from_host(flat, host)
@@ -90,7 +92,7 @@ class MpiTransport(Transport):
         return MpiHandle(self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
 
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
-        with self._together(patience):
+        with self._together(patience, flat.nbytes):
             host = self._to_host(flat)
             counts, start = self._blocks(flat)
             mine = torch.empty(counts[self.rank], dtype=flat.dtype)
@@ -98,7 +100,7 @@ class MpiTransport(Transport):
             flat[start[self.rank] : start[self.rank] + counts[self.rank]].copy_(mine)
 
     def all_gather(self, flat: Tensor, patience: Patience) -> None:
-        with self._together(patience):
+        with self._together(patience, flat.nbytes):
             host = self._to_host(flat)
             counts, start = self._blocks(flat)
             memory, _, kind = buffer_of(host)
@@ -110,29 +112,36 @@ class MpiTransport(Transport):
         return [bounds[block + 1] - bounds[block] for block in range(self.num_workers)], bounds[:-1]
 
     def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
-        with self._together(patience):
+        with self._together(patience, flat.nbytes):
             host = self._to_host(flat)
             self._collectives.Bcast(buffer_of(host), root)
             self._from_host(flat, host)
 
     def barrier(self, patience: Patience) -> None:
-        MpiHandle(self._collectives.Ibarrier()).wait(patience)
+        request = self._collectives.Ibarrier()
+        if not request.Test():  # looked at before a handle is made, for short sums
+            MpiHandle(request).wait(patience)
 
-    @contextmanager
-    def _together(self, patience: Patience) -> Iterator[None]:
+    def _together(self, patience: Patience, num_bytes: int = 0) -> _Together:
+        return _Together(self, patience, num_bytes)
+
+    def gather_here(self, patience: Patience, num_bytes: int) -> None:
         """All ranks are here for a call that none can leave before all have made it: who has come to the barrier must make it too,
 
         and who comes to it after another has left all the same must not.
         """
         self._bound = True
-        try:
-            MpiHandle(self._collectives.Ibarrier()).wait(patience)
-            words = self.peer_failure()
-            if words is not None:
-                raise PeerFailed(words)
-            yield
-        finally:
-            self._bound = False
+        self.barrier(patience)
+        words = self.peer_failure()
+        if words is not None:
+            raise PeerFailed(words)
+        if num_bytes >= LONG_BYTES:
+            # To ask for words moves messages too, those of who is in the call already: MPICH then copies them once more.
+            self.barrier(patience)
+
+    def part(self) -> None:
+        """The call has been made, or never will be."""
+        self._bound = False
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = self._to_host(flat)
@@ -227,6 +236,26 @@ class MpiTransport(Transport):
     def _from_host(self, flat: Tensor, host: Tensor) -> None:
         if host is not flat:
             flat.copy_(host)
+
+
+@final
+class _Together:
+    """A block in which all ranks make a call; a class of its own, since a generator's takes as long again as a short sum."""
+
+    __slots__ = ("_num_bytes", "_patience", "_transport")
+
+    def __init__(self, transport: MpiTransport, patience: Patience, num_bytes: int) -> None:
+        self._transport, self._patience, self._num_bytes = transport, patience, num_bytes
+
+    def __enter__(self) -> None:
+        try:
+            self._transport.gather_here(self._patience, self._num_bytes)
+        except BaseException:
+            self._transport.part()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.part()
 
 
 def _join(communicator: Any, patience: Patience) -> None:

@@ -1,0 +1,48 @@
+"""What a rank of MPI calls around a call that none can leave before all have made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.pool import shared_pool
+from workbench.runtimes.launch import transport_here
+from workbench.runtimes.transport import Patience
+
+LONG, SHORT = 4 << 20, 100  # numbers of 4 bytes
+
+
+class Heard:
+    """A communicator, and in which order it was used."""
+
+    def __init__(self, of: Any, calls: list[str]) -> None:
+        self._of, self._calls = of, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls.append(name)
+        return getattr(self._of, name)
+
+
+def sums(length: int) -> tuple[list[str], float, float]:
+    transport: Any = transport_here(30.0)
+    calls: list[str] = []
+    heard = transport.for_lane(0)
+    heard._collectives, heard._control = Heard(transport._collectives, calls), Heard(transport._control, calls)
+    flat = torch.full((length,), float(transport.rank + 1))
+    heard.all_reduce(flat, Patience("a sum", lambda: None, 30.0))
+    assert not transport.bound
+    transport.close()
+    return calls, float(flat.min()), float(flat.max())
+
+
+@pytest.mark.mpi
+def test_nothing_moves_messages_between_the_last_barrier_and_a_long_call() -> None:
+    """MPICH's sum of 64 MiB took half as long again where a look for a peer's words was the last before it."""
+    for calls, least, most in shared_pool("mpi", 3).run(sums, LONG):
+        assert calls == ["Ibarrier", "Improbe", "Ibarrier", "Allreduce"]
+        assert least == most == 6.0
+    for calls, least, most in shared_pool("mpi", 3).run(sums, SHORT):
+        assert calls == ["Ibarrier", "Improbe", "Allreduce"], "of a short one a second barrier would be a good part"
+        assert least == most == 6.0
