@@ -131,7 +131,7 @@ class Trainer:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
         if algorithm.needs_link:
-            self._ctx.link = measure_link(self._transport, self._patience)
+            self._ctx.link = measure_link(self._transport, self._patience, self.replica.layout.message_bytes)
         self._algorithm, self._program = algorithm, algorithm.worker(self._ctx)
         self._keeper = LoopKeeper(algorithm, self._interpreter, self._ctx)
         self._interpreter.ledger.origin_s = time.perf_counter()

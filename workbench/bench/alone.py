@@ -13,7 +13,7 @@ from workbench.ops import Program
 from workbench.program import Context, perform
 from workbench.replica import Replica
 from workbench.runtimes.interpreter import Interpreter
-from workbench.runtimes.link import measure_link
+from workbench.runtimes.link import LONG_BYTES, measure_link
 from workbench.runtimes.transport import Transport
 from workbench.trace.recorder import NullRecorder
 
@@ -22,14 +22,18 @@ TIMEOUT_S = 120.0
 
 @final
 class Sums:
-    """Answers collectives' requests as a training's interpreter does, and with it."""
+    """Answers collectives' requests as a training's interpreter does, and with it.
 
-    def __init__(self, transport: Transport) -> None:
+    Args:
+        num_bytes: of the longest sum that will be asked for.
+    """
+
+    def __init__(self, transport: Transport, num_bytes: float = LONG_BYTES) -> None:
         model = torch.nn.Linear(1, 1)
         replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.0))
         self._interpreter = Interpreter(transport, replica, NullRecorder(), lambda _: (), timeout_s=TIMEOUT_S)
         self._ctx = Context(transport.rank, transport.num_workers, layout=replica.layout)
-        self._ctx.link = measure_link(transport, self._interpreter.ledger.patience)
+        self._ctx.link = measure_link(transport, self._interpreter.ledger.patience, num_bytes)
 
     def __enter__(self) -> Self:
         return self

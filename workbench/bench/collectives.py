@@ -107,7 +107,7 @@ def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[s
     if transport.num_workers & (transport.num_workers - 1) == 0:
         kinds["halving-doubling"] = collectives.HalvingDoubling()
     value = torch.zeros(max(1, size // 4))
-    with Sums(transport) as sums:
+    with Sums(transport, size) as sums:
         steps: dict[str, Step] = {"library": partial(_library(runtime), value)}
         steps |= {name: partial(sums.all_reduce, kind, value) for name, kind in kinds.items()}
         once = alternate(steps, 1, meet=meet, slowest=slowest)

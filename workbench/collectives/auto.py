@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import final
 
 from workbench.collectives.base import Collective, Link, Native, flat_of
@@ -13,11 +14,15 @@ from workbench.collectives.tree import Tree
 from workbench.errors import ConfigError
 from workbench.ops import Program, Request, Value
 from workbench.program import Context
+from workbench.units import MIB
 
 MARGIN = 1.4  # what is measured at a run's beginning is off by a third now and then
 WIRE_MARGIN = 1.2  # but by less where a wire binds
-WIRE_BINDS = 10.0  # it carries so many times less than a processor adds up
+WIRE_BINDS = 50.0  # it carries so many times less than a processor adds up
 OF_MESSAGES_S = 2e-4  # what a sum of messages costs beside its messages: sub-programs are Python
+PIECE_BYTES = 8 * MIB  # of a long ring's messages: memory for these is used again, that for much longer ones is mapped anew
+NEW_BYTES = 32 * MIB  # of one message: from here on its memory is new each time, and pages come to it one by one,
+NEW_S_PER_BYTE = 1e-9  # which takes about so long
 
 
 @final
@@ -40,6 +45,8 @@ class Auto(Collective):
     formula (`slowdown`): the library's is used unless a candidate promises to be `MARGIN` times as fast, or on a slow wire `WIRE_MARGIN`
     times, for formulas know wires better than processors. With a codec there is no such choice, nor in a simulation, whose library
     has no ways of its own.
+
+    A plain `Ring()` among the candidates stands for one whose messages are of 8 MiB at most, by its `chunks`.
 
     Paper: thakur2005optimization: it switches by size too.
     """
@@ -76,13 +83,23 @@ class Auto(Collective):
         >>> Auto().chosen(8, 10, link), Auto().chosen(8e6, 10, link)
         (HalvingDoubling(), Ring())
         """
-        best = min(self.candidates, key=lambda candidate: candidate.seconds(num_bytes, num_workers, link))
-        native_s = getattr(link, "native_s", None)
-        promised_s = best.seconds(num_bytes, num_workers, link) * getattr(link, "slowdown", 1.0) + OF_MESSAGES_S
+        native_s, slowdown = getattr(link, "native_s", None), getattr(link, "slowdown", 1.0)
+
+        def promise_s(candidate: Collective) -> float:
+            formula_s = candidate.seconds(num_bytes, num_workers, link)
+            return formula_s if native_s is None else slowdown * formula_s + _new_memory_s(candidate, num_bytes, num_workers)
+
+        best = min(self._ways(num_bytes, num_workers), key=promise_s)
+        promised_s = promise_s(best) + OF_MESSAGES_S
         margin = WIRE_MARGIN if link.bandwidth_bytes_per_s * link.sum_s_per_byte * WIRE_BINDS < 1.0 else MARGIN
         if native_s is None or self.lossy or native_s(num_bytes) > margin * promised_s:
             return best
         return Native()
+
+    def _ways(self, num_bytes: float, num_workers: int) -> list[Collective]:
+        """The candidates, a plain ring in pieces."""
+        pieces = max(1, math.ceil(num_bytes / num_workers / PIECE_BYTES))
+        return [replace(candidate, chunks=pieces) if candidate == Ring() else candidate for candidate in self.candidates]
 
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
         if ctx.num_workers == 1:
@@ -90,7 +107,7 @@ class Auto(Collective):
         if ctx.link is None:
             raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
         flat = flat_of(value)
-        return self.chosen(flat.numel() * flat.element_size(), ctx.num_workers, ctx.link).all_reduce(ctx, value)
+        return _chosen(self, flat.numel() * flat.element_size(), ctx.num_workers, ctx.link).all_reduce(ctx, value)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """What all candidates, and the library, send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""
@@ -102,3 +119,22 @@ class Auto(Collective):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """The least of the candidates'."""
         return self.chosen(num_bytes, num_workers, link).seconds(num_bytes, num_workers, link)
+
+
+@lru_cache(maxsize=1024)
+def _chosen(auto: Auto, num_bytes: int, num_workers: int, link: Link) -> Collective:
+    """`Auto.chosen`, remembered: formulas take longer than a short sum."""
+    return auto.chosen(num_bytes, num_workers, link)
+
+
+def _new_memory_s(candidate: Collective, num_bytes: float, num_workers: int) -> float:
+    """For memory that very long messages come to, of a rank that receives the most."""
+    rounds = (num_workers - 1).bit_length()
+    match candidate:
+        case HalvingDoubling():
+            messages = [num_bytes / (1 << number) for number in range(1, rounds + 1)] * 2
+        case Tree():
+            messages = [num_bytes] * 2 * rounds
+        case _:
+            messages = []
+    return NEW_S_PER_BYTE * sum(size for size in messages if size >= NEW_BYTES)

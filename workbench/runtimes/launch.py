@@ -261,7 +261,7 @@ def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) ->
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
         ctx.may_shrink = transport.members is not None and transport.members.shrinks
         if job.algorithm.needs_link:
-            ctx.link = measure_link(transport, interpreter.ledger.patience)
+            ctx.link = measure_link(transport, interpreter.ledger.patience, replica.layout.message_bytes)
         words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
         if rank == 0:
             notes = [

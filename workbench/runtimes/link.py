@@ -15,9 +15,10 @@ from workbench.collectives import Ring
 from workbench.runtimes.membership import of_all
 from workbench.runtimes.transport import CLOCK_TAG, Patience, Transport
 
-SMALL_BYTES, LARGE_BYTES, LONG_BYTES = 8, 1 << 20, 8 << 20
-ROUNDS, LARGE_ROUNDS, LONG_ROUNDS = 8, 4, 3
-LONG_LIMIT_S = 0.5  # what a long sum may take to be worth measuring: a slower wire binds shorter ones as well
+SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
+ROUNDS, LARGE_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 4, 5, 3
+LONG_WARM, LONGEST_WARM = 2, 1  # libraries' first long sums take two or three times as long as those that follow
+LONG_LIMIT_S = 0.25  # what a long sum may take to be worth measuring: a slower wire binds shorter ones as well
 
 
 @final
@@ -30,7 +31,10 @@ class MeasuredLink:
             as they do in a sum, with whatever processors and wires they share.
         native_latency_s, native_s_per_byte: of the library's own all-reduce, a line through a short one and one of 1 MiB.
         long_s_per_byte: of the library's own, for what is longer than that: libraries change their ways, or meet the wire's end.
-        slowdown: what a long ring took, message by message, over its formula: of processors and memory the formula knows nothing.
+        longest_s_per_byte: of the library's own, of every byte of 64 MiB or more: libraries that sum in memory of their own get that
+            anew each time. None where no sum is as long.
+        slowdown: what a long ring took, message by message, over its formula: of processors and memory the formula knows nothing, and
+            the hops that tell it what a byte takes are few.
     """
 
     latency_s: float
@@ -39,16 +43,22 @@ class MeasuredLink:
     native_latency_s: float
     native_s_per_byte: float
     long_s_per_byte: float
+    longest_s_per_byte: float | None = None
     slowdown: float = 1.0
 
     def native_s(self, num_bytes: float) -> float:
         """Seconds of the library's own all-reduce."""
+        if self.longest_s_per_byte is not None and num_bytes >= LONGEST_BYTES:
+            return num_bytes * self.longest_s_per_byte
         short = min(num_bytes, LARGE_BYTES)
         return self.native_latency_s + short * self.native_s_per_byte + (num_bytes - short) * self.long_s_per_byte
 
 
-def measure_link(transport: Transport, patience: Callable[[str], Patience]) -> MeasuredLink | None:
+def measure_link(transport: Transport, patience: Callable[[str], Patience], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
     """Measure; all ranks call it. None for one rank.
+
+    Args:
+        num_bytes: of the longest sum that there will be: much longer ones are not measured.
 
     Of some rounds the quickest counts, of long sums the median: what a library's own take may be twice as long the next time. Of all ranks
     the slowest.
@@ -74,16 +84,21 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience]) -> M
         long_s_per_byte=native_beta,
     )
     ring_s = Ring().seconds(LONG_BYTES, transport.num_workers, link)
-    if max(ring_s, link.native_s(LONG_BYTES)) > LONG_LIMIT_S:
+    if num_bytes <= LARGE_BYTES or max(ring_s, link.native_s(LONG_BYTES)) > LONG_LIMIT_S:
         return link
     longer = torch.ones(LONG_BYTES // 4, device=transport.device)
     long_s = (
-        median(_seconds(LONG_ROUNDS, lambda: transport.all_reduce(longer, waits))),
-        median(_seconds(LONG_ROUNDS, lambda: _ring(transport, longer, waits))),
+        _usual(lambda: transport.all_reduce(longer, waits)),
+        _usual(lambda: _ring(transport, longer, waits)),
     )
     own_s, found_s = _slowest(transport, long_s, patience)
     long_beta = max(own_s - link.native_s(LARGE_BYTES), 0.0) / (LONG_BYTES - LARGE_BYTES)
-    return replace(link, long_s_per_byte=long_beta, slowdown=max(1.0, found_s / ring_s))
+    link = replace(link, long_s_per_byte=long_beta, slowdown=found_s / ring_s)
+    if num_bytes < LONGEST_BYTES or link.native_s(LONGEST_BYTES) > LONG_LIMIT_S:
+        return link
+    longest = torch.ones(LONGEST_BYTES // 4, device=transport.device)
+    own = _usual(lambda: transport.all_reduce(longest, waits), LONGEST_WARM, LONGEST_ROUNDS)
+    return replace(link, longest_s_per_byte=_slowest(transport, (own,), patience)[0] / LONGEST_BYTES)
 
 
 def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[str], Patience]) -> list[float]:
@@ -94,6 +109,11 @@ def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[
 
 def _quickest(rounds: int, work: Callable[[], object]) -> float:
     return min(_seconds(rounds, work))
+
+
+def _usual(work: Callable[[], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS) -> float:
+    """Of long ones, when they are warm."""
+    return median(_seconds(warm + rounds, work)[warm:])
 
 
 def _seconds(rounds: int, work: Callable[[], object]) -> list[float]:
@@ -116,16 +136,16 @@ def _hop(transport: Transport, message: Tensor, patience: Patience) -> None:
 
 
 def _ring(transport: Transport, flat: Tensor, patience: Patience) -> None:
-    """What a rank sends, receives and adds in a ring, one message after the other; the values that come of it are of no use."""
-    p = transport.num_workers
-    block = flat[: flat.numel() // p]
-    coming = torch.empty_like(block)
+    """A ring, one message after the other, in blocks of one length: what is left over is not summed."""
+    rank, p = transport.rank, transport.num_workers
+    blocks = flat[: flat.numel() // p * p].view(p, -1)
     for hop in range(2 * (p - 1)):
-        into = transport.start_recv((transport.rank - 1) % p, coming, CLOCK_TAG)
-        out = transport.start_send((transport.rank + 1) % p, block, CLOCK_TAG)
+        coming = torch.empty_like(blocks[0])
+        into = transport.start_recv((rank - 1) % p, coming, CLOCK_TAG)
+        out = transport.start_send((rank + 1) % p, blocks[(rank - hop - 1) % p], CLOCK_TAG)
         into.wait(patience)
         out.wait(patience)
         if hop < p - 1:
-            block.add_(coming)
+            blocks[(rank - hop - 2) % p].add_(coming)
         else:
-            block.copy_(coming)
+            blocks[(rank - hop - 2) % p].copy_(coming)

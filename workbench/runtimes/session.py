@@ -169,7 +169,7 @@ class Session:
             begin_again(ctx, self._last_end)
         self._transport.open_lanes(self._algorithm.num_lanes)
         if self._algorithm.needs_link and ctx.link is None:
-            ctx.link = measure_link(self._transport, self._interpreter.ledger.patience)
+            ctx.link = measure_link(self._transport, self._interpreter.ledger.patience, self._worker.replica.layout.message_bytes)
 
     def _admit(self, rank: int, number: int) -> str | None:
         """All programs have ended: let a process in that has come in a rank's place; why not, or None."""

@@ -78,7 +78,8 @@ class Shrinker:
         self._transport.shrink(remain, members.folder / place, Patience(WHAT, members.failure, timeout_s, lookout=members.presence))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         needs_link = self._helm.algorithm.needs_link  # measured anew: here, so that who leaves in the midst of that has left as at any time
-        ctx.link = measure_link(self._transport, self._interpreter.ledger.patience) if needs_link else None
+        size = self._worker.replica.layout.message_bytes
+        ctx.link = measure_link(self._transport, self._interpreter.ledger.patience, size) if needs_link else None
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
         number_anew(self._worker, ctx, self._transport, step, samples, kept)
