@@ -83,6 +83,23 @@ def test_ended_by_a_signal_it_leaves_no_process(notebook: Path, sign: signal.Sig
     assert read_record(notebook.parent / "out.ipynb")["status"] == words
 
 
+@pytest.mark.parametrize("engine", ["workbench notebook run", "papermill --engine workbench"])
+def test_what_is_said_to_a_kernel_is_encrypted(tmp_path: Path, engine: str) -> None:
+    """Its ports are open to all users of the machine; and ipykernel warns whoever runs a notebook without it."""
+    lines = "from ipykernel.kernelapp import IPKernelApp\nprint('encrypted', IPKernelApp.instance().curve_secretkey is not None)"
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(lines)])
+    content.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
+    nbformat.write(content, tmp_path / "in.ipynb")
+    paths = [str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
+    ways = {"workbench notebook run": [*COMMAND, "notebook", "run", paths[0], "-o", paths[1]]}
+    ways["papermill --engine workbench"] = [sys.executable, "-m", "papermill", "--engine", "workbench", *paths]
+    done = subprocess.run(ways[engine], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    [cell] = nbformat.read(paths[1], as_version=4).cells
+    assert [item["text"] for item in cell.outputs] == ["encrypted True\n"]
+
+
 def test_list_tells_names_types_defaults_and_comments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["notebook", "list", "--json"]) == 0
     found: dict[str, Any] = {about["name"]: about for about in map(json.loads, capsys.readouterr().out.splitlines())}

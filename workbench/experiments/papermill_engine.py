@@ -20,6 +20,7 @@ from typing import Any, final
 from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, NotebookExecutionManager
+from traitlets.config import Config
 
 from workbench.clusters.warden import end_marked, start_warden
 from workbench.experiments.ending import terminated_as_exit
@@ -47,6 +48,7 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
             deadline = time.monotonic() + total_timeout_s
             options["timeout_func"] = lambda cell: max(1, math.ceil(deadline - time.monotonic()))
         options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
+        options.setdefault("config", Config(KernelManager={"transport_encryption": "auto"}))  # where the kernel's specification has it
         with terminated_as_exit(), _recorded(nb_man, kernel_name), _warded(mark), _environment({"IPP_NONINTERACTIVE": "1", mark: "1"}):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
