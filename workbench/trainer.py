@@ -164,6 +164,12 @@ class Trainer:
             self._book(end.step, self._interpreter.loss)
         return self._interpreter.loss
 
+    def settle(self) -> None:
+        """Wait until what is in flight has arrived, and apply none of it: what is timed next then has the wire to itself."""
+        self._check_goes_on()
+        with explained(self._fail):
+            self._interpreter.complete_all(self._end.state)
+
     def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
         """Keep what all ranks need to go on from here, gradients in flight too. Every rank must call it, behind the same step.
 

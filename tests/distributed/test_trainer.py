@@ -141,6 +141,34 @@ def test_gradients_in_flight_are_applied_at_the_end(runtime: str, width: int) ->
     torch.testing.assert_close(results[0], train_alone(2, None, delay=width - 1), rtol=1e-12, atol=1e-14)
 
 
+def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:
+    """Rank 1 is late for each step, and leaves a sign before it; whether rank 0 had settled only behind that."""
+    from workbench.runtimes.launch import world_here
+
+    rank, num_ranks = world_here()
+    model, optimizer = make(seed=rank)
+    x, y = tiny.data(200)
+    waited = []
+    with Trainer(model, optimizer, PipeSGD(width=2)) as trainer:
+        for number, step in enumerate(shares(num_ranks)):
+            mine = step[rank]
+            if rank == 1:
+                time.sleep(0.2)
+                (sign / str(number)).touch()
+            trainer.step(partial(lambda part: nn.functional.cross_entropy(model(x[part]), y[part]), mine))
+            before = parameters(model).clone()
+            trainer.settle()
+            waited.append((sign / str(number)).exists() and torch.equal(before, parameters(model)))
+    return waited, parameters(model)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_settled_is_when_all_that_was_in_flight_has_come_and_none_of_it_is_applied(runtime: str, tmp_path: Path) -> None:
+    (waited, trained), _ = shared_pool(runtime, 2).run(train_and_settle, tmp_path)
+    assert waited == [True] * NUM_STEPS
+    torch.testing.assert_close(trained, train_alone(2, None, delay=1), rtol=1e-12, atol=1e-14)
+
+
 def step_until_one_fails() -> tuple[str, str, float]:
     from workbench.runtimes.launch import world_here
 
@@ -298,6 +326,8 @@ def test_a_finished_trainer_says_so_and_leaves_the_model_alone() -> None:
     trainer.finish()
     with pytest.raises(ConfigError, match="finished"):
         trainer.step(lambda: model(torch.ones(1, 6, dtype=torch.float64)).sum())
+    with pytest.raises(ConfigError, match="finished"):
+        trainer.settle()
     model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
     assert all(param.grad is not None for param in model.parameters())
 

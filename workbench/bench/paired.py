@@ -16,6 +16,7 @@ def alternate(
     warm: int = 2,
     lead: int = 0,
     meet: Callable[[], object] = lambda: None,
+    settle: Callable[[], object] = lambda: None,
     slowest: Callable[[float], float] = float,
 ) -> dict[str, list[float]]:
     """Seconds of a step of each way, one number a round.
@@ -30,6 +31,7 @@ def alternate(
         lead: steps before each block that do not count: of a method that has something under way from step to step, the block then
             begins and ends with as much of it.
         meet: called before each block, for ranks to begin together.
+        settle: called after each block, behind its time: to wait for what a method has under way, which would be on the next one's wire.
         slowest: of this rank's seconds makes those of the slowest rank.
     """
     names = list(steps)
@@ -44,7 +46,9 @@ def alternate(
             begin = time.perf_counter()
             for _ in range(times_in_a_row):
                 step()
-            took = slowest((time.perf_counter() - begin) / times_in_a_row)
+            took = (time.perf_counter() - begin) / times_in_a_row
+            settle()
+            took = slowest(took)
             if number >= 0:
                 times[name].append(took)
     return times

@@ -41,10 +41,11 @@ OUR_BUCKETS_MIB = (1, 5)
 # Of layer-wise sums: they fill each other's gaps, as DDP's do on gloo's two threads, and updates go on meanwhile.
 SIDE_BY_SIDE: dict[str, Any] = {"lanes": 2, "apply": "any"}
 POWER_RANK = 4
-STEPS, LEAD, WARM = 2, 1, 1  # steps of a block, and before it; rounds before the first
+STEPS, LEAD, WARM = 3, 2, 1  # steps of a block, and before it; rounds before the first
 MOST_ROUNDS = 8
 SUMS, BATCHES_OF_SUMS = 10, 4  # to measure the work of sockets
 BITS = {"16 bit": "truncate16", "8 bit": "linear8"}
+PIECES = (1, 2)  # of a block that is encoded: more hide more of the codec, and cost processors that are full
 PIPE = "Pipe-SGD"
 OF_LIMIT = {"torch": 1.05, "mpi": 1.10}  # asked of Pipe-SGD
 ENCODED_OF_LIMIT, LAYERWISE_OF_LIMIT, NO_SLOWER = 1.10, 1.15, 1.02
@@ -69,7 +70,7 @@ class Measured:
         times: way -> seconds of a step in each round, the slowest rank's; "compute", "forward" and the codecs' work among them.
         socket_s: the machine's seconds to send, carry and receive one sum's bytes, all of its cores at it.
         gradient_bytes: of the model.
-        sent_bytes: way with a codec -> bytes that a rank sends a step, on average.
+        sent_bytes: way with a codec, in whichever pieces -> bytes that a rank sends a step, on average.
     """
 
     times: dict[str, list[float]]
@@ -139,7 +140,8 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
         model = fresh()
         trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), method))
         if name.startswith(f"{PIPE}, "):  # the others send as many bytes as a gradient has to
-            sent[name] = sum(method.bytes_per_step(rank, number, trainers[-1].replica.layout) for rank in range(number)) / number
+            each = [method.bytes_per_step(rank, number, trainers[-1].replica.layout) for rank in range(number)]
+            sent.setdefault(name.rpartition(", ")[0], sum(each) / number)
         return partial(trainers[-1].step, partial(loss, model))
 
     model = fresh()
@@ -148,7 +150,9 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
     methods: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
     side = SIDE_BY_SIDE | {"collective": own if runtime == "torch" else auto}
     methods |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
-    methods |= {PIPE: PipeSGD(collective=auto)} | {f"{PIPE}, {bits}": PipeSGD(collective=encoded(name)) for bits, name in BITS.items()}
+    methods[PIPE] = PipeSGD(collective=auto)
+    for bits, name in BITS.items():
+        methods |= {f"{PIPE}, {bits}, {pieces} to a block": PipeSGD(collective=encoded(name, pieces)) for pieces in PIECES}
     steps = {name: ours(name, method) for name, method in methods.items()}
     steps["forward"] = partial(loss, model)
     steps |= {f"codec, {bits}": codec_work(name, flat, number) for bits, name in BITS.items()}
@@ -156,18 +160,23 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
         steps |= {f"torch DDP, {mib} MiB": peers.ddp_step(fresh(), loss, mib) for mib in BUCKETS_MIB}
         steps |= {f"torch DDP, fp16 hook, {mib} MiB": peers.ddp_step(fresh(), loss, mib, peers.fp16_hook()) for mib in BUCKETS_MIB[:2]}
         steps["torch DDP, PowerSGD hook"] = peers.ddp_step(fresh(), loss, BUCKETS_MIB[-1], peers.power_sgd_hook(POWER_RANK))
-    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, meet=meet, slowest=slowest)
+
+    def settle() -> None:
+        for trainer in trainers:
+            trainer.settle()
+
+    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, meet=meet, settle=settle, slowest=slowest)
     for trainer in trainers:
         trainer.finish()
     transport.close()
     return {"times": times, "gradient_bytes": flat.nbytes, "sent_bytes": sent}
 
 
-def encoded(codec: str) -> Collective:
-    """How Pipe-SGD sums with a codec in the hops: in whole blocks, for where every core computes a piece more costs more than it hides."""
+def encoded(codec: str, pieces: int = 1) -> Collective:
+    """How Pipe-SGD sums with a codec in the hops: in whole blocks, or in so many pieces of each."""
     from workbench import codecs, collectives
 
-    return collectives.Direct(codec=codecs.get(codec))
+    return collectives.Direct(codec=codecs.get(codec), chunks=pieces)
 
 
 def codec_work(name: str, flat: Any, number: int) -> Step:
@@ -272,8 +281,9 @@ def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[st
 
 
 def _bests(ways: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what comes in several bucket sizes, that of the least median, by the name of all."""
+    """Of what comes in several bucket sizes, or numbers of pieces, that of the least median, by the name of all."""
     kinds = {LAYERWISE: "layer-wise, ", DDP: "torch DDP, ", HOOKS[0]: "torch DDP, fp16 hook, "}
+    kinds |= {name: f"{name}, " for name in (f"{PIPE}, {bits}" for bits in BITS)}
     found: dict[str, Any] = {}
     for best, word in kinds.items():
         sizes = [name for name in ways if name.startswith(word) and name.removeprefix(word).split()[0].isdigit()]
