@@ -161,11 +161,8 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
         steps |= {f"torch DDP, fp16 hook, {mib} MiB": peers.ddp_step(fresh(), loss, mib, peers.fp16_hook()) for mib in BUCKETS_MIB[:2]}
         steps["torch DDP, PowerSGD hook"] = peers.ddp_step(fresh(), loss, BUCKETS_MIB[-1], peers.power_sgd_hook(POWER_RANK))
 
-    def settle() -> None:
-        for trainer in trainers:
-            trainer.settle()
-
-    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, meet=meet, settle=settle, slowest=slowest)
+    how: dict[str, Any] = {"meet": meet, "settle": lambda: [trainer.settle() for trainer in trainers], "slowest": slowest}
+    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, **how)
     for trainer in trainers:
         trainer.finish()
     transport.close()
