@@ -87,8 +87,9 @@ clean: ## remove the environment, caches and build outputs; runs/ stays
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 .PHONY: faults
-faults: $(INSTALLED) ## fault x method x outcome, with the seconds to detect and to recover (real kills; some minutes)
-	$(BIN)/python -m tests.benchmarks.faults
+faults: $(INSTALLED) ## fault x method x outcome, with the seconds to detect and to recover (real kills; ten minutes)
+	mkdir -p runs
+	$(BIN)/python -m tests.benchmarks.faults --json runs/faults.json
 
 .PHONY: soak
 soak: $(INSTALLED) ## an hour of trainings with a fault a minute, a thousand interrupts, a hundred starts and ends (MINUTES=5 for less of the first)

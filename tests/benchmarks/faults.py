@@ -1,7 +1,7 @@
 """Faults that really happen to trainings, and what becomes of them: fault x method x outcome, with the seconds to detect and to recover.
 
     python -m tests.benchmarks.faults                          # every row, on gloo and on MPI
-    python -m tests.benchmarks.faults --only SynchronousSGD --runtime torch --json faults.json
+    python -m tests.benchmarks.faults --only SynchronousSGD --runtime torch --json faults.json     # leaves a record as well
 
 A row is a `Case`; add one to `CASES`. Whoever looks is a notebook's `Cluster.train`: detection is from the fault to the error
 that `wait` raises (or to the state that `status` shows), recovery from there to the first new step: of a healed cluster that goes
@@ -11,7 +11,6 @@ on from the checkpoint, or of the same one where nothing need be healed. "same w
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import tempfile
@@ -43,6 +42,7 @@ from workbench.algorithms import (
     SynchronousSGD,
 )
 from workbench.analysis.table import Column, Table, seconds
+from workbench.bench.records import facts_of, write_record
 from workbench.clusters import Cluster
 from workbench.clusters.handle import RunHandle
 from workbench.collectives import Ring
@@ -251,7 +251,8 @@ def main() -> None:
         table = measure(cases, options.runtime or RUNTIMES)
     print(table)
     if options.json is not None:
-        options.json.write_text(json.dumps({"caption": table.caption, "rows": list(table)}, indent=1) + "\n")
+        about = {name: value for name, value in facts_of("faults", []).items() if name != "rows"}
+        write_record(options.json, {**about, "caption": table.caption, "rows": list(table)})
 
 
 if __name__ == "__main__":
