@@ -106,6 +106,20 @@ def test_sums_as_long_as_the_run_s_are_measured(
     assert found.native_s(2 * LONGEST_BYTES) == pytest.approx(longest_s, rel=0.1)
 
 
+def test_each_round_has_the_time_out_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow wire all of them together take longer than a rank may be late."""
+    transport, given = Cold(0), list[Patience]()
+    monkeypatch.setattr(link, "time", SimpleNamespace(perf_counter=lambda: transport.clock_s))
+
+    def all_reduce(flat: torch.Tensor, patience: Patience) -> None:
+        given.append(patience)
+        transport.clock_s += 1e-6
+
+    monkeypatch.setattr(transport, "all_reduce", all_reduce)
+    measure_link(transport, lambda what: Patience(what, lambda: None, 1.0), 1e9)
+    assert len({id(patience) for patience in given}) == len(given) > 20
+
+
 def test_what_takes_long_is_not_measured() -> None:
     one, other = shared_pool("torch", 2).run(measured, 0.0)
     assert one == other

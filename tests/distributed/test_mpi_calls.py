@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.distributed.pool import shared_pool
+from workbench.errors import PeerFailed
 from workbench.runtimes.launch import transport_here
 from workbench.runtimes.transport import Patience
 
@@ -35,6 +36,34 @@ def sums(length: int) -> tuple[list[str], float, float]:
     assert not transport.bound
     transport.close()
     return calls, float(flat.min()), float(flat.max())
+
+
+def hears_at_the_last_barrier() -> tuple[list[str], str]:
+    """All ranks alike: a word comes to this rank while it waits for the others a second time."""
+    transport: Any = transport_here(30.0)
+    calls: list[str] = []
+    heard = transport.for_lane(0)
+
+    class Late(Heard):
+        def Ibarrier(self) -> Any:  # noqa: N802 - MPI's name
+            if calls.count("Ibarrier") == 1:
+                heard._failure.append("rank 7 failed")
+            return self.__getattr__("Ibarrier")()
+
+    heard._collectives, heard._failure = Late(transport._collectives, calls), []
+    try:
+        heard.all_reduce(torch.zeros(LONG), Patience("a sum", lambda: None, 30.0))
+    except PeerFailed as error:
+        return calls, f"{error}, {heard.bound}"
+    finally:
+        transport.close()
+    return calls, "nothing"
+
+
+@pytest.mark.mpi
+def test_who_hears_of_a_failure_at_the_second_barrier_does_not_make_the_call() -> None:
+    for calls, words in shared_pool("mpi", 2).run(hears_at_the_last_barrier):
+        assert calls == ["Ibarrier", "Ibarrier"] and words == "rank 7 failed, False"
 
 
 @pytest.mark.mpi

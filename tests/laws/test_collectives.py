@@ -423,6 +423,23 @@ def test_auto_remembers_what_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [20, 28, 20, 28]
 
 
+def test_auto_takes_what_has_no_hash() -> None:
+    """A user's own link, or codec: `all_reduce` remembers by both."""
+    link: Any = SimpleNamespace(latency_s=1e-5, bandwidth_bytes_per_s=1e9, sum_s_per_byte=0.0)
+    with pytest.raises(TypeError):
+        hash(link)
+    assert isinstance(Auto().all_reduce(Context(0, 9, link=link), torch.zeros(5)), Iterator)
+
+
+def test_leaders_sum_by_messages_whatever_is_known_of_the_library() -> None:
+    """The library's own sum is of all ranks, and leaders are some of them: `Auto` among them has no such choice."""
+    quick = Found(own_s=0.0)
+    assert Auto().chosen(20, 3, quick) == Native()
+    for group in (1, 2, 6):
+        ran = world(Hierarchical(group=group, outer=Auto()), [torch.ones(5) for _ in range(6)], 0, link=quick)
+        assert all(torch.equal(result, torch.full((5,), 6.0)) for result in ran.run())
+
+
 def test_auto_takes_the_library_s_own_unless_a_formula_promises_more() -> None:
     facts = {name: getattr(LINK, name) for name in ("latency_s", "bandwidth_bytes_per_s", "sum_s_per_byte")}
     for share, margin in (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import final
 
-from workbench.collectives.base import Collective, Link, Native, flat_of
+from workbench.collectives.base import Collective, Link, Native, PlainLink, flat_of
 from workbench.collectives.halving_doubling import HalvingDoubling
 from workbench.collectives.ring import Ring
 from workbench.collectives.tree import Tree
@@ -23,14 +23,6 @@ OF_MESSAGES_S = 2e-4  # what a sum of messages costs beside its messages: sub-pr
 PIECE_BYTES = 8 * MIB  # of a long ring's messages: memory for these is used again, that for much longer ones is mapped anew
 NEW_BYTES = 32 * MIB  # of one message: from here on its memory is new each time, and pages come to it one by one,
 NEW_S_PER_BYTE = 1e-9  # which takes about so long
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _AnyLink:
-    latency_s: float = 1.0
-    bandwidth_bytes_per_s: float = 1.0
-    sum_s_per_byte: float = 0.0
 
 
 @final
@@ -61,7 +53,7 @@ class Auto(Collective):
                 raise ConfigError(
                     f"candidates: {candidate!r} has no formula of its own: choose among Tree(), HalvingDoubling(), Ring(), ..."
                 )
-            candidate.seconds(1.0, 2, _AnyLink())  # who has none says so now
+            candidate.seconds(1.0, 2, PlainLink())  # who has none says so now
 
     @property
     def needs_link(self) -> bool:
@@ -107,7 +99,12 @@ class Auto(Collective):
         if ctx.link is None:
             raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
         flat = flat_of(value)
-        return _chosen(self, flat.numel() * flat.element_size(), ctx.num_workers, ctx.link).all_reduce(ctx, value)
+        num_bytes = flat.numel() * flat.element_size()
+        try:
+            collective = _chosen(self, num_bytes, ctx.num_workers, ctx.link)
+        except TypeError:  # someone's own collective, codec or link that has no hash
+            collective = self.chosen(num_bytes, ctx.num_workers, ctx.link)
+        return collective.all_reduce(ctx, value)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """What all candidates, and the library, send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""
@@ -121,7 +118,7 @@ class Auto(Collective):
         return self.chosen(num_bytes, num_workers, link).seconds(num_bytes, num_workers, link)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _chosen(auto: Auto, num_bytes: int, num_workers: int, link: Link) -> Collective:
     """`Auto.chosen`, remembered: formulas take longer than a short sum."""
     return auto.chosen(num_bytes, num_workers, link)

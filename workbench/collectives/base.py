@@ -30,6 +30,16 @@ class Link(Protocol):
         """gamma, to add a received byte to an own one."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainLink:
+    """A `Link`, and nothing besides: of the library's own sums it knows nothing."""
+
+    latency_s: float = 1.0
+    bandwidth_bytes_per_s: float = 1.0
+    sum_s_per_byte: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Collective(ABC):
     """A way to sum a value over all ranks. A gradient of several buckets is summed bucket by bucket."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 from workbench.codecs.base import Codec, SummableCodec
-from workbench.collectives.base import Collective, Link, Native
+from workbench.collectives.base import Collective, Link, Native, PlainLink
 from workbench.collectives.linear import Linear
 from workbench.collectives.ring import Ring
 from workbench.collectives.rooted import Rooted
@@ -125,5 +125,11 @@ def _translated(ranks: Sequence[int], request: Request) -> Request:
 
 
 def _part(ctx: Context, ranks: range, purpose: str) -> Context:
-    """What a rank is told of a part of the ranks; noise drawn for one purpose is not drawn again for another."""
-    return replace(ctx, rank=ranks.index(ctx.rank), num_workers=len(ranks), seed=derive_seed(ctx.seed, f"codec {purpose}"))
+    """What a rank is told of a part of the ranks; noise drawn for one purpose is not drawn again for another.
+
+    The library's own sum is of all ranks, and what it takes is of no use here: `Auto` would choose it.
+    """
+    link = ctx.link
+    if hasattr(link, "native_s"):
+        link = PlainLink(**{item.name: getattr(link, item.name) for item in fields(PlainLink)})
+    return replace(ctx, rank=ranks.index(ctx.rank), num_workers=len(ranks), link=link, seed=derive_seed(ctx.seed, f"codec {purpose}"))

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+import zmq
 from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, NotebookExecutionManager
@@ -48,7 +49,7 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
             deadline = time.monotonic() + total_timeout_s
             options["timeout_func"] = lambda cell: max(1, math.ceil(deadline - time.monotonic()))
         options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
-        options.setdefault("config", Config(KernelManager={"transport_encryption": "auto"}))  # where the kernel's specification has it
+        options["config"] = _encrypted(options.get("config"))
         with terminated_as_exit(), _recorded(nb_man, kernel_name), _warded(mark), _environment({"IPP_NONINTERACTIVE": "1", mark: "1"}):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
@@ -58,6 +59,13 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
                 else:
                     _mark_failed(nb_man, error)
                 raise
+
+
+def _encrypted(config: Config | None) -> Config:
+    """With words to and from the kernel encrypted, where pyzmq and the kernel's specification can; what the caller has set stands."""
+    found = Config(KernelManager={"transport_encryption": "auto"}) if zmq.has("curve") else Config()
+    found.merge(config or {})
+    return found
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import final
 
@@ -32,9 +33,9 @@ class MeasuredLink:
         native_latency_s, native_s_per_byte: of the library's own all-reduce, a line through a short one and one of 1 MiB.
         long_s_per_byte: of the library's own, for what is longer than that: libraries change their ways, or meet the wire's end.
         longest_s_per_byte: of the library's own, of every byte of 64 MiB or more: libraries that sum in memory of their own get that
-            anew each time. None where no sum is as long.
+            anew each time. None where no sum is as long, or where it would take longer than it is worth: a slow wire binds all of them.
         slowdown: what a long ring took, message by message, over its formula: of processors and memory the formula knows nothing, and
-            the hops that tell it what a byte takes are few.
+            the hops that tell it what a byte takes are few. 1 where no sum is longer than 1 MiB.
     """
 
     latency_s: float
@@ -65,14 +66,14 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience], num_
     """
     if transport.num_workers == 1:
         return None
-    waits = patience("the network to be measured")
+    quickest, usual = (partial(way, waits=partial(patience, "the network to be measured")) for way in (_quickest, _usual))
     short, long = (torch.ones(size // 4, device=transport.device) for size in (SMALL_BYTES, LARGE_BYTES))
     span = LARGE_BYTES - SMALL_BYTES
-    hop = _quickest(ROUNDS, lambda: _hop(transport, short, waits))
-    long_hop = _quickest(LARGE_ROUNDS, lambda: _hop(transport, long, waits))
-    own = _quickest(ROUNDS, lambda: transport.all_reduce(short, waits))
-    long_own = _quickest(LARGE_ROUNDS, lambda: transport.all_reduce(long, waits))
-    gamma = _quickest(ROUNDS, lambda: long.add_(long)) / LARGE_BYTES
+    hop = quickest(ROUNDS, lambda waits: _hop(transport, short, waits))
+    long_hop = quickest(LARGE_ROUNDS, lambda waits: _hop(transport, long, waits))
+    own = quickest(ROUNDS, lambda waits: transport.all_reduce(short, waits))
+    long_own = quickest(LARGE_ROUNDS, lambda waits: transport.all_reduce(long, waits))
+    gamma = quickest(ROUNDS, lambda _: long.add_(long)) / LARGE_BYTES
     mine = (hop, max(long_hop - hop, 1e-9) / span, gamma, own, max(long_own - own, 0.0) / span)
     latency, beta, gamma, native, native_beta = _slowest(transport, mine, patience)
     link = MeasuredLink(
@@ -88,8 +89,8 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience], num_
         return link
     longer = torch.ones(LONG_BYTES // 4, device=transport.device)
     long_s = (
-        _usual(lambda: transport.all_reduce(longer, waits)),
-        _usual(lambda: _ring(transport, longer, waits)),
+        usual(lambda waits: transport.all_reduce(longer, waits)),
+        usual(lambda waits: _ring(transport, longer, waits)),
     )
     own_s, found_s = _slowest(transport, long_s, patience)
     long_beta = max(own_s - link.native_s(LARGE_BYTES), 0.0) / (LONG_BYTES - LARGE_BYTES)
@@ -97,7 +98,7 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience], num_
     if num_bytes < LONGEST_BYTES or link.native_s(LONGEST_BYTES) > LONG_LIMIT_S:
         return link
     longest = torch.ones(LONGEST_BYTES // 4, device=transport.device)
-    own = _usual(lambda: transport.all_reduce(longest, waits), LONGEST_WARM, LONGEST_ROUNDS)
+    own = usual(lambda waits: transport.all_reduce(longest, waits), LONGEST_WARM, LONGEST_ROUNDS)
     return replace(link, longest_s_per_byte=_slowest(transport, (own,), patience)[0] / LONGEST_BYTES)
 
 
@@ -107,21 +108,22 @@ def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[
     return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
 
 
-def _quickest(rounds: int, work: Callable[[], object]) -> float:
-    return min(_seconds(rounds, work))
+def _quickest(rounds: int, work: Callable[[Patience], object], waits: Callable[[], Patience]) -> float:
+    return min(_seconds(rounds, work, waits))
 
 
-def _usual(work: Callable[[], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS) -> float:
+def _usual(work: Callable[[Patience], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS, *, waits: Callable[[], Patience]) -> float:
     """Of long ones, when they are warm."""
-    return median(_seconds(warm + rounds, work)[warm:])
+    return median(_seconds(warm + rounds, work, waits)[warm:])
 
 
-def _seconds(rounds: int, work: Callable[[], object]) -> list[float]:
-    """Of each round."""
+def _seconds(rounds: int, work: Callable[[Patience], object], waits: Callable[[], Patience]) -> list[float]:
+    """Of each round, which has all of the time-out to itself."""
     found = []
     for _ in range(rounds):
+        patience = waits()
         begin = time.perf_counter()
-        work()
+        work(patience)
         found.append(time.perf_counter() - begin)
     return found
 

@@ -138,6 +138,8 @@ class MpiTransport(Transport):
         if num_bytes >= LONG_BYTES:
             # To ask for words moves messages too, those of who is in the call already: MPICH then copies them once more.
             self.barrier(patience)
+            if self._failure:  # heard meanwhile, by this thread or another: who spoke does not come
+                raise PeerFailed(self._failure[0])
 
     def part(self) -> None:
         """The call has been made, or never will be."""
