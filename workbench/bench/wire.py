@@ -8,7 +8,7 @@ forward besides; one that hides nothing has the sum of both.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -28,6 +28,7 @@ from workbench.units import MIB
 
 if TYPE_CHECKING:
     from workbench.collectives import Collective
+    from workbench.trainer import Trainer
 
 RATE = "1gbit"
 NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers are late by more than the usual burst
@@ -161,12 +162,17 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
         steps |= {f"torch DDP, fp16 hook, {mib} MiB": peers.ddp_step(fresh(), loss, mib, peers.fp16_hook()) for mib in BUCKETS_MIB[:2]}
         steps["torch DDP, PowerSGD hook"] = peers.ddp_step(fresh(), loss, BUCKETS_MIB[-1], peers.power_sgd_hook(POWER_RANK))
 
-    how: dict[str, Any] = {"meet": meet, "settle": lambda: [trainer.settle() for trainer in trainers], "slowest": slowest}
-    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, **how)
+    settle = partial(_settle, trainers)
+    times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, meet=meet, settle=settle, slowest=slowest)
     for trainer in trainers:
         trainer.finish()
     transport.close()
     return {"times": times, "gradient_bytes": flat.nbytes, "sent_bytes": sent}
+
+
+def _settle(trainers: Iterable[Trainer]) -> None:
+    for trainer in trainers:
+        trainer.settle()
 
 
 def encoded(codec: str, pieces: int = 1) -> Collective:
