@@ -61,7 +61,9 @@ def ends_behind(failed: Mapping[int, BaseException], engines: Engines, folder: P
     return {rank: end_words(folder, rank, status) for rank, status in ends_of(engines, folder, wait_s).items()}
 
 
-def local_error(rank: int, error: BaseException, last_words: str, ends: Mapping[int, str] | None = None) -> WorkbenchError:
+def local_error(
+    rank: int, error: BaseException, last_words: str, ends: Mapping[int, str] | None = None, gone: Sequence[int] = ()
+) -> WorkbenchError:
     """The rank's error in words for the caller, of the same class if it is one of `workbench.errors`.
 
     The remote traceback is a note on it: shown with a traceback, absent from the message.
@@ -69,15 +71,15 @@ def local_error(rank: int, error: BaseException, last_words: str, ends: Mapping[
     Args:
         last_words: what the engines wrote last, for a process that is gone.
         ends: rank -> how its process ended, where that is known.
+        gone: ranks whose processes are gone as well: mpiexec ends all of them when it loses one.
     """
     if not isinstance(error, ipp_error.RemoteError):
         return RankFailed(f"rank {rank}: {type(error).__name__}: {error}")
     if error.ename == "EngineError":
-        end = (ends or {}).get(rank, "killed (out of memory?), or crashed in native code")
-        return RankFailed(
-            f"rank {rank}'s process is gone: {end}. "
-            f"Its world cannot train on without it: heal() the cluster, or start a new one.{last_words}"
-        )
+        whose, end = f"rank {rank}'s process is gone", (ends or {}).get(rank, "killed (out of memory?), or crashed in native code")
+        if rank not in (ends or {}) and set(gone) - {rank}:
+            whose = f"the processes of ranks {', '.join(map(str, sorted({rank, *gone})))} are gone, and nobody tells which was the first"
+        return RankFailed(f"{whose}: {end}. Its world cannot train on without it: heal() the cluster, or start a new one.{last_words}")
     if error.ename == "KeyboardInterrupt":
         return RankFailed(f"rank {rank} was interrupted, and the run ended with it; the ranks can train again")
     kind = getattr(errors, error.ename, None)

@@ -285,7 +285,8 @@ class RunHandle:
         failed = self._failed()
         if self._engines is not None and not self._ends:
             self._ends = ends_behind(failed, self._engines, self.folder, CAUSE_S)
-        return local_error(*first_cause(failed, self._ends), last_words, self._ends)
+        gone = [rank for rank, error in failed.items() if consequence(error) == 1]
+        return local_error(*first_cause(failed, self._ends), last_words, self._ends, gone)
 
     def __str__(self) -> str:
         run = self._follower.poll()

@@ -220,7 +220,7 @@ def ended_here(who: dict[str, Any]) -> bool:
 def written(launcher: Any) -> str:
     """What a launcher of ipyparallel has logged so far, which it would read but once; removed when the process has ended."""
     path = Path(getattr(launcher, "output_file", "") or "")
-    if path.is_file():
+    with contextlib.suppress(OSError):  # there is none, or none any more
         return path.read_text(errors="replace")
     return str(launcher.get_output() or "") if launcher is not None else ""
 
