@@ -14,11 +14,14 @@ from typing import Any
 
 import nbformat
 import pytest
+import zmq
+from traitlets.config import Config
 
 from workbench import resources
 from workbench.cli import main
 from workbench.errors import ConfigError
 from workbench.experiments.catalogue import notebooks_about, parameters_of
+from workbench.experiments.papermill_engine import _encrypted
 from workbench.experiments.record import read_record
 from workbench.plots import for_nbconvert
 
@@ -98,6 +101,16 @@ def test_what_is_said_to_a_kernel_is_encrypted(tmp_path: Path, engine: str) -> N
     assert "WARNING" not in done.stderr
     [cell] = nbformat.read(paths[1], as_version=4).cells
     assert [item["text"] for item in cell.outputs] == ["encrypted True\n"]
+
+
+@pytest.mark.parametrize("curve", [True, False])
+def test_a_callers_own_settings_stand_beside_the_encryption(monkeypatch: pytest.MonkeyPatch, curve: bool) -> None:
+    """And where pyzmq was built without CURVE a kernel manager refuses to be made with it, so nothing is asked for."""
+    monkeypatch.setattr(zmq, "has", lambda what: curve and what == "curve")
+    encrypted = {"transport_encryption": "auto"} if curve else {}
+    assert _encrypted(None) == ({"KernelManager": encrypted} if curve else {})
+    assert _encrypted(Config(KernelManager={"ip": "127.0.0.2"})) == {"KernelManager": encrypted | {"ip": "127.0.0.2"}}
+    assert _encrypted(Config(KernelManager={"transport_encryption": "required"})) == {"KernelManager": {"transport_encryption": "required"}}
 
 
 def test_list_tells_names_types_defaults_and_comments(capsys: pytest.CaptureFixture[str]) -> None:
