@@ -205,7 +205,7 @@ class Gradient:
         bucket: which bucket this is; None for the whole gradient.
         step: the step whose minibatch it was computed on.
         version: number of updates this rank had applied when it was computed (staleness is counted from it).
-        ready: on a GPU, the event of its backward's end.
+        ready: on a GPU, the event after which the values are there, where another stream than the holder's made them (`streams`).
     """
 
     flat: Tensor
@@ -242,12 +242,7 @@ class Gradient:
 
     def copy(self) -> Gradient:
         """The same values in memory of their own: for whoever needs them after `Apply` has consumed this one."""
-        ready = self.ready
-        flat = self.flat.clone()
-        if flat.is_cuda:
-            ready = torch.cuda.Event()
-            ready.record()
-        return Gradient(flat, self.layout, self.step, self.version, self.bucket, ready)
+        return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket)
 
     def part(self, bucket: int) -> Gradient:
         """One bucket of a whole gradient; shares memory with it."""

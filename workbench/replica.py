@@ -19,6 +19,7 @@ from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, 
 from workbench.master import Master
 from workbench.packing import Average, pack, unpack
 from workbench.settings import ScheduleFactory
+from workbench.streams import streams_of
 from workbench.updater import Updater, refuse_what_cannot_be_right
 
 
@@ -66,6 +67,7 @@ class Replica:
         self.model = model
         self.layout = build_layout(named, bucket_bytes, num_buckets)
         self.pool = BufferPool(self.layout)
+        self.streams = streams_of(self.layout.device)
         self.updater = Updater(optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm)
         self.precision = precision
         self.loss_scale = LossScale() if precision == "fp16" else None
@@ -83,7 +85,6 @@ class Replica:
         self._members = [frozenset(slot.index for slot in piece.slots) for piece in self.layout.buckets]
         self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
         self._running: Accumulation | None = None
-        self._reader: Any = None  # a CUDA stream
         refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
         self._quiet = Quiet(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
@@ -144,9 +145,6 @@ class Replica:
             if not micros:
                 hooks.phase("backward")
             self._finish(state)
-            if gradient.flat.is_cuda:
-                gradient.ready = torch.cuda.Event()
-                gradient.ready.record()
             hooks.phase("")
         finally:
             self._running = None
@@ -246,7 +244,7 @@ class Replica:
         assert owner is not None
         pieces = self.layout.buckets if gradient.bucket is None else (self.layout.buckets[gradient.bucket],)
         staleness = max(self.updates[piece.index] for piece in pieces) - gradient.version
-        tails = [self._read_tail(gradient, owner, piece) for piece in pieces]
+        tails = [self._read_tail(gradient, piece) for piece in pieces]
         if pieces[0].index == 0 and not local:
             self.control_seen = max(self.control_seen, int(tails[0][CONTROL]))
         _divide(gradient, [tail[WEIGHT] for tail in tails])
@@ -273,16 +271,10 @@ class Replica:
             return False
         return self.loss_scale is None or self.loss_scale.accept(gradient.flat)
 
-    def _read_tail(self, gradient: Gradient, owner: Gradient, piece: BucketSlice) -> list[float]:
-        """A bucket's tail on the host. On a GPU by a stream of its own, so as not to wait for what was enqueued since."""
-        tail = gradient.tail(piece.index)
-        if not tail.is_cuda:
-            return tail.tolist()
-        if self._reader is None:
-            self._reader = torch.cuda.Stream(tail.device)
-        self._reader.wait_event(owner.ready)
-        with torch.cuda.stream(self._reader):
-            return tail.tolist()
+    def _read_tail(self, gradient: Gradient, piece: BucketSlice) -> list[float]:
+        """A bucket's tail on the host. On a GPU the host waits for the sum, and not for what was enqueued since."""
+        with self.streams.after(gradient.ready):
+            return gradient.tail(piece.index).tolist()
 
     def _consume(self, owner: Gradient, pieces: Sequence[Any]) -> None:
         for piece in pieces:
@@ -404,9 +396,6 @@ class Replica:
         owner = owners.get(step) if bucket is not None and owners else None
         if owner is None:
             owner = Gradient(self.pool.take(), self.layout, step, version)
-            if owner.flat.is_cuda:
-                owner.ready = torch.cuda.Event()
-                owner.ready.record()
         if bucket is not None and owners is not None:
             owners[step] = owner
         gradient = owner if bucket is None else owner.part(bucket)

@@ -109,6 +109,7 @@ class Trainer:
         self._presence: Presence | None = None
         self._guard: Guard | None = None
         self._late: tuple[Found, ...] = ()  # what the device may not have found yet
+        self._late_event: Any = None  # after which it has
         self.num_skipped = 0
         with explained(self._fail):
             self._presence = keep_company(self, self._transport, timeout_s, announces=True)
@@ -269,10 +270,13 @@ class Trainer:
         Args:
             last: of all steps; no later look comes.
         """
-        found = () if self._guard is None else self._guard.take()
+        found, event = () if self._guard is None else self._guard.take(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:
             found, self._late, step = self._late, found, step - 1
-        entries = {name: value for name, value in entries_of((*self._late, *found) if last else found, None).items() if name != "loss"}
+            event, self._late_event = self._late_event, self._transport.streams.mark()
+        with self._transport.streams.after(event):  # None: of everything until now
+            entries = entries_of((*self._late, *found) if last else found, None)
+        entries.pop("loss")
         if "skipped" in entries:
             self.num_skipped += 1
             warnings.warn(f"step {step}: a gradient of rank {self.rank} was left out: {entries['skipped']}", RuntimeWarning, stacklevel=4)

@@ -68,6 +68,7 @@ class Background:
         self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
         self._lanes: dict[int, Lane | Round] = {}
         self._num_started = self._num_strands = 0
+        self._streams: dict[int, Any] = {}  # lane -> the stream of the device on which its sub-programs work
         self._last: dict[int, StrandHandle] = {}  # range of tags -> the sub-program that had it last
         if not transport.has_threads and progress in ("auto", "thread"):
             self._progress = "tests"
@@ -139,7 +140,21 @@ class Background:
         )
         program = perform(work) if isinstance(work, Request) else work
         after = None if request.shares_tags else self._last.get(number)
-        strand = Strand(program, endpoint, self.ledger, self._own, priority=request.priority, after=after, serves=request.shares_tags)
+        streams = self.transport.streams
+        strand = Strand(
+            program,
+            endpoint,
+            self.ledger,
+            self._own,
+            priority=request.priority,
+            after=after,
+            serves=request.shares_tags,
+            streams=streams,
+            # What serves exchanges values with the foreground while both run: on one stream their work is in order.
+            stream=streams.current() if request.shares_tags else self._stream_of(lane),
+            begin=None if request.shares_tags else streams.mark(),
+            sums=lane <= 0 or self.transport.sums_from_threads,
+        )
         if not request.shares_tags:
             self._last[number] = strand.handle
         ticket = Ticket(self._num_started, work, strand.handle)
@@ -158,6 +173,11 @@ class Background:
             self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger, inside=True)
         self._lanes[lane].submit(strand)
         return ticket
+
+    def _stream_of(self, lane: int) -> Any:
+        if lane not in self._streams:
+            self._streams[lane] = self.transport.streams.new()
+        return self._streams[lane]
 
     def _endpoint_of(self, lane: int) -> Endpoint:
         if lane <= 0:

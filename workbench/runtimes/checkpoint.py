@@ -57,7 +57,7 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
             raise ConfigError(f"the stopped run cannot be resumed with another {names[key]}{what}")
     replica.load(saved["replica"])
     ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], replica)
-    ctx.memory.update({name: value.clone() for name, value in saved["memory"].items()})
+    ctx.memory.update({name: placed(value, replica.layout.device).clone() for name, value in saved["memory"].items()})
 
 
 def begin_again(ctx: Context, end: EndStep) -> None:
@@ -89,6 +89,11 @@ def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = saved["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002 - the one that others draw from
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """A value of a checkpoint, which was read into host memory, where the program uses it: numbers that count stay on the host."""
+    return value.to(device) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _layout_of(replica: Replica) -> list[str]:
@@ -125,6 +130,7 @@ def _unpack(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
             if isinstance(value, dict):
                 _check_gradient(value, replica)
                 value = replica.gradient_from(value["flat"], value["step"], value["version"], value["bucket"], owners)
+            value = placed(value, replica.layout.device)
             yield Ticket.completed(value) if item["ticket"] else value
 
     return tuple(restore())

@@ -26,7 +26,7 @@ from workbench.runtimes.launch import cause_of
 from workbench.runtimes.link import measure_link
 from workbench.runtimes.post import Post
 from workbench.runtimes.strands import LANE_SPINS, Lane, Strand, StrandHandle
-from workbench.runtimes.torch_dist import TorchTransport
+from workbench.runtimes.torch_dist import TorchTransport, backend_of
 from workbench.runtimes.torch_hook import TorchHook
 from workbench.trace.recorder import NullRecorder
 
@@ -55,8 +55,7 @@ class DDPHook:
     """
 
     def __init__(self, collective: Collective, process_group: dist.ProcessGroup | None, seed: int, timeout_s: float | None) -> None:
-        backend = dist.get_backend(process_group)
-        on_gpu = backend != "gloo" and torch.cuda.is_available()
+        on_gpu = backend_of(process_group) == "nccl"
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.collective, self.seed, self.step, self._num_started = collective, seed, 0, 0
         self._transport = TorchTransport(device, timeout_s, process_group)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from workbench.runtimes.ddp_hook import ddp_hook
 from workbench.runtimes.launch import world_here
-from workbench.runtimes.torch_dist import join_process_group
+from workbench.runtimes.torch_dist import backend_of, join_process_group
 from workbench.runtimes.transport import pick_device
 from workbench.units import MIB
 
@@ -62,7 +62,7 @@ def ddp_step(
 
 def device_here(rank: int) -> torch.device:
     """Where this rank's model belongs: its GPU where the group's backend is NCCL."""
-    return pick_device(rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+    return pick_device(rank) if backend_of(None) == "nccl" else torch.device("cpu")
 
 
 def together(seconds: float) -> float:

@@ -189,6 +189,8 @@ class Endpoint:
         """Record what a request did; returns its answer."""
         match request:
             case ops.AllReduce(value):
+                if isinstance(value, Gradient):
+                    value.ready = self._transport.streams.past()  # the host has waited for it
                 return self._book_sum(value, begin, end)
             case ops.ReduceScatter(value) | ops.AllGather(value):
                 kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"

@@ -5,6 +5,7 @@ Foreground requests run on the calling thread; for what is started see `backgrou
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -12,6 +13,7 @@ import torch
 
 from workbench import ops
 from workbench.backward import Hooks, Micro
+from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Program, Request, Ticket
 from workbench.program import Context
@@ -66,6 +68,7 @@ class Interpreter:
         self._progress, self._helper = progress, helper
         self._background = self._in_background()
         self._num_waits = 0
+        self._thread = threading.get_ident()  # the one that runs the program
         if helper is not None:
             layout = replica.layout
             replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
@@ -143,6 +146,7 @@ class Interpreter:
             case ops.UnpackParameters(value):
                 return self.replica.unpack_parameters(value)
             case ops.Now():
+                self.transport.streams.finish()  # on a GPU the time at which what was asked before is done, not asked for
                 now = self.ledger.now()
                 self.recorder.event({"strand": strand, "now": now})
                 return now
@@ -168,6 +172,11 @@ class Interpreter:
 
         def launch(bucket: Gradient) -> None:
             assert request.on_bucket is not None
+            if self._is_elsewhere():
+                raise ConfigError(
+                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own thread: "
+                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with threads"
+                )
             work = request.on_bucket(bucket)
             tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
 
@@ -177,10 +186,20 @@ class Interpreter:
             self._inline(request.before_forward(bucket))
             turn("forward")
 
-        tick = self._background.tick if self._background.ticks else None
-        hooks = Hooks(turn, launch if request.on_bucket else None, need if request.before_forward else None, tick)
+        def tick() -> None:
+            if not self._is_elsewhere():
+                self._background.tick()
+
+        self._thread = threading.get_ident()
+        hooks = Hooks(
+            turn, launch if request.on_bucket else None, need if request.before_forward else None, tick if self._background.ticks else None
+        )
         gradient, self.loss = self.replica.backward(request.step, self._minibatch(request.step), hooks)
         return tuple(tickets) if request.on_bucket else gradient
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a thread that may not call the library: on a GPU autograd calls hooks from its own."""
+        return not self.transport.has_threads and threading.get_ident() != self._thread
 
     def _inline(self, program: Program) -> None:
         """Run a sub-program to its end, inside another request."""
@@ -231,6 +250,9 @@ class Interpreter:
             patience = self.ledger.patience(f"background work {ticket.key} (step {self.ledger.step})")
             self._background.wait(handle, patience)
             ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
+            self.transport.streams.wait(handle.ready)
+            if isinstance(handle.value, Gradient):
+                handle.value.ready = handle.ready
         else:
             self._here.finish(ticket)
 

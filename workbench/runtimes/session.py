@@ -52,7 +52,7 @@ class Session:
         self._transport, self._replica = interpreter.transport, worker.replica
         self._peers = Patience("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
-        self._pending: tuple[Any, ...] | None = None
+        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is there
         self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
         self._last_end = EndStep(-1)
         self._is_another = False  # the ranks, than those that the program began with
@@ -202,7 +202,7 @@ class Session:
             self._recorder.metrics(worker.metrics(*row, dropped=True))
         elif self._lagging:
             self._flush_pending()
-            self._pending = row
+            self._pending = row, self._transport.streams.mark()
         else:
             self._recorder.metrics(worker.metrics(*row))
         if self._algorithm.asynchronous:
@@ -261,8 +261,9 @@ class Session:
 
     def _flush_pending(self) -> None:
         if self._pending is not None:
-            self._recorder.metrics(self._worker.metrics(*self._pending))
-            self._pending = None
+            (row, event), self._pending = self._pending, None
+            with self._transport.streams.after(event):  # the step that was enqueued since is not waited for
+                self._recorder.metrics(self._worker.metrics(*row))
 
     def _finish(self, last: int) -> None:
         """After the last step, with everything in flight applied."""

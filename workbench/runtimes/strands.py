@@ -6,12 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, final
 
 from workbench import ops
+from workbench.errors import ConfigError
 from workbench.ops import Program, Request, Ticket
 from workbench.runtimes.endpoint import Endpoint, Ledger
 from workbench.runtimes.transport import Handle, Patience
+from workbench.streams import HOST, Streams
 
 LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
 
@@ -25,11 +28,12 @@ class StrandHandle(Handle):
         self.event = threading.Event()
         self.value: Any = None
         self.error: BaseException | None = None
+        self.ready: Any = None  # the event after which its value is there, where it worked on a stream of its own
         self.then: Callable[[], None] | None = None  # called at its end, on the thread that brought it there; must not raise
 
-    def end(self, value: Any = None, error: BaseException | None = None) -> None:
+    def end(self, value: Any = None, error: BaseException | None = None, ready: Any = None) -> None:
         """It has come to this."""
-        self.value, self.error = value, error
+        self.value, self.error, self.ready = value, error, ready
         self.finished_s = time.perf_counter()
         self.event.set()
         if self.then is not None:
@@ -51,6 +55,9 @@ class Strand:
         answer: answers the requests that concern the replica and time; the rest goes to the endpoint.
         after: the sub-program that had its tags before, which must have ended.
         serves: nobody may be waiting for it when it fails, so that the ledger is told.
+        streams, stream: on which stream of the device it works; None: its thread's own.
+        begin: the event after which it may begin.
+        sums: whether it may ask for sums of the library's own.
     """
 
     def __init__(
@@ -63,7 +70,12 @@ class Strand:
         priority: int = 0,
         after: StrandHandle | None = None,
         serves: bool = False,
+        streams: Streams = HOST,
+        stream: Any = None,
+        begin: Any = None,
+        sums: bool = True,
     ) -> None:
+        self._streams, self._stream, self._begin, self._sums = streams, stream, begin, sums
         self.handle = StrandHandle()
         self._after, self._serves = after, serves
         self.priority = priority
@@ -78,6 +90,12 @@ class Strand:
 
     def ready(self) -> bool:
         """Whether it can go on; takes note of what it was waiting for."""
+        if self._stream is None:
+            return self._is_ready()
+        with self._streams.on(self._stream):
+            return self._is_ready()
+
+    def _is_ready(self) -> bool:
         if self._after is not None:
             if not self._after.poll():
                 return False
@@ -105,19 +123,29 @@ class Strand:
     def block(self, patience: Patience) -> None:
         """Until it can go on; for a thread that has nothing else to do."""
         if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
-            self.endpoint.finish(self._tickets[0], inside=self.alone)
+            with self._streams.on(self._stream) if self._stream is not None else nullcontext():
+                self.endpoint.finish(self._tickets[0], inside=self.alone)
         while not self.ready():
             patience.pause()
 
     def advance(self) -> bool:
         """Go on until it must wait; True at its end, when its handle is complete."""
+        if self._stream is None:
+            return self._advance()
+        with self._streams.on(self._stream):
+            if self._begin is not None:
+                self._streams.wait(self._begin)
+                self._begin = None
+            return self._advance()
+
+    def _advance(self) -> bool:
         try:
             while True:
                 request = self._program.send(self._reply)
                 if self._take(request):
                     return False
         except StopIteration as stop:
-            self.handle.end(stop.value)
+            self.handle.end(stop.value, ready=None if self._stream is None else self._streams.mark())
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
             self.fail(error)
         return True
@@ -144,7 +172,15 @@ class Strand:
                 started = self.endpoint.start(request)
                 assert started is not None
                 self._tickets = (started,)
-            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier() | ops.Local():
+            case ops.Local():
+                self._reply = self.endpoint.perform(request)
+                return False
+            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
+                if not self._sums:
+                    raise ConfigError(
+                        "NCCL may deadlock where threads of a rank begin sums on several lanes, for each rank may begin them in another "
+                        "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
+                    )
                 self._reply = self.endpoint.perform(request)
                 return False
             case _:
@@ -152,7 +188,7 @@ class Strand:
                 return False
         if self.alone and not self._any and not self._tickets[0].done:
             return True  # without a look, for which another thread would have to wait
-        return not self.ready()
+        return not self._is_ready()
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.errors import LaunchError, Stalled
+from workbench.errors import ConfigError, LaunchError, Stalled
 from workbench.gradients import block_bounds
 from workbench.runtimes.survivors import AnyHandle, PeerHandle
 from workbench.runtimes.torch_groups import Meeting
@@ -30,17 +31,46 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
     """Make the default process group if there is none: by a shared file, or as torchrun's environment says. True if made here."""
     if dist.is_initialized():
         return False
-    backend = "nccl" if dist.is_nccl_available() and 0 < ranks_here(num_workers) <= torch.cuda.device_count() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
         if store_path is not None:
             store = dist.FileStore(store_path, num_workers)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=num_workers, timeout=timeout)
         else:
-            dist.init_process_group(backend, timeout=timeout)
+            store, rank, num_workers = next(dist.rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        backend = agreed_backend(dist.PrefixStore("workbench/gpu", store), rank, num_workers, own_gpu(rank))
+        dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=num_workers, timeout=timeout)
     except (ValueError, RuntimeError) as error:
         raise LaunchError(f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}") from error
     return True
+
+
+def own_gpu(rank: int) -> str:
+    """What tells the GPU of this rank from those of all others; "" where it has none that NCCL can use."""
+    if not (dist.is_nccl_available() and torch.cuda.is_available()):
+        return ""
+    return str(torch.cuda.get_device_properties(pick_device(rank)).uuid)
+
+
+def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> str:
+    """NCCL where each rank has a GPU that no other has, else gloo. All ranks come here, and all get the same answer.
+
+    The number of visible GPUs does not tell: a launcher may show each rank its own GPU alone (`srun --gpus-per-task=1`).
+    """
+    store.set(str(rank), gpu)
+    if not gpu:
+        return "gloo"
+    gpus = [store.get(str(peer)).decode() for peer in range(num_workers)]
+    return "nccl" if all(gpus) and len(set(gpus)) == num_workers else "gloo"
+
+
+def backend_of(group: dist.ProcessGroup | None) -> str:
+    """The one that sums this rank's tensors. A group that was made without a name for it has one for each kind of device."""
+    named = str(dist.get_backend(group))
+    if named in ("gloo", "nccl"):
+        return named
+    has_nccl = "nccl" in str(dist.get_backend_config(group))
+    return "nccl" if has_nccl and torch.cuda.is_available() else "gloo"
 
 
 @final
@@ -67,7 +97,8 @@ class TorchTransport(Transport):
         except BaseException:
             self._store.add(f"{place}/runs", -1)  # has not come after all: or the ranks would count their next run differently
             raise
-        self._backend = backend = dist.get_backend(among)
+        self._backend = backend = backend_of(among)
+        self.sums_from_threads = backend != "nccl"
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
         self.enter_thread()
         # NCCL's own limit comes after ours; gloo's would close connections that a late rank needs to hear why the others left.
@@ -97,7 +128,7 @@ class TorchTransport(Transport):
         self.rank, self.num_workers, self._ranks = rank, num_workers, list(range(num_workers))
         self._store, self._key = dist.HashStore(), FAILURE_KEY  # nobody hears of a failure before
         self._backend, self.device, self._some, self._limit, self._timeout_s = (
-            dist.Backend("gloo"),
+            "gloo",
             torch.device("cpu"),
             {},
             None,
@@ -128,12 +159,21 @@ class TorchTransport(Transport):
         return self._groups[0]
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        self._check_type(flat)
         parts = flat.tensor_split(len(self._groups)) if flat.nbytes >= LONG_BYTES else (flat,)
         begun = [dist.all_reduce(part, group=group, async_op=True) for part, group in zip(parts, self._groups, strict=False)]
         for work in begun:
             self._wait(work, flat, patience)
 
+    def _check_type(self, flat: Tensor) -> None:
+        if flat.dtype == torch.int16:
+            raise ConfigError(
+                f"{self._backend} cannot sum 16-bit integers: use SharedInt(bits=8) or SharedInt(bits=32), "
+                "or sum them over Send and Recv: Once(codec=SharedInt(bits=16), inner=Ring())"
+            )
+
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
+        self._check_type(flat)
         return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
 
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
@@ -178,12 +218,21 @@ class TorchTransport(Transport):
             wait_inside(work, patience)
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
-        host = flat.cpu()  # NCCL knows no tags and needs both ends in step: single messages go through the host
+        host = self._to_host(flat)  # NCCL knows no tags and needs both ends in step: single messages go through the host
 
         def begin() -> Handle:
             return self._waiters.watch(dist.isend(host, self._ranks[to], group=self._host_group, tag=tag), host, to)
 
         return PeerHandle(self.members, to, begin) if self.members is not None and self._may_lose else begin()
+
+    def _to_host(self, flat: Tensor) -> Tensor:
+        """The values in host memory; waits for the calling thread's stream, and not for those of other threads."""
+        if not flat.is_cuda:
+            return flat
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        host.copy_(flat, non_blocking=True)
+        self.streams.finish()
+        return host
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         if self.members is None or not self._may_lose:
@@ -194,7 +243,7 @@ class TorchTransport(Transport):
         return AnyHandle(self.members, flat, lambda rank, memory: self._start_recv(rank, memory, tag), fan)
 
     def _start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
-        host = torch.empty_like(flat, device="cpu") if flat.is_cuda else flat
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True) if flat.is_cuda else flat
         work = dist.irecv(host, None if source < 0 else self._ranks[source], group=self._host_group, tag=tag)
         return self._waiters.watch(work, host, source, flat if flat.is_cuda else None, self._numbers)
 
@@ -260,10 +309,16 @@ class TorchTransport(Transport):
     def close(self) -> None:
         self._waiters.close()
         if self._meeting is None and self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
-            for group in {self._host_group, *self._groups, *(group for groups in self._lanes for group in groups)}:
+            for group in self._all_groups():
                 dist.destroy_process_group(group)
+        elif self._backend == "nccl":
+            for group in self._all_groups() - {self._host_group}:
+                abort(group)
         if self.members is not None:
             self.members.leave()
+
+    def _all_groups(self) -> set[dist.ProcessGroup]:
+        return {self._host_group, *self._groups, *(group for groups in self._lanes for group in groups)}
 
     def _all_came_to_the_end(self) -> bool:
         if self.members is not None and self.members.look(now=True):
@@ -284,6 +339,14 @@ class TorchTransport(Transport):
         other.__dict__.update(self.__dict__)
         other._groups = self._lanes[lane]
         return other
+
+
+def abort(group: dist.ProcessGroup) -> None:
+    """End what NCCL has under way in a group that lost a rank. Left alone, torch's watchdog would end this process minutes later."""
+    ends = getattr(dist.distributed_c10d, "_abort_process_group", None)  # of torch 2.6 and newer
+    if ends is not None:
+        with suppress(RuntimeError, ValueError):  # it is gone already
+            ends(group)
 
 
 def failure_in_last_run() -> str | None:

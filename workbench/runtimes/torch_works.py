@@ -85,7 +85,7 @@ class PointHandle(Handle):
 
     Args:
         host: memory that the library uses.
-        target: device memory to copy it to.
+        target: device memory to copy it to, by the thread that asks for its end.
         numbers: place in the group -> rank; None where they are the same.
     """
 
@@ -118,8 +118,6 @@ class PointHandle(Handle):
             if self.source < 0:
                 place = self._work.source_rank()
                 self.source = place if self._numbers is None else self._numbers[place]
-            if self._target is not None:
-                self._target.copy_(self._host)
         except RuntimeError as error:
             self.error = error
         self.finished_s = time.perf_counter()
@@ -129,6 +127,9 @@ class PointHandle(Handle):
         done = self.event.is_set()  # looked at once: the error is there before
         if done and self.error is not None:
             raise self.error
+        if done and self._target is not None:  # here, so that the copy is in order on the stream of the thread that uses it
+            self._target.copy_(self._host)
+            self._target = None
         return done
 
     def wait(self, patience: Patience) -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from workbench.runtimes.patience import SPINS as SPINS
 from workbench.runtimes.patience import Patience as Patience
+from workbench.streams import Streams, streams_of
 
 if TYPE_CHECKING:
     from workbench.runtimes.membership import Membership
@@ -50,10 +52,16 @@ class Transport(ABC):
     device: torch.device
     library: str  # for the record
     has_threads = True  # whether several threads of a rank may use it at once
+    sums_from_threads = True  # whether several threads of a rank may begin its sums, each on a lane of its own
     notes: list[str]  # what the user should know: staging, missing threads
     outlives_peers = False  # whether its messages go on between other ranks when a rank's process ends
     can_shrink = False  # whether those that remain then can go on as fewer (`shrink`)
     members: Membership | None = None  # who is there, where the run goes on without some
+
+    @cached_property
+    def streams(self) -> Streams:
+        """Those of this rank's device."""
+        return streams_of(self.device)
 
     @abstractmethod
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
@@ -166,12 +174,10 @@ class SoloTransport(Transport):
 
     def all_reduce(self, flat: Tensor, patience: Patience) -> None:
         """The sum of one value is that value; like every other transport, it returns when the value is there."""
-        if flat.is_cuda:
-            torch.cuda.current_stream(flat.device).synchronize()
+        self.streams.finish()
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
-        if flat.is_cuda:
-            torch.cuda.current_stream(flat.device).synchronize()
+        self.streams.finish()
         return _Done()
 
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
