@@ -1,0 +1,391 @@
+"""The order of work on a GPU, without one: a model of streams checks that whatever is read was written before.
+
+`ModelOfStreams` takes the place of CUDA's streams. A stream is a vector clock; an event is a copy of one; to wait for an event
+is to take the larger of each entry. A test notes who writes and who reads a gradient's memory, on which stream: a read that is
+not ordered after the last write is a race, and so is a write that is not ordered after the last read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import ops
+from workbench.algorithms import AdaptiveDelaySGD, DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.backward import Micro
+from workbench.collectives import Collective
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.ops import Program, Value
+from workbench.program import Algorithm, Context
+from workbench.replica import Replica
+from workbench.runtimes.background import Background
+from workbench.runtimes.checkpoint import placed
+from workbench.runtimes.interpreter import Interpreter
+from workbench.runtimes.strands import StrandHandle
+from workbench.runtimes.torch_dist import agreed_backend
+from workbench.runtimes.torch_works import PointHandle, Waiters
+from workbench.runtimes.transport import SoloTransport
+from workbench.streams import Streams
+from workbench.trace.recorder import NullRecorder
+
+Clock = dict[int, int]
+
+
+def before(one: Clock, other: Clock) -> bool:
+    """Whether everything in `one` has happened where `other` is."""
+    return all(other.get(stream, 0) >= count for stream, count in one.items())
+
+
+@final
+class ModelOfStreams(Streams):
+    """Streams as vector clocks. `races` says in a sentence what was not in order."""
+
+    def __init__(self) -> None:
+        self.clocks: dict[int, Clock] = {0: {}}
+        self.races: list[str] = []
+        self.written: dict[tuple[int, int], Clock] = {}
+        self.read_at: dict[tuple[int, int], list[Clock]] = defaultdict(list)
+        self.num_host_waits = 0
+        self._here = threading.local()
+        self._lock = threading.RLock()
+
+    def current(self) -> int:
+        return getattr(self._here, "stream", 0)
+
+    def new(self) -> int:
+        with self._lock:
+            self.clocks[len(self.clocks)] = {}
+            return len(self.clocks) - 1
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        outer = self.current()
+        self._here.stream = stream
+        yield
+        self._here.stream = outer
+
+    def mark(self) -> Clock:
+        with self._lock:
+            return dict(self.clocks[self.current()])
+
+    def past(self) -> Clock:
+        return {}
+
+    def wait(self, event: Clock | None) -> None:
+        with self._lock:
+            clock = self.clocks[self.current()]
+            for stream, count in (event or {}).items():
+                clock[stream] = max(clock.get(stream, 0), count)
+
+    def finish(self) -> None:
+        self.num_host_waits += 1
+
+    @contextmanager
+    def after(self, event: Clock | None) -> Iterator[None]:
+        event = self.mark() if event is None else event
+        reader = self.new()
+        with self.on(reader):
+            self.wait(event)
+            yield
+        self.wait(self.clocks[reader])  # the host has read: what it enqueues from here on comes later
+
+    def write(self, gradient: Gradient, what: str) -> None:
+        """The calling thread's stream is given work that writes there."""
+        with self._lock:
+            clock = self.clocks[self.current()]
+            keys = places(gradient)
+            for key in keys:
+                for seen in [self.written.get(key, {}), *self.read_at.pop(key, [])]:
+                    if not before(seen, clock):
+                        self.races.append(f"{what} overwrites memory that is still in use")
+            clock[self.current()] = clock.get(self.current(), 0) + 1
+            self.written.update({key: dict(clock) for key in keys})
+
+    def read(self, gradient: Gradient, what: str) -> None:
+        """It is given work that reads there."""
+        with self._lock:
+            clock = self.clocks[self.current()]
+            if not all(before(self.written.get(key, {}), clock) for key in places(gradient)):
+                self.races.append(f"{what} reads memory before it is written")
+            clock[self.current()] = clock.get(self.current(), 0) + 1
+            for key in places(gradient):
+                self.read_at[key].append(dict(clock))
+
+
+def places(gradient: Gradient) -> list[tuple[int, int]]:
+    """(memory, bucket) of each bucket of a gradient, or of the one that it is."""
+    memory = gradient.flat.untyped_storage().data_ptr()
+    return [(memory, piece.index) for piece, _ in gradient.slices()]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Noted(Collective):
+    """A sum over one rank: nothing to add, but the device is given work that reads and writes the value, on the stream at hand."""
+
+    streams: ModelOfStreams = field(compare=False)
+
+    @property
+    def splits(self) -> bool:
+        return True
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        if isinstance(value, Gradient):
+            yield ops.Local("sum", value.message_bytes, partial(self.streams.read, value, f"the sum of step {value.step}"))
+            yield ops.Local("sum", value.message_bytes, partial(self.streams.write, value, f"the sum of step {value.step}"))
+        return value
+
+    def reduce_scatter(self, ctx: Context, value: Value) -> Program:
+        return self.all_reduce(ctx, value)
+
+    def all_gather(self, ctx: Context, value: Value) -> Program:
+        return self.all_reduce(ctx, value)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        return 0.0
+
+
+@dataclass
+class Watched:
+    """A rank whose device is the model."""
+
+    interpreter: Interpreter
+    replica: Replica
+
+    def train(self, algorithm: Algorithm, num_steps: int) -> None:
+        ctx = Context(0, 1, num_steps=num_steps, layout=self.replica.layout)
+        program = algorithm.worker(ctx)
+        while (self.interpreter.advance(program)) is not None:
+            pass
+        self.interpreter.close()
+
+
+def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """A rank that notes what backward, the host and the optimizer do with gradients."""
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+    replica = Replica(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        bucket_bytes=algorithm.bucket_bytes,
+        applies_buckets=algorithm.applies_buckets,
+    )
+    replica.streams = streams
+    transport = SoloTransport()
+    transport.__dict__["streams"] = streams
+    seal, apply, divided = replica._seal, replica.apply, replica._read_tail
+
+    def sealed(state: Any, bucket: int) -> None:
+        streams.write(state.gradient.part(bucket), f"backward of step {state.gradient.step}")
+        seal(state, bucket)
+
+    def read_tail(gradient: Gradient, piece: Any) -> list[float]:
+        with streams.after(gradient.ready):
+            streams.read(gradient, f"the host, for the tail of step {gradient.step},")
+        return divided(gradient, piece)
+
+    def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
+        streams.read(gradient, f"the update of step {gradient.step}")
+        return apply(gradient, *args, **named)
+
+    monkeypatch.setattr(replica, "_seal", sealed)
+    monkeypatch.setattr(replica, "_read_tail", read_tail)
+    monkeypatch.setattr(replica, "apply", applied)
+    data = torch.randn(8, 5)
+    micro = [Micro(lambda: model(data).square().mean(), 1.0, 8)]
+    return Watched(Interpreter(transport, replica, NullRecorder(), lambda step: micro, timeout_s=20.0), replica)
+
+
+def algorithms(streams: ModelOfStreams) -> list[Algorithm]:
+    noted = Noted(streams=streams)
+    return [
+        SynchronousSGD(collective=noted),
+        PipeSGD(width=2, collective=noted),
+        PipeSGD(width=4, lanes=3, collective=noted),
+        PipeSGD(width=3, first="duplicate", collective=noted),  # type: ignore[arg-type]  # the string is the member
+        LayerwiseSGD(bucket_bytes=0, collective=noted),
+        LayerwiseSGD(bucket_bytes=0, apply="any", lanes=2, collective=noted),  # type: ignore[arg-type]
+        LayerwiseSGD(bucket_bytes=0, order="priority", collective=noted),  # type: ignore[arg-type]
+        DeAR(bucket_bytes=0, collective=noted),
+        AdaptiveDelaySGD(max_delay=2, adapt_every=3, collective=noted),
+    ]
+
+
+NAMES = ["synchronous", "pipe", "pipe-lanes", "pipe-duplicate", "layerwise", "layerwise-any", "layerwise-priority", "dear", "adaptive"]
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
+def test_what_is_read_was_written_before_on_every_stream(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = ModelOfStreams()
+    algorithm = algorithms(streams)[number]
+    watched(streams, algorithm, monkeypatch).train(algorithm, 7)
+    assert streams.races == []
+    assert len(streams.written) > 0, "nothing was noted"
+
+
+@pytest.mark.parametrize("missing", ["begin", "end", "tail"])
+def test_a_missing_event_is_found(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what a lane waits for, or what waits for a lane, the model sees a race."""
+    streams = ModelOfStreams()
+    algorithm = PipeSGD(width=2, collective=Noted(streams=streams))
+    rank = watched(streams, algorithm, monkeypatch)
+    if missing == "begin":
+        monkeypatch.setattr(streams, "mark", dict)
+    elif missing == "end":
+        end = StrandHandle.end
+        monkeypatch.setattr(StrandHandle, "end", lambda self, value=None, error=None, ready=None: end(self, value, error, {}))
+    else:  # the host waits for the backward's end, as if the sum had been taken on its stream
+        before_sum: dict[int, Clock] = {}
+        start: Callable[[Any, ops.Start], Any] = Background.start
+
+        def started(self: Background, request: ops.Start) -> Any:
+            before_sum[len(before_sum)] = streams.mark()
+            return start(self, request)
+
+        monkeypatch.setattr(Background, "start", started)
+        original = streams.after
+        monkeypatch.setattr(streams, "after", lambda event: original(before_sum[max(0, len(before_sum) - 2)]))
+    rank.train(algorithm, 5)
+    assert streams.races != []
+
+
+def test_now_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdaptiveDelaySGD compares seconds of compute and communication: on a GPU a time is taken when the work before it is done."""
+    streams = ModelOfStreams()
+    algorithm = AdaptiveDelaySGD(max_delay=1, adapt_every=4, collective=Noted(streams=streams))
+    watched(streams, algorithm, monkeypatch).train(algorithm, 3)
+    assert streams.num_host_waits >= 3 * 4, "a step asks for the time around its backward, its sum and its update"
+
+
+def test_the_host_reads_a_tail_without_waiting_for_the_next_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipe-SGD's point: the event before the tail of step t says nothing of step t + 1."""
+    streams = ModelOfStreams()
+    algorithm = PipeSGD(width=2, collective=Noted(streams=streams))
+    rank = watched(streams, algorithm, monkeypatch)
+    seen: list[tuple[int, int]] = []
+    apply = rank.replica.apply
+
+    def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
+        newest = streams.mark().get(0, 0)
+        seen.append((newest, (gradient.ready or {}).get(0, newest)))
+        return apply(gradient, *args, **named)
+
+    monkeypatch.setattr(rank.replica, "apply", applied)
+    rank.train(algorithm, 5)
+    assert all(waited_for < newest for newest, waited_for in seen[:-1]), f"(work enqueued, work waited for) is {seen}"
+
+
+# -- which library, which device -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [
+        (["a", "b", "c"], "nccl"),  # also where each rank sees one GPU alone: its own
+        (["a", "a", "c"], "gloo"),  # NCCL wants one for each rank
+        (["a", "", "c"], "gloo"),
+        (["", "", ""], "gloo"),
+    ],
+)
+def test_all_ranks_choose_one_library(gpus: list[str], backend: str) -> None:
+    store = torch.distributed.HashStore()
+    chosen: dict[int, str] = {}
+
+    def choose(rank: int) -> None:
+        chosen[rank] = agreed_backend(store, rank, len(gpus), gpus[rank])
+
+    threads = [threading.Thread(target=choose, args=(rank,)) for rank in range(len(gpus))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert chosen == dict.fromkeys(range(len(gpus)), backend)
+
+
+def test_a_checkpoint_is_placed_on_the_device_but_counts_stay_on_the_host() -> None:
+    device = torch.device("meta")  # stands for a GPU: any device but the one the file was read to
+    assert placed(torch.ones(3), device).device == device
+    assert placed(torch.ones((), dtype=torch.int64), device).device == torch.device("cpu")
+    assert placed(5, device) == 5
+
+
+def test_a_message_is_copied_to_the_device_by_the_thread_that_asks_for_it() -> None:
+    """The library's waiting thread has a stream of its own: a copy on it would not be ordered with the receiver's work."""
+    copying: list[str] = []
+
+    class Target:
+        def copy_(self, host: Tensor) -> None:
+            copying.append(threading.current_thread().name)
+
+    class Work:
+        def wait(self) -> None:
+            """It has come."""
+
+    waiters = Waiters()
+    handle = PointHandle(Work(), torch.zeros(1), 0, Target(), None, waiters)  # type: ignore[arg-type]  # all that is used of it
+    assert handle.event.wait(20)
+    assert copying == []
+    assert handle.poll()
+    assert handle.poll()
+    assert copying == [threading.current_thread().name]
+    waiters.close()
+
+
+def test_library_sums_on_several_lanes_are_refused_where_threads_would_begin_them_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL: two ranks that begin the sums of two lanes in different orders wait for each other."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+    class Through(Collective):
+        def all_reduce(self, ctx: Context, value: Value) -> Program:
+            return (yield ops.AllReduce(value))
+
+        def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+            return 0.0
+
+    streams = ModelOfStreams()
+    algorithm = PipeSGD(width=3, lanes=2, collective=Through())
+    rank = watched(streams, algorithm, monkeypatch)
+    rank.interpreter.transport.sums_from_threads = False
+    rank.interpreter.transport.for_lane = lambda lane: rank.interpreter.transport  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="use lanes=1"):
+        rank.train(algorithm, 4)
+
+
+def test_hooks_on_autograds_thread_do_not_call_a_library_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = ModelOfStreams()
+    algorithm = LayerwiseSGD(bucket_bytes=0, collective=Noted(streams=streams))
+    rank = watched(streams, algorithm, monkeypatch)
+    rank.interpreter.transport.has_threads = False
+    backward = rank.replica.backward
+
+    def elsewhere(*args: Any) -> Any:
+        """As on a GPU: what backward calls, it calls from another thread."""
+        found: list[Any] = []
+
+        def run() -> None:
+            try:
+                found.append(backward(*args))
+            except ConfigError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(timeout=30)
+        if isinstance(found[0], ConfigError):
+            raise found[0]
+        return found[0]
+
+    monkeypatch.setattr(rank.replica, "backward", elsewhere)
+    with pytest.raises(ConfigError, match="MPI_THREAD_MULTIPLE"):
+        rank.train(algorithm, 2)
