@@ -76,6 +76,7 @@ class Replica:
         self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
         self._master: Master | None = None
         self.guard: Guard | None = None  # set where gradients are looked at
+        self.total_weight: Callable[[int], float] | None = None  # step -> sum of all ranks' weights, where a plan of batches says it
         self.compiled = False  # the forward pass is a torch.compile'd one
         self._parameters = [param for _, param in named]
         self._views: dict[int, list[Tensor]] = {}
@@ -111,6 +112,8 @@ class Replica:
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
+        if self.total_weight is not None:
+            gradient.total_weight = self.total_weight(step)
         weight = sum(micro.share for micro in micros)
         state = Accumulation(gradient, self._views_of(gradient.flat), self._quiet, hooks, weight, self.control_out)
         total, num_samples = None, 0
