@@ -334,11 +334,11 @@ class Replica:
             param.copy_(value[offset : offset + param.numel()].view(param.shape))
             offset += param.numel()
 
-    def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
+    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
         """Parameters laid out as a gradient: the replica's, or the server's copy."""
         if master:
             return self.master.pack(bucket)
-        return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates))
+        return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates), step)
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Overwrite the replica's parameters by packed ones; a word of control in them is known to all."""

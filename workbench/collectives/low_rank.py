@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.codecs.feedback import add_share
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import LOW_RANK_RESIDUAL, outcome_of, share_of, spans_of
+from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, share_of, spans_of
 from workbench.collectives.once import check_inner
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
@@ -68,6 +68,18 @@ class PowerSGD(Collective):
     @property
     def lossy(self) -> bool:
         return True
+
+    @property
+    def exact(self) -> Collective:
+        return self.inner
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.error_feedback
+
+    @property
+    def calls_library(self) -> bool:
+        return self.inner.calls_library
 
     @property
     def needs_link(self) -> bool:
@@ -139,10 +151,7 @@ class PowerSGD(Collective):
 
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
         """0 and 1 in turns, sum by sum of this bucket on this lane: with two lanes one of them has all the even steps."""
-        count = ctx.memory.setdefault(f"low-rank.sums/{piece.index}", torch.zeros((), dtype=torch.int64))
-        turn = int(count) % 2
-        count += 1
-        return turn
+        return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
 
     def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot], share: float | Tensor) -> list[Tensor]:
         """M_i, n x m each; shares memory with the gradient where its strides allow."""

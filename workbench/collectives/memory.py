@@ -67,6 +67,16 @@ def _split(name: str) -> tuple[int, str]:
     return 0, name
 
 
+def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
+    """How many sums of that name came before this one."""
+    counter = memory.get(name)
+    if counter is None:
+        counter = memory[name] = torch.zeros((), dtype=torch.int64)
+    before = int(counter)
+    counter += 1
+    return before
+
+
 # -- residuals -----------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from workbench.codecs import Codec, ErrorFeedback, SummableCodec
 from workbench.codecs.feedback import add_share
 from workbench.codecs.groups import check_choice, typed
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, outcome_of, share_of, spans_of
+from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, count_sum, outcome_of, share_of, spans_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Local, Program, Recv, Send, Start, Value, Wait
@@ -90,6 +90,18 @@ class Once(Collective):
     def plain(self) -> Codec:
         """The codec without its feedback."""
         return self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec
+
+    @property
+    def exact(self) -> Collective:
+        return self.inner
+
+    @property
+    def keeps_residual(self) -> bool:
+        return isinstance(self.codec, ErrorFeedback)
+
+    @property
+    def calls_library(self) -> bool:
+        return isinstance(self.plain, SummableCodec) and self.inner.calls_library
 
     @property
     def needs_link(self) -> bool:
@@ -265,11 +277,7 @@ class Once(Collective):
                 yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight)
             return
         flat, name = value.view(-1), f"tensor-{value.numel()}"
-        calls = 0
-        if self.plain.stochastic:  # a tensor has no step: count, so that no noise is drawn twice
-            counter = ctx.memory.setdefault(f"once.calls/{name}", torch.zeros((), dtype=torch.int64))
-            calls = int(counter)
-            counter += 1
+        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0  # a tensor has no step to draw noise by
         yield Piece(flat, flat[:0], name, calls)
 
 
