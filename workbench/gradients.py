@@ -206,6 +206,7 @@ class Gradient:
         step: the step whose minibatch it was computed on.
         version: number of updates this rank had applied when it was computed (staleness is counted from it).
         ready: on a GPU, the event after which the values are there, where another stream than the holder's made them (`streams`).
+        total_weight: the sum of all ranks' weights where the plan of batches says it beforehand; None where nobody knows it yet.
     """
 
     flat: Tensor
@@ -215,6 +216,7 @@ class Gradient:
     bucket: int | None = None
     ready: Any = field(default=None, repr=False)
     owner: Gradient | None = field(default=None, repr=False)  # whose buffer a bucket is a slice of
+    total_weight: float | None = None
 
     @property
     def message_bytes(self) -> int:
@@ -242,7 +244,7 @@ class Gradient:
 
     def copy(self) -> Gradient:
         """The same values in memory of their own: for whoever needs them after `Apply` has consumed this one."""
-        return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket)
+        return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket, total_weight=self.total_weight)
 
     def part(self, bucket: int) -> Gradient:
         """One bucket of a whole gradient; shares memory with it."""
@@ -254,6 +256,7 @@ class Gradient:
             self.version,
             bucket,
             owner=self,
+            total_weight=self.total_weight,
         )
 
 

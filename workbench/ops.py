@@ -284,12 +284,16 @@ class WriteParameters(Request):
 class PackParameters(Request):
     """The parameters of one bucket, or of all, laid out as its gradient is: a `Gradient` of weight 1 in memory of its own.
 
-    Summed over ranks it is their average once unpacked: the tail sums the weights. `master`: the server's copy, made at
-    its first use from the replica.
+    Summed over ranks it is their average once unpacked: the tail sums the weights.
+
+    Args:
+        master: the server's copy, made at its first use from the replica.
+        step: that of the value, where it goes through a collective: codecs draw their noise by it, and `PowerSGD` begins by it.
     """
 
     bucket: int | None = None
     master: bool = False
+    step: int = -1
 
 
 @final

@@ -12,11 +12,11 @@ from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 
 
 @torch.no_grad()
-def pack(parameters: Sequence[Tensor], layout: Layout, bucket: int | None, control: int, version: int) -> Gradient:
+def pack(parameters: Sequence[Tensor], layout: Layout, bucket: int | None, control: int, version: int, step: int = -1) -> Gradient:
     """Parameters of a bucket, or of all, with tails of weight 1, in memory of their own."""
     piece = None if bucket is None else layout.buckets[bucket]
     numel = layout.numel if piece is None else piece.stop - piece.start
-    packed = Gradient(torch.empty(numel, dtype=layout.dtype, device=layout.device), layout, -1, version, bucket)
+    packed = Gradient(torch.empty(numel, dtype=layout.dtype, device=layout.device), layout, step, version, bucket)
     for part, _ in packed.slices():
         for slot in part.slots:
             packed.view(slot).copy_(parameters[slot.index])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import wraps
@@ -45,7 +45,7 @@ class Context:
         layout: how gradients are laid out: what a receiver must know. None in a test that needs none.
         seed: of the run, for random choices by (seed, stream, rank, step).
         memory: tensors by name that live as long as the run and are kept with its checkpoint: what error feedback
-            leaves over, a low-rank factor to start from. Every sub-program sees the same one.
+            leaves over, a low-rank factor to start from. Every sub-program of one lane sees the same one; see `on_lane`.
         link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
         stopping: the run was asked to stop: a server ends it for all at one version.
         may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
@@ -62,13 +62,20 @@ class Context:
     resumed: tuple[Any, ...] | None = None
     layout: Layout | None = None
     seed: int = 0
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    memory: MutableMapping[str, Tensor] = field(default_factory=dict)
     link: Any = None
     stopping: bool = False
     may_shrink: bool = False
     unused: Callable[[int], tuple[Any, ...]] | None = None
     rehearsed: Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program] | None = None
     visits: Visits | None = None
+
+    def on_lane(self, lane: int) -> Context:
+        """The context of a sum on that lane, with a memory of its own; lane 0 has the plain one.
+
+        Two sums of one bucket that are in flight at once must not share what they remember: which of them reads it first is chance.
+        """
+        return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
     def steps(self) -> Iterator[int]:
         """The steps to take; looks at `num_steps` anew each time, so that a caller can end the loop."""
@@ -80,6 +87,40 @@ class Context:
     def is_last(self, step: int) -> bool:
         """Whether no step comes after this one."""
         return self.num_steps is not None and step + 1 >= self.num_steps
+
+
+LANE_PREFIX = "lane-"  # of the names in a lane's memory: "lane-1/once.residual/bucket-0"
+
+
+@final
+class LaneMemory(MutableMapping[str, Tensor]):
+    """The part of a run's memory that is one lane's.
+
+    >>> whole = {}
+    >>> LaneMemory(whole, 1)["count"] = 3
+    >>> whole, dict(LaneMemory(whole, 1)), dict(LaneMemory(whole, 2))
+    ({'lane-1/count': 3}, {'count': 3}, {})
+    """
+
+    def __init__(self, whole: MutableMapping[str, Tensor], lane: int) -> None:
+        self._whole = whole
+        self._prefix = f"{LANE_PREFIX}{lane}/"
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole[self._prefix + name]
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self._whole[self._prefix + name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._whole[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        own = [name for name in list(self._whole) if name.startswith(self._prefix)]  # a copy: other lanes may add to it
+        return (name.removeprefix(self._prefix) for name in own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Replicas(StrEnum):

@@ -78,6 +78,7 @@ class Replica:
         self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
         self._master: Master | None = None
         self.guard: Guard | None = None  # set where gradients are looked at
+        self.total_weight: Callable[[int], float] | None = None  # step -> sum of all ranks' weights, where a plan of batches says it
         self.compiled = False  # the forward pass is a torch.compile'd one
         self._parameters = [param for _, param in named]
         self._views: dict[int, list[Tensor]] = {}
@@ -112,6 +113,8 @@ class Replica:
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
+        if self.total_weight is not None:
+            gradient.total_weight = self.total_weight(step)
         weight = sum(micro.share for micro in micros)
         state = Accumulation(gradient, self._views_of(gradient.flat), self._quiet, hooks, weight, self.control_out)
         total, num_samples = None, 0
@@ -323,11 +326,11 @@ class Replica:
             param.copy_(value[offset : offset + param.numel()].view(param.shape))
             offset += param.numel()
 
-    def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
+    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
         """Parameters laid out as a gradient: the replica's, or the server's copy."""
         if master:
             return self.master.pack(bucket)
-        return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates))
+        return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates), step)
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Overwrite the replica's parameters by packed ones; a word of control in them is known to all."""

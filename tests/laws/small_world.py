@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.laws.world import World, summed
 from workbench.collectives import Collective, flat_of, native_bytes
-from workbench.gradients import Gradient, Layout
+from workbench.gradients import USED, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, Program, Request, Value
 from workbench.program import Context
 
@@ -57,11 +57,30 @@ def world(collective: Collective, ranks: list[Context], values: list[Any], seed:
     return SmallWorld([hasty(collective, ctx, value) for ctx, value in zip(ranks, values, strict=True)], Random(seed))
 
 
-def gradients(layout: Layout, flats: list[Tensor], step: int = 0, bucket: int | None = None) -> list[Gradient]:
-    """One a rank, of the whole layout or of one bucket, each in memory of its own."""
-    return [Gradient(flat.clone(), layout, step, step, bucket) for flat in flats]
+def gradients(layout: Layout, flats: list[Tensor], step: int = 0, bucket: int | None = None, *, planned: bool = True) -> list[Gradient]:
+    """One a rank, of the whole layout or of one bucket, each in memory of its own.
+
+    `planned`: all ranks know the sum's weight beforehand.
+    """
+    found = [Gradient(flat.clone(), layout, step, step, bucket) for flat in flats]
+    if planned and not flats[0].is_meta:
+        total_weight = float(sum(gradient.tail()[WEIGHT] for gradient in found))
+        for gradient in found:
+            gradient.total_weight = total_weight
+    return found
 
 
 def same(results: list[Tensor]) -> bool:
     """All equal to the last bit, NaN included."""
     return all(torch.equal(result.view(torch.uint8), results[0].view(torch.uint8)) for result in results)
+
+
+def applied(layout: Layout, total: Tensor) -> Tensor:
+    """What an optimizer is given of a sum: the mean, and nothing for a parameter that no rank used. Tails are zero."""
+    mean = torch.zeros_like(total)
+    for piece in layout.buckets:
+        weight, num_users = total[piece.tail + WEIGHT], total[piece.tail + USED : piece.stop]
+        for slot, users in zip(piece.slots, num_users.tolist(), strict=True):
+            if users > 0 and weight > 0:
+                mean[slot.offset : slot.offset + slot.numel] = total[slot.offset : slot.offset + slot.numel] / weight
+    return mean

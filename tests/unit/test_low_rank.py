@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
-from tests.laws.small_world import contexts, gradients, same, world
+from tests.laws.small_world import applied, contexts, gradients, same, world
 from workbench.codecs import Linear8
 from workbench.collectives import Native, Once, PowerSGD, Ring, native_bytes
 from workbench.errors import ConfigError
@@ -196,13 +196,13 @@ def test_bytes_by_hand() -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.error_feedback], ids=repr)
-def test_with_feedback_all_that_was_summed_and_all_residuals_are_all_gradients(way: PowerSGD) -> None:
+def test_with_feedback_all_that_was_applied_and_all_residuals_are_all_gradients(way: PowerSGD) -> None:
     layout = layout_of(900)
     ranks, sent, total = contexts(3, layout), torch.zeros(layout.numel).double(), torch.zeros(layout.numel).double()
     for step in range(9):
         rows = flats(layout, 3, step)
-        total += torch.stack(rows).sum(0)
-        sent += world(way, ranks, gradients(layout, rows, step), step).run()[0]
+        total += applied(layout, torch.stack(rows).sum(0))
+        sent += applied(layout, world(way, ranks, gradients(layout, rows, step), step).run()[0])
     left = Gradient(torch.zeros(layout.numel).double(), layout, 0, 0)
     for slot in layout.slots:
         for ctx in ranks:
@@ -258,7 +258,7 @@ def test_sizes_alone_travel_in_a_simulation_of_timing(way: PowerSGD) -> None:
         ran.run(), real.run()
         assert ran.bytes_sent == real.bytes_sent
         assert ran.local_bytes == real.local_bytes
-    assert all(value.is_meta for value in ranks[0].memory.values())
+    assert all(value.is_meta for name, value in ranks[0].memory.items() if not name.startswith("low-rank.sums"))
     assert {name: value.shape for name, value in ranks[0].memory.items()} == {
         name: value.shape for name, value in real_ranks[0].memory.items()
     }

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
-from tests.laws.small_world import contexts, gradients, same, world
+from tests.laws.small_world import applied, contexts, gradients, same, world
 from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK, Truncate16
 from workbench.collectives import Auto, Collective, Linear, Native, Once, PowerSGD, Ring, native_bytes
 from workbench.errors import ConfigError
@@ -164,15 +164,15 @@ def test_buckets_one_by_one_are_the_whole_gradient(way: Once) -> None:
 
 @pytest.mark.parametrize("way", [way for way in WAYS if isinstance(way.codec, ErrorFeedback) and way.spread != "raw"], ids=repr)
 @pytest.mark.parametrize("num_ranks", [1, 4])
-def test_with_feedback_all_that_was_summed_and_all_residuals_are_all_gradients(way: Once, num_ranks: int) -> None:
+def test_with_feedback_all_that_was_applied_and_all_residuals_are_all_gradients(way: Once, num_ranks: int) -> None:
     """Residuals of every rank, and with two shots of every owner: none of the two encodings forgets."""
     layout = layout_of(None, torch.float64)
     ranks, piece = contexts(num_ranks, layout), layout.buckets[0]
     sent = total = torch.zeros(layout.numel, dtype=torch.float64)
     for step in range(12):
         rows = flats(layout, num_ranks, 100 + step)
-        total = total + in_rank_order(rows)
-        sent = sent + world(way, ranks, gradients(layout, rows, step), step).run()[0]
+        total = total + applied(layout, in_rank_order(rows))
+        sent = sent + applied(layout, world(way, ranks, gradients(layout, rows, step), step).run()[0])
     left = sum(ctx.memory["once.residual/bucket-0"] for ctx in ranks)
     owned = [ctx.memory.get("once.owner/bucket-0") for ctx in ranks]
     if owned[0] is not None:

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, Ticket, Wait
@@ -88,14 +88,16 @@ class AdaptiveDelaySGD(Algorithm):
             sums, reported = list(rest[:6]), rest[6]
             report = rest[7] if reported else None
             in_flight.extend(rest[7 + reported :])
+        fold_lanes(ctx.memory, self.num_lanes)
         taken: deque[float] = deque()  # seconds of each all-reduce, written on its lane
         for step in ctx.steps():
             begin = yield Now()
             gradient = yield Backward(step)
             sums[2] += (yield Now()) - begin
             sums[3] += 1
-            work = self.collective.all_reduce(ctx, gradient)
-            in_flight.append((yield Start(_timed(work, taken), lane=step % max(1, delay))))
+            lane = step % self.num_lanes  # and not of `delay` lanes: where it falls, no lane keeps what it owes
+            work = self.collective.all_reduce(ctx.on_lane(lane), gradient)
+            in_flight.append((yield Start(_timed(work, taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())
                 if taken:  # not of a gradient that came with a checkpoint

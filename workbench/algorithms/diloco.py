@@ -36,7 +36,8 @@ class DiLoCo(Algorithm):
     digits eager updates go astray with the default outer step, and not with outer_lr=0.5, outer_momentum=0.3
     (records/digits-margins.json).
 
-    At the end of a run outer steps in flight are taken (eager ones were), and the parameters averaged unless they are equal.
+    At the end of a run outer steps in flight are taken (eager ones were), and the parameters averaged unless they are equal:
+    without loss, whatever the collective, which compresses differences alone.
     Staleness 0 (of a rank's own updates). Memory: anchor and outer momentum, and a fragment for each sum in flight.
 
     Paper: douillard2023diloco, Alg. 1; douillard2025streaming, Alg. 2; kale2025eager (eager updates).
@@ -107,13 +108,13 @@ class DiLoCo(Algorithm):
                     yield from self._arrive(part, (yield Wait(part.summing)))
             for part in parts:
                 if num_done % self.every == part.number * self.every // num_fragments:
-                    yield from (self._step_eagerly(ctx, part) if self.eager else self._begin(ctx, part, num_done))
+                    yield from (self._step_eagerly(ctx, part, step) if self.eager else self._begin(ctx, part, num_done))
             yield EndStep(step, state=tuple(item for part in parts for item in part.state()))
         yield from self._end(ctx, parts, num_done)
 
     def _begin(self, ctx: Context, part: _Fragment, num_done: int) -> Program:
         """A fragment's turn: sum how far the ranks went."""
-        packed = yield PackParameters(bucket=part.number)
+        packed = yield PackParameters(bucket=part.number, step=num_done - 1)
         part.set_off(packed)
         work = _flat_sum(perform(self.collective.all_reduce(ctx, packed)))
         if self.delay:
@@ -128,9 +129,9 @@ class DiLoCo(Algorithm):
         self._outer_step(part, values / tail[WEIGHT])
         yield from self._go_on(part, tail[CONTROL])
 
-    def _step_eagerly(self, ctx: Context, part: _Fragment) -> Program:
+    def _step_eagerly(self, ctx: Context, part: _Fragment, step: int) -> Program:
         """The same with this rank's own part new and the others' of one turn ago."""
-        packed = yield PackParameters(bucket=part.number)
+        packed = yield PackParameters(bucket=part.number, step=step)
         own = part.set_off(packed).clone() / ctx.num_workers
         mean, word = own.clone(), torch.zeros_like(own[:1]).sum()
         if part.summing is not None:
@@ -164,8 +165,8 @@ class DiLoCo(Algorithm):
                     yield from self._arrive(part, total)
         late = self.eager or self.delay or self.mix or len(parts) > 1
         if num_done and (late or num_done % self.every):
-            packed = yield PackParameters()
-            yield UnpackParameters((yield from perform(self.collective.all_reduce(ctx, packed))))
+            packed = yield PackParameters(step=num_done)
+            yield UnpackParameters((yield from perform(self.collective.exact.all_reduce(ctx, packed))))
 
 
 @final

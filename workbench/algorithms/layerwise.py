@@ -63,8 +63,11 @@ class LayerwiseSGD(Algorithm):
             raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
         if not isinstance(self.lanes, int) or self.lanes < 1:
             raise ConfigError(f"lanes={self.lanes}: how many buckets travel side by side, 1 or more")
-        if self.order == SendOrder.PRIORITY and isinstance(self.collective, Native):
-            raise ConfigError("order='priority' decides whose message goes next, and the library's own all-reduce is one piece: use Ring()")
+        if self.order == SendOrder.PRIORITY and self.collective.calls_library:
+            raise ConfigError(
+                f"order='priority' decides whose message goes next, and {self.collective} may use the library's own all-reduce, "
+                "which is one piece: use Ring()"
+            )
         if self.order == SendOrder.PRIORITY and self.lanes != 1:
             raise ConfigError(f"lanes={self.lanes} with order='priority': there every bucket has a lane of its own, so leave lanes at 1")
 

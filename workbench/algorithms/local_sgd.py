@@ -20,7 +20,7 @@ class LocalSGD(Algorithm):
     Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there. Momentum
     stays with its rank and is not averaged. Every rank counts alike, whatever its samples. With every=1, plain SGD and
     full batches it is `SynchronousSGD` up to rounding. The end of a run averages, wherever it falls. Staleness 0 (of a
-    rank's own updates); one parameter vector while averaging.
+    rank's own updates); one parameter vector while averaging. Parameters are averaged without loss; see `DiLoCo` for compression.
 
     Paper: stich2018local, Alg. 1; lin2018postlocal (post-local).
     """
@@ -42,6 +42,12 @@ class LocalSGD(Algorithm):
             raise ConfigError(f"every={self.every}: average after so many steps, 1 or more")
         if not isinstance(self.after, int) or self.after < 0:
             raise ConfigError(f"after={self.after}: how many steps are synchronous at first, 0 or more")
+        if self.collective.exact != self.collective:
+            raise ConfigError(
+                f"LocalSGD averages parameters, and {self.collective} loses part of what it sums: to average differences from a "
+                f"common anchor, which may be compressed, use DiLoCo(every={self.every}, outer_lr=1.0, outer_momentum=0.0, "
+                f"nesterov=False, collective={self.collective}); else use {self.collective.exact}"
+            )
 
     @property
     def replicas(self) -> Replicas:

@@ -11,7 +11,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from workbench.collectives import Collective, Native, Ring, check_collective
+from workbench.collectives import Collective, Ring, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import ANY, FREE, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
@@ -64,12 +64,20 @@ class PartialAllReduce(Algorithm):
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
-        if isinstance(self.collective, Native):
-            raise ConfigError("rounds run beside other messages of the same rank, and the library's own all-reduce cannot: use Ring()")
+        if self.collective.calls_library:
+            raise ConfigError(
+                f"rounds run beside other messages of the same rank, and {self.collective} may use the library's own all-reduce, "
+                "which cannot: use Ring(), or give it inner=Ring()"
+            )
         quorum = self.quorum
         legal = quorum in list(Quorum) if isinstance(quorum, str) else (quorum >= 1 if isinstance(quorum, int) else 0 < quorum <= 1)
         if isinstance(quorum, bool) or not legal:
             raise ConfigError(f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}")
+        if self.collective.keeps_residual and not self._is_synchronous:
+            raise ConfigError(
+                f"{self.collective} adds what it left out to the next sum, and nobody knows beforehand how many ranks a round has: "
+                "use quorum='all', or a codec without feedback, such as Ring(codec=Linear8())"
+            )
 
     def num_ready(self, num_ranks: int) -> int:
         """How many ranks begin a round.
@@ -126,7 +134,8 @@ class PartialAllReduce(Algorithm):
         if ctx.num_steps is None:
             raise ConfigError("PartialAllReduce must know its number of steps when it begins: ranks end together, at steps of their own")
         assert ctx.layout is not None
-        token = torch.zeros(1, dtype=torch.uint8, device=ctx.layout.device)
+        on_host = ctx.layout.device.type == "cuda"  # a token from a GPU would wait for the work that it was given before
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)
         box = _Box(waiting=deque(ctx.resumed or ()))
         ctx.unused = box.unused if ctx.may_shrink else None
         beside = [(yield Start(self._rounds(ctx, ctx.num_steps, box, token), lane=FREE, shares_tags=True))]
@@ -233,6 +242,7 @@ def _merged(ctx: Context, mine: list[Gradient], number: int) -> Gradient:
         flat = torch.zeros(ctx.layout.numel, dtype=ctx.layout.dtype, device=ctx.layout.device)
         return Gradient(flat, ctx.layout, number, number)
     first = mine[0]
+    first.step = number  # the round's: ranks whose gradients are of different steps still sum in the same way
     for other in mine[1:]:
         word = torch.maximum(first.tail()[CONTROL], other.tail()[CONTROL])  # said twice, it is still the same word
         first.flat.add_(other.flat)

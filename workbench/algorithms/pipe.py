@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, final
 
-from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Backward, Discard, EndStep, Program, Start, Ticket, Wait
@@ -31,7 +31,8 @@ class PipeSGD(Algorithm):
     (`"duplicate"`) the last gradient of the warm-up, which is at least the first step, is applied K - 1 times again, so
     that every step takes an update. After the last step the K - 1 gradients still in flight are applied: every gradient
     is used. K gradient buffers, and one more while duplicates are applied. All-reduces go one after the other on one lane,
-    or side by side on as many as `lanes`: d of them are the d communication threads of the paper's AGD(d).
+    or side by side on as many as `lanes`: d of them are the d communication threads of the paper's AGD(d). What a collective
+    remembers (error feedback, PowerSGD) is each lane's own.
 
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d): `DelayedSGD`.
     Duplicates are how BytePS primes its pipeline.
@@ -75,9 +76,11 @@ class PipeSGD(Algorithm):
         spare: Gradient | None = next((item for item in resumed if isinstance(item, Gradient)), None)
         duplicates = self.first == FirstSteps.DUPLICATE and self.width > 1
         num_synchronous = max(self.warmup_steps, 1) if duplicates else self.warmup_steps
+        fold_lanes(ctx.memory, self.lanes)
         for step in ctx.steps():
             gradient = yield Backward(step)
-            in_flight.append((yield Start(self.collective.all_reduce(ctx, gradient), lane=step % self.lanes)))
+            lane = step % self.lanes
+            in_flight.append((yield Start(self.collective.all_reduce(ctx.on_lane(lane), gradient), lane=lane)))
             filling = len(in_flight) < self.width and step >= num_synchronous
             while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
                 total = yield Wait(in_flight.popleft())

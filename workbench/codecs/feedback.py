@@ -22,7 +22,10 @@ class ErrorFeedback:
 
     No codec, but one that remembers: the residual e is kept by who encodes, from one step to the next of the same values. So it
     goes once around a sum, `Once(codec=ErrorFeedback(codec=...))`, and not inside a collective's hops, whose partial sums have
-    no next step. What of e is not finite (a step that diverged, or an overflow in fp16 training that is skipped) is forgotten.
+    no next step. Where v is not finite (a step that diverged, or an overflow in fp16 training that is skipped), e stays as it was.
+
+    A sum over ranks is divided by its weight W, so e is kept in units of the mean: v = g + a e, with the share a that W is expected
+    to be, and e[t+1] = (v - C(v)) / W + (1 - a / W) e[t] once W is known. Then nothing is lost or applied twice, whatever W was.
 
     Paper: karimireddy2019error, algorithm 2; seide2014onebit.
     """
@@ -42,14 +45,33 @@ class ErrorFeedback:
             )
 
     def encode(self, values: Tensor, residual: Tensor, noise: Generator | None = None) -> Tensor:
-        """Encode `values` + `residual`. In place, `values` become that sum and `residual` what is left out of it."""
-        values.add_(residual)
-        wire = self.codec.encode(values, noise)
-        leave(values, self.codec.decode(wire, values), residual)
+        """The rule above, where nothing is divided by a weight later. In place, `values` become v and `residual` what is left out."""
+        wire, left = self.encode_share(values, residual, 1.0, noise)
+        if bool(left.sum().isfinite()):
+            residual.copy_(left)
         return wire
 
+    def encode_share(
+        self,
+        values: Tensor,
+        residual: Tensor,
+        share: float | Tensor,
+        noise: Generator | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Encode v = `values` + share * `residual`; the answer is (C(v), v - C(v)). In place, `values` become v.
 
-def leave(values: Tensor, sent: Tensor, residual: Tensor) -> None:
-    """residual <- values - sent, and 0 where that is not finite: one overflow must not stay for ever."""
-    torch.sub(values, sent, out=residual)
-    residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        `residual` stays as it is until the sum's weight is known. `out` is memory for v - C(v).
+        """
+        add_share(values, residual, share)
+        wire = self.codec.encode(values, noise)
+        sent = self.codec.decode(wire, values)
+        return wire, torch.sub(values, sent, out=sent if out is None else out)
+
+
+def add_share(values: Tensor, residual: Tensor, share: float | Tensor) -> None:
+    """values <- values + share * residual"""
+    if isinstance(share, Tensor):
+        values.addcmul_(residual, share)
+    elif share:
+        values.add_(residual, alpha=share)

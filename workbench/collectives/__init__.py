@@ -14,6 +14,7 @@ from workbench.collectives.halving_doubling import HalvingDoubling
 from workbench.collectives.hierarchical import Hierarchical
 from workbench.collectives.linear import Linear
 from workbench.collectives.low_rank import PowerSGD
+from workbench.collectives.memory import fold_lanes
 from workbench.collectives.once import Once
 from workbench.collectives.ring import Ring
 from workbench.collectives.tree import Tree
@@ -36,6 +37,7 @@ __all__ = [
     "check_collective",
     "find",
     "flat_of",
+    "fold_lanes",
     "get",
     "names",
     "native_bytes",

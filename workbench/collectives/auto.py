@@ -63,6 +63,19 @@ class Auto(Collective):
     def lossy(self) -> bool:
         return any(candidate.lossy for candidate in self.candidates)
 
+    @property
+    def exact(self) -> Collective:
+        return Auto(candidates=tuple(candidate.exact for candidate in self.candidates)) if self.lossy else self
+
+    @property
+    def keeps_residual(self) -> bool:
+        return any(candidate.keeps_residual for candidate in self.candidates)
+
+    @property
+    def calls_library(self) -> bool:
+        """Where links are measured it may choose the library's, which no codec is in."""
+        return not self.lossy or any(candidate.calls_library for candidate in self.candidates)
+
     def check(self, num_workers: int) -> None:
         for candidate in self.candidates:
             candidate.check(num_workers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import Protocol, final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, final
 
 from torch import Tensor
 
@@ -63,6 +63,27 @@ class Collective(ABC):
     def lossy(self) -> bool:
         """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
         return getattr(self, "codec", None) is not None
+
+    @property
+    def exact(self) -> Collective:
+        """The same sum without loss, for what no compression may touch: parameters. Itself, if it loses nothing."""
+        if not self.lossy:
+            return self
+        if "codec" in {item.name for item in fields(self)}:
+            plain: Any = self
+            without: Collective = replace(plain, codec=None)
+            return without
+        return Native()
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether what it leaves out of one sum belongs into the next of the same value: then all ranks must take part in each."""
+        return False
+
+    @property
+    def calls_library(self) -> bool:
+        """Whether it may ask for the library's own all-reduce, which must not run beside other messages of the same rank."""
+        return False
 
     @property
     def splits(self) -> bool:
@@ -127,6 +148,10 @@ class Native(Collective):
 
     Its bytes are those of a bandwidth-optimal algorithm, 2 (p-1)/p n a rank; the library may send more.
     """
+
+    @property
+    def calls_library(self) -> bool:
+        return True
 
     @property
     def splits(self) -> bool:

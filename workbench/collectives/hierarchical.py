@@ -60,6 +60,20 @@ class Hierarchical(Collective):
     def lossy(self) -> bool:
         return any(level.lossy for level in self._levels())
 
+    @property
+    def exact(self) -> Collective:
+        if not self.lossy:
+            return self
+        return Hierarchical(group=self.group, inner=replace(self.inner, codec=None), outer=self.outer.exact)
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.outer.keeps_residual
+
+    @property
+    def calls_library(self) -> bool:
+        return self.outer.calls_library
+
     def check(self, num_workers: int) -> None:
         self.outer.check(-(-num_workers // self.group))
 

@@ -10,9 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from workbench.codecs.feedback import leave
+from workbench.codecs.feedback import add_share
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import LOW_RANK_RESIDUAL
+from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, share_of, spans_of
 from workbench.collectives.once import check_inner
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
@@ -26,7 +26,7 @@ from workbench.rng import derive_seed
 class PowerSGD(Collective):
     """For each matrix, M_i = g_i + e_i of rank i, n x m, with Q (m x r) of the step before:
 
-        P = orth(sum_i M_i orth(Q));   Q = sum_i M_i^T P;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q^T / p
+        P = orth(sum_i M_i orth(Q));   Q_i = M_i^T P,  Q = sum_i Q_i;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q_i^T
 
     One step of power iteration, warm-started: (n + m) r numbers in place of n m. A tensor of more dimensions is the matrix
     (first, rest); what would not get smaller (biases, thin matrices) is summed as it is, in one message with P and the tail.
@@ -36,7 +36,9 @@ class PowerSGD(Collective):
 
     orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less comes out exact (with
     `alternate` and a constant sum, each even and odd step together). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
-    A NaN or an infinity reaches every rank, and is not kept.
+    A NaN or an infinity reaches every rank, and is not kept. e_i is what P leaves out of this rank's own M_i, and not an equal share
+    of what it leaves out of the sum: those add up to the same, but grow for ever where ranks' gradients differ. Residuals are in
+    units of the mean that is applied (`collectives.memory`). `alternate` counts the sums of a bucket, not steps.
 
     Args:
         rank: r; a matrix's own smaller side where that is less.
@@ -66,6 +68,18 @@ class PowerSGD(Collective):
     @property
     def lossy(self) -> bool:
         return True
+
+    @property
+    def exact(self) -> Collective:
+        return self.inner
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.error_feedback
+
+    @property
+    def calls_library(self) -> bool:
+        return self.inner.calls_library
 
     @property
     def needs_link(self) -> bool:
@@ -117,26 +131,33 @@ class PowerSGD(Collective):
 
     def _compressed(self, ctx: Context, value: Gradient, piece: BucketSlice, slots: list[Slot]) -> Program:
         nbytes = sum(slot.numel for slot in slots) * value.flat.element_size()
-        sides = ("pq"[(value.step - self.start_step) % 2],) if self.alternate else ("p", "q")
+        sides = ("pq"[self._turn(ctx, piece)],) if self.alternate else ("p", "q")
+        share = share_of(value.tail(piece.index), ctx.num_workers, value.total_weight)
         raw = [value.view(slot) for slot in piece.slots if slot not in slots] + [value.tail(piece.index)]
-        matrices = yield Local("encode", nbytes, partial(self._matrices, ctx, value, slots))
+        matrices = yield Local("encode", nbytes, partial(self._matrices, ctx, value, slots, share))
         bases: list[Tensor] = []
         factors: list[Tensor] = []
+        own: list[Tensor] = []
         for side in sides:
             others = [self._factor(ctx, slot, "q" if side == "p" else "p", value.flat) for slot in slots] if side == sides[0] else factors
-            message, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
+            message, own, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
             message = yield from perform(self.inner.all_reduce(ctx, message))
             factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
         for slot, factor in zip(slots, factors, strict=True):  # one that is not finite would stay so
             before = self._factor(ctx, slot, sides[-1], value.flat)
             ctx.memory[_name(sides[-1], slot)] = torch.where(factor.isfinite().all(), factor, before)
-        yield Local("decode", nbytes, partial(self._restore, ctx, value, slots, matrices, sides[-1], factors, bases))
+        restore = partial(self._restore, ctx, value, piece, slots, matrices, sides[-1], factors, own, bases, share)
+        yield Local("decode", nbytes, restore)
 
-    def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot]) -> list[Tensor]:
+    def _turn(self, ctx: Context, piece: BucketSlice) -> int:
+        """0 and 1 in turns, sum by sum of this bucket on this lane: with two lanes one of them has all the even steps."""
+        return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
+
+    def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot], share: float | Tensor) -> list[Tensor]:
         """M_i, n x m each; shares memory with the gradient where its strides allow."""
         if self.error_feedback:
             for slot in slots:
-                value.view(slot).add_(self._residual(ctx, slot, value.flat))
+                add_share(value.view(slot), self._residual(ctx, slot, value.flat), share)
         return [value.view(slot).reshape(slot.shape[0], -1) for slot in slots]
 
     def _residual(self, ctx: Context, slot: Slot, flat: Tensor) -> Tensor:
@@ -168,26 +189,37 @@ class PowerSGD(Collective):
         self,
         ctx: Context,
         value: Gradient,
+        piece: BucketSlice,
         slots: list[Slot],
         matrices: list[Tensor],
         side: str,
         factors: list[Tensor],
+        own: list[Tensor],
         bases: list[Tensor],
+        share: float | Tensor,
     ) -> None:
         """Write the approximate sums into the gradient, and into memory what they left out."""
-        for slot, matrix, factor, basis in zip(slots, matrices, factors, bases, strict=True):
+        lefts: list[Tensor] = []
+        for slot, matrix, factor, mine, basis in zip(slots, matrices, factors, own, bases, strict=True):
+            if self.error_feedback:
+                left = torch.addmm(matrix, mine, basis.T, alpha=-1) if side == "p" else torch.addmm(matrix, basis, mine.T, alpha=-1)
+                lefts.append(left.view(slot.shape))
             total = factor @ basis.T if side == "p" else basis @ factor.T
-            if self.error_feedback:  # an equal share of the sum on every rank: only the sum of the residuals matters
-                leave(matrix.view(slot.shape), (total / ctx.num_workers).view(slot.shape), self._residual(ctx, slot, value.flat))
             value.view(slot).copy_(total.view(slot.shape))
+        if not self.error_feedback:
+            return
+        flat = value.flat if value.bucket is not None else value.flat[piece.start : piece.stop]
+        outcome = outcome_of(value.tail(piece.index), flat[: piece.tail - piece.start], spans_of(piece))
+        for slot, left in zip(slots, lefts, strict=True):
+            outcome.settle(self._residual(ctx, slot, value.flat), left, share, begin=slot.offset - piece.start)
 
 
 def _name(side: str, slot: Slot) -> str:
     return f"low-rank.{side}/{slot.index}"
 
 
-def _project(side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """(P or Q of all matrices and the raw tensors in one message, the bases of the other factor)."""
+def _project(side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """(P or Q of all matrices and the raw tensors in one message, this rank's P or Q, the bases of the other factor)."""
     bases = [torch.linalg.qr(other).Q for other in others]
     factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]
-    return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), bases
+    return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), factors, bases

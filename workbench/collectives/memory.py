@@ -1,20 +1,183 @@
-"""What collectives remember from step to step in `Context.memory`, and what of it holds where other ranks go on."""
+"""What collectives remember from step to step in `Context.memory`, and what of it holds where other ranks go on.
+
+Residuals are in units of the mean that is applied: a sum S of shares of weight W is applied as S / W. A rank sends C(v) of
+v = g + a e, where the share a is what W is expected to be, and once the summed tail says what W is,
+
+    e <- (v - C(v)) / W + (1 - a / W) e,
+
+so that what is applied and what all ranks keep add up to what was owed, whatever W is. A rank of weight 0 sends nothing of e, and
+keeps it; so does every rank for a parameter that none of them used, and where the sum is not finite.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
 from torch import Tensor
+
+from workbench.gradients import USED, WEIGHT, BucketSlice
+from workbench.program import LANE_PREFIX
 
 ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # what was left out of this rank's own values
 ONCE_OWNER = "once.owner"  # what a codec left out of the sum of the block that is this rank's where there are so many
+OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER)  # a rank's own; all else is the same on all ranks
 
 
-def forget_blocks(memory: dict[str, Tensor]) -> None:
+# -- the names in a memory -----------------------------------------------------------------------------------------
+
+
+def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
     """There is another number of ranks from here on: blocks are cut elsewhere."""
-    for name in [name for name in memory if name.startswith(ONCE_OWNER)]:
+    for name in [name for name in memory if plain_name(name).startswith(ONCE_OWNER)]:
         del memory[name]
 
 
-def of_all_ranks(memory: dict[str, Tensor]) -> dict[str, Tensor]:
+def of_all_ranks(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is the same on all ranks, as one that comes later must have it: the factors that a low-rank sum starts from, counts."""
-    own = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER)
-    return {name: value for name, value in memory.items() if not name.startswith(own)}
+    return {name: value for name, value in memory.items() if not plain_name(name).startswith(OWN)}
+
+
+def fold_lanes(memory: MutableMapping[str, Tensor], num_lanes: int) -> None:
+    """There are only so many lanes from here on: what others have left over is lane 0's to send."""
+    for name in list(memory):
+        lane, plain = _split(name)
+        if lane < num_lanes:
+            continue
+        value = memory.pop(name)
+        if plain.startswith(OWN):
+            memory[plain] = memory[plain] + value if plain in memory else value
+
+
+def plain_name(name: str) -> str:
+    """The name without its lane.
+
+    >>> plain_name("lane-1/once.residual/bucket-0")
+    'once.residual/bucket-0'
+    """
+    return _split(name)[1]
+
+
+def _split(name: str) -> tuple[int, str]:
+    lane, slash, plain = name.removeprefix(LANE_PREFIX).partition("/")
+    if name.startswith(LANE_PREFIX) and slash and lane.isdigit():
+        return int(lane), plain
+    return 0, name
+
+
+def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
+    """How many sums of that name came before this one."""
+    counter = memory.get(name)
+    if counter is None:
+        counter = memory[name] = torch.zeros((), dtype=torch.int64)
+    before = int(counter)
+    counter += 1
+    return before
+
+
+# -- residuals -----------------------------------------------------------------------------------------------------
+
+
+def share_of(tail: Tensor, num_workers: int, total_weight: float | None) -> float | Tensor:
+    """How much of a residual in units of the mean belongs in this rank's share of the sum: the weight that is expected of the sum.
+
+    Known beforehand, or else as if all ranks had this one's weight; 0 on a rank of weight 0. Without a tail, 1.
+    """
+    if not tail.numel() or tail.is_meta:
+        return 1.0
+    own = tail[WEIGHT]
+    if tail.device.type != "cpu":  # without waiting for the device
+        expected = own * num_workers if total_weight is None else torch.full_like(own, total_weight)
+        return torch.where(own > 0, expected, torch.zeros_like(own))
+    weight = float(own)
+    if weight <= 0:
+        return 0.0
+    expected_weight = num_workers * weight if total_weight is None else total_weight
+    return 1.0 if _is_near(expected_weight, 1.0, tail.dtype) else expected_weight
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a bucket's sum says of how it is applied.
+
+    Attributes:
+        weight: W; None on another device than the CPU.
+        ranges: the values that are applied, as ranges of the bucket: none of a sum that is not finite, or without weight.
+        on_device: W and a mask of the values, in place of both, so that nobody waits for the device.
+    """
+
+    weight: float | None
+    ranges: tuple[tuple[int, int], ...] = ()
+    on_device: tuple[Tensor, Tensor] | None = None
+
+    def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
+        """In place, `residual` becomes what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
+        if self.on_device is not None:
+            weight, mask = self.on_device
+            owed = residual * (1 - share / weight) + left / weight
+            residual.copy_(torch.where(mask[begin : begin + left.numel()].view(left.shape), owed, residual))
+            return
+        for first, last in self.ranges:
+            start, stop = max(first - begin, 0), min(last - begin, left.numel())
+            if stop - start == left.numel():
+                _settle(residual, left, float(share), self.weight or 1.0)
+            elif start < stop:
+                _settle(residual.view(-1)[start:stop], left.reshape(-1)[start:stop], float(share), self.weight or 1.0)
+
+
+def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Outcome:
+    """Of a bucket's summed tail and values. `spans`: where each parameter lies, in the order of the tail's counts.
+
+    Without a tail, a plain tensor's sum is applied as it is.
+    """
+    if total.is_meta or not total.numel():
+        return Outcome(1.0)
+    if total.device.type != "cpu":
+        return outcome_on_device(tail, total, spans)
+    weight = float(tail[WEIGHT]) if tail.numel() else 1.0
+    if weight <= 0 or not bool(total.sum().isfinite()):
+        return Outcome(weight)
+    if not spans:
+        return Outcome(weight, ((0, total.numel()),))
+    ranges: list[tuple[int, int]] = []
+    for (start, stop), num_users in zip(spans, tail[USED:].tolist(), strict=True):
+        if num_users > 0:
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]
+            ranges.append((start, stop))
+    return Outcome(weight, tuple(ranges))
+
+
+def outcome_on_device(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...]) -> Outcome:
+    """The same in operations on tensors alone."""
+    weight = tail[WEIGHT] if tail.numel() else total.new_ones(())
+    applied = (total.sum().isfinite() & (weight > 0)).expand(total.numel())
+    if spans:
+        lengths = torch.tensor([stop - start for start, stop in spans], device=total.device)
+        applied = applied & (tail[USED:] > 0).repeat_interleave(lengths, output_size=total.numel())
+    safe = torch.where(weight > 0, weight, torch.ones_like(weight))
+    return Outcome(None, on_device=(safe, applied))
+
+
+def spans_of(piece: BucketSlice) -> tuple[tuple[int, int], ...]:
+    """Where each parameter lies in its bucket's values; nowhere, where no tail counts who used it."""
+    if piece.tail == piece.stop:
+        return ()
+    return tuple((slot.offset - piece.start, slot.offset - piece.start + slot.numel) for slot in piece.slots)
+
+
+def _settle(residual: Tensor, left: Tensor, share: float, weight: float) -> None:
+    if _is_near(share, weight, left.dtype):
+        residual.copy_(left)
+        if not _is_near(weight, 1.0, left.dtype):
+            residual.div_(weight)
+    else:
+        residual.mul_(1 - share / weight).add_(left, alpha=1 / weight)
+
+
+def _is_near(one: float, other: float, dtype: torch.dtype) -> bool:
+    """Equal but for rounding in sums of weights: as `replica` decides whether a sum must be divided."""
+    return abs(one - other) <= 64 * torch.finfo(dtype).eps * other

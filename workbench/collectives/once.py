@@ -11,10 +11,10 @@ import torch
 from torch import Generator, Tensor
 
 from workbench.codecs import Codec, ErrorFeedback, SummableCodec
-from workbench.codecs.feedback import leave
+from workbench.codecs.feedback import add_share
 from workbench.codecs.groups import check_choice, typed
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL
+from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, count_sum, outcome_of, share_of, spans_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Local, Program, Recv, Send, Start, Value, Wait
@@ -25,12 +25,20 @@ from workbench.rng import derive_seed
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One bucket of a gradient, or a tensor: `body` goes through the codec, `tail` does not. `name` is what is remembered of it."""
+    """One bucket of a gradient, or a tensor: `body` goes through the codec, `tail` does not.
+
+    Attributes:
+        name: what is remembered of it.
+        spans: where in `body` each parameter lies.
+        total_weight: see `Gradient`.
+    """
 
     body: Tensor
     tail: Tensor
     name: str
     step: int
+    spans: tuple[tuple[int, int], ...] = ()
+    total_weight: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +63,7 @@ class Once(Collective):
     One rank alone encodes and decodes too. Tails travel raw beside the last block's messages, or the scales.
 
     With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a block's sum.
+    They are in units of the mean that is applied (`collectives.memory`), and stay where no rank used a parameter.
     Residuals are in `ctx.memory` by bucket: a rank's value of the same layout must come every time.
 
     Paper: the two exchanges of seide2014onebit, tang2021onebitadam.
@@ -81,6 +90,18 @@ class Once(Collective):
     def plain(self) -> Codec:
         """The codec without its feedback."""
         return self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec
+
+    @property
+    def exact(self) -> Collective:
+        return self.inner
+
+    @property
+    def keeps_residual(self) -> bool:
+        return isinstance(self.codec, ErrorFeedback)
+
+    @property
+    def calls_library(self) -> bool:
+        return isinstance(self.plain, SummableCodec) and self.inner.calls_library
 
     @property
     def needs_link(self) -> bool:
@@ -128,13 +149,14 @@ class Once(Collective):
         blocks, tails = _cut(piece.body, p), [piece.tail[:0]] * last + [piece.tail]
         own, itemsize = blocks[rank], piece.body.element_size()
         codec, encoded = self.plain, self._spread == "encoded"
-        residuals = (
-            _cut(residual, p) if (residual := self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")) is not None else None
-        )
+        share = share_of(piece.tail, p, piece.total_weight)
+        residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
+        left = None if residual is None else torch.empty_like(residual)
+        residuals, lefts = [None] * p if residual is None else _cut(residual, p), [None] * p if left is None else _cut(left, p)
 
         def encode() -> list[Tensor]:
             noise = self._noise(ctx, piece, "value")
-            return [_join(tails[block], self._encode(blocks[block], residuals[block] if residuals else None, noise)) for block in range(p)]
+            return [_join(tails[block], self._encode(blocks[block], residuals[block], share, noise, lefts[block])[0]) for block in range(p)]
 
         messages = yield Local("encode", piece.nbytes, encode)
         arrived = yield from _exchange(ctx, messages, [messages[rank].numel()] * p)
@@ -143,9 +165,10 @@ class Once(Collective):
             _sum_tails(piece.tail, arrived)
         if encoded:
             owners = self._residual(ctx, own, f"{ONCE_OWNER}/{piece.name}")
-            second = partial(self._encode, total, owners, self._noise(ctx, piece, "sum"))
-            wire = yield Local("encode", own.numel() * itemsize, second)
+            second = partial(self._encode, total, owners, share, self._noise(ctx, piece, "sum"))
+            wire, unsent = yield Local("encode", own.numel() * itemsize, second)
         else:
+            owners = unsent = None
             wire = total.view(torch.uint8)
         message = _join(tails[rank], wire)
         sizes = [codec.wire_bytes(block.numel()) if encoded else block.numel() * itemsize for block in blocks]
@@ -158,32 +181,43 @@ class Once(Collective):
             else:
                 block.copy_(typed(wire, block.dtype))
         piece.tail.copy_(_split(arrived[last], piece.tail)[0])
+        outcome = outcome_of(piece.tail, piece.body, piece.spans)
+        if residual is not None and left is not None:
+            outcome.settle(residual, left, share)
+        if owners is not None and unsent is not None:
+            outcome.settle(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
         """Everybody's encoded value to everybody, who all sum the same in the same order."""
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
-        wire = yield Local("encode", piece.nbytes, partial(self._encode, piece.body, residual, self._noise(ctx, piece, "value")))
+        share = share_of(piece.tail, ctx.num_workers, piece.total_weight)
+        encode = partial(self._encode, piece.body, residual, share, self._noise(ctx, piece, "value"))
+        wire, left = yield Local("encode", piece.nbytes, encode)
         message = _join(piece.tail, wire)
         arrived = yield from _exchange(ctx, [message] * ctx.num_workers, [message.numel()] * ctx.num_workers)
         total = yield from self._sum(piece.body, [_split(item, piece.tail)[1] for item in arrived])
         piece.body.copy_(total)
         _sum_tails(piece.tail, arrived)
+        if residual is not None:
+            outcome_of(piece.tail, piece.body, piece.spans).settle(residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
         """Scales side by side in one sum, of which each rank takes the largest; then the integers."""
         p, body = ctx.num_workers, piece.body
+        share = share_of(piece.tail, p, piece.total_weight)
         residual = self._residual(ctx, body, f"{ONCE_RESIDUAL}/{piece.name}")
 
         def measure() -> Tensor:
             if residual is not None:
-                body.add_(residual)
+                add_share(body, residual, share)
             return codec.magnitude(body)
 
-        def encode() -> Tensor:
+        def encode() -> tuple[Tensor, Tensor | None]:
             integers = codec.encode_shared(body, scale, p, self._noise(ctx, piece, "value"))
-            if residual is not None:
-                leave(body, codec.decode_shared(integers, scale, p, body), residual)
-            return integers
+            if residual is None:
+                return integers, None
+            sent = codec.decode_shared(integers, scale, p, body)
+            return integers, torch.sub(body, sent, out=sent)
 
         magnitude = yield Local("encode", piece.nbytes, measure)
         shared = torch.zeros(p + piece.tail.numel(), dtype=body.dtype, device=body.device)
@@ -193,9 +227,11 @@ class Once(Collective):
         scale = shared[:p].amax().view(1).float()  # a NaN of any rank is everyone's
         piece.tail.copy_(shared[p:])
         if body.numel():
-            integers = yield Local("encode", piece.nbytes, encode)
+            integers, left = yield Local("encode", piece.nbytes, encode)
             total = yield from perform(self.inner.all_reduce(ctx, integers))
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
+            if residual is not None:
+                outcome_of(piece.tail, body, piece.spans).settle(residual, left, share)
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
@@ -208,17 +244,22 @@ class Once(Collective):
             yield Local("sum", nbytes, partial(total.add_, decoded))
         return total
 
-    def _encode(self, values: Tensor, residual: Tensor | None, noise: Generator | None) -> Tensor:
+    def _encode(
+        self, values: Tensor, residual: Tensor | None, share: float | Tensor, noise: Generator | None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(message, what it leaves out); with feedback the values become what was encoded."""
         if residual is None:
-            return self.plain.encode(values, noise)
+            return self.plain.encode(values, noise), None
         assert isinstance(self.codec, ErrorFeedback)
-        return self.codec.encode(values, residual, noise)
+        return self.codec.encode_share(values, residual, share, noise, out)
 
     def _residual(self, ctx: Context, like: Tensor, name: str) -> Tensor | None:
         """What error feedback has left over of such values; None without feedback."""
         if not isinstance(self.codec, ErrorFeedback):
             return None
-        residual = ctx.memory.setdefault(name, torch.zeros_like(like))
+        residual = ctx.memory.get(name)
+        if residual is None:
+            residual = ctx.memory[name] = torch.zeros_like(like)
         if residual.shape != like.shape or residual.dtype != like.dtype:
             raise ConfigError(f"{name} has {residual.numel()} values of a step before, and now there are {like.numel()}: keep the layout")
         return residual
@@ -233,14 +274,10 @@ class Once(Collective):
         if isinstance(value, Gradient):
             for bucket, flat in value.slices():
                 size = bucket.tail - bucket.start
-                yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step)
+                yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight)
             return
         flat, name = value.view(-1), f"tensor-{value.numel()}"
-        calls = 0
-        if self.plain.stochastic:  # a tensor has no step: count, so that no noise is drawn twice
-            counter = ctx.memory.setdefault(f"once.calls/{name}", torch.zeros((), dtype=torch.int64))
-            calls = int(counter)
-            counter += 1
+        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0  # a tensor has no step to draw noise by
         yield Piece(flat, flat[:0], name, calls)
 
 

@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 from workbench import codecs
 from workbench.codecs.base import Codec
+from workbench.collectives.memory import count_sum
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait
@@ -36,7 +37,7 @@ class Wire:
     Attributes:
         flat: (n,) the bucket's buffer: parameters, then its tail.
         body: how many of them are parameters.
-        bucket, step: whose noise a stochastic codec is given; -1 and 0 for a plain tensor, whose noise is then always the same.
+        bucket, step: whose noise a stochastic codec is given; of a plain tensor -1, and how many such have been summed before.
     """
 
     ctx: Context
@@ -175,7 +176,8 @@ def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
         raise ConfigError(f"{codec} encodes floating-point numbers: sum others by a collective without a codec")
     if not isinstance(value, Gradient):
         flat = value.view(-1)
-        return [Wire(ctx=ctx, flat=flat, body=flat.numel(), codec=codec)]
+        step = count_sum(ctx.memory, f"wire.calls/tensor-{flat.numel()}") if codec is not None and codec.stochastic else 0
+        return [Wire(ctx=ctx, flat=flat, body=flat.numel(), codec=codec, step=step)]
     return [
         Wire(ctx=ctx, flat=flat, body=piece.tail - piece.start, codec=codec, bucket=piece.index, step=value.step)
         for piece, flat in value.slices()

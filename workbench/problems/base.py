@@ -191,6 +191,10 @@ class Sampler:
         found[:extra] = (base + 1) / self.batch_size
         return found
 
+    def total_weight(self, step: int) -> float:
+        """Samples of all ranks at this step over those of a full global batch: what their gradients' weights add up to."""
+        return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
+
     def samples_before(self, step: int) -> int:
         """Samples that all ranks together have taken before `step`."""
         epoch, begin = self._place(step)

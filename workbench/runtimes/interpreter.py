@@ -141,8 +141,8 @@ class Interpreter:
                 return self.replica.read_parameters()
             case ops.WriteParameters(value):
                 return self.replica.write_parameters(value)
-            case ops.PackParameters(bucket, master):
-                return self.replica.pack_parameters(bucket, master=master)
+            case ops.PackParameters(bucket, master, step):
+                return self.replica.pack_parameters(bucket, master=master, step=step)
             case ops.UnpackParameters(value):
                 return self.replica.unpack_parameters(value)
             case ops.Now():

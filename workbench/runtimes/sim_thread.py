@@ -118,7 +118,7 @@ class SimThread:
         return self.worker.replica.write_parameters(request.value)
 
     def _pack(self, request: ops.PackParameters) -> Any:
-        return self.worker.replica.pack_parameters(request.bucket, master=request.master)
+        return self.worker.replica.pack_parameters(request.bucket, master=request.master, step=request.step)
 
     def _now(self, request: ops.Now) -> Any:
         return self.script.now() if self.script else self.simulation.clock.now_s

@@ -175,9 +175,9 @@ class Shapes(_Counted):
     def write_parameters(self, value: Tensor) -> None:
         """Nothing is kept."""
 
-    def pack_parameters(self, bucket: int | None, *, master: bool) -> Gradient:
+    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
         updates = self.master.updates if master else self.updates
-        return Gradient(self._buckets[bucket], self.layout, -1, max(updates) if bucket is None else updates[bucket], bucket)
+        return Gradient(self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Nothing is kept."""

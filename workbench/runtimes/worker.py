@@ -47,6 +47,7 @@ class Worker:
         self.sampler = Sampler(len(self._data), self.batch_size, algorithm.num_computing(num_workers), settings.seed)  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = build_replica(algorithm, problem, settings, device)
+        self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # of the sampler as it is then
         self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
         self.loss_watch = LossWatch(settings.divergence_ratio, lambda: self.replica.lr)
         _check_accuracy(problem, self._test)

@@ -1,0 +1,127 @@
+"""Nothing is lost and nothing applied twice: what was applied and what is left over are together what was owed.
+
+For every algorithm that sums, with every collective that remembers, on one lane and on several, whatever the batches.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.owed import Situation, run
+from workbench.algorithms import (
+    AdaptiveDelaySGD,
+    ApplyOrder,
+    DiLoCo,
+    LayerwiseSGD,
+    PartialAllReduce,
+    PipeSGD,
+    SynchronousSGD,
+)
+from workbench.codecs import Codec, ErrorFeedback, Linear8, SharedInt8, Sign, TopK
+from workbench.collectives import Collective, Once, PowerSGD, Ring
+from workbench.program import Algorithm, Replicas
+
+STEPS = 13
+SPREADS = ("encoded", "raw", "gather")
+CODECS: tuple[Codec, ...] = (TopK(fraction=0.1), Sign(), Linear8())
+COLLECTIVES: list[Collective] = [
+    *(Once(codec=ErrorFeedback(codec=codec), spread=spread) for codec, spread in product(CODECS, SPREADS)),  # type: ignore[arg-type]
+    Once(codec=ErrorFeedback(codec=SharedInt8()), inner=Ring()),
+    PowerSGD(rank=1, inner=Ring()),
+    PowerSGD(rank=1, alternate=True, inner=Ring()),
+    PowerSGD(rank=2, start_step=3, inner=Ring()),
+]
+SITUATIONS = {
+    "even": Situation(64),
+    "short last batch": Situation(40),
+    "last batch of 1/32": Situation(33),
+    "ranks without samples": Situation(34),
+    "a rank left out": Situation(64, spoilt=(5, 17)),
+    "a rank left out, short last batch": Situation(37, spoilt=(5,)),
+    "a parameter seldom used": Situation(40, flagged=13),
+}
+
+
+def algorithms(collective: Collective) -> list[Algorithm]:
+    """Every algorithm that sums, on one lane and on several."""
+    mean: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
+    return [
+        SynchronousSGD(collective=collective),
+        LayerwiseSGD(bucket_bytes=100.0, lanes=2, collective=collective),
+        LayerwiseSGD(bucket_bytes=100.0, apply=ApplyOrder.ANY, collective=collective),
+        PipeSGD(width=3, collective=collective),
+        PipeSGD(width=3, lanes=2, collective=collective),
+        PipeSGD(width=4, lanes=3, collective=collective),
+        AdaptiveDelaySGD(max_delay=3, adapt_every=3, collective=collective),
+        PartialAllReduce(quorum="all", collective=collective),
+        DiLoCo(every=2, collective=collective, **mean),
+        DiLoCo(every=3, fragments=2, collective=collective, **mean),
+    ]  # with a delay, DiLoCo discards by its rule what was learned under the sum: it owes nothing of that
+
+
+def pairs() -> list[tuple[Algorithm, str]]:
+    """A selection in which each algorithm meets each collective, and each pair of an algorithm and a situation is there."""
+    found, names = [], list(SITUATIONS)
+    for number, collective in enumerate(COLLECTIVES):
+        for place, algorithm in enumerate(algorithms(collective)):
+            found.append((algorithm, names[(number + 3 * place) % len(names)]))
+    return found
+
+
+def imbalance(algorithm: Algorithm, situation: Situation, steps: int, seed: int = 0) -> float:
+    """Largest difference over any rank and value, relative to the largest that was owed."""
+    ended, owed = run(algorithm, situation, steps, seed), situation.owed(algorithm, steps, seed)
+    wrong = max(float(np.abs(applied + ended.left - owed).max()) for applied in ended.applied)
+    return wrong / max(float(np.abs(owed).max()), 1.0)
+
+
+def check(algorithm: Algorithm, situation: Situation, seed: int = 0) -> None:
+    """Raise unless it holds at the end of the run; says where it first does not."""
+    if imbalance(algorithm, situation, STEPS, seed) < 1e-10:
+        return
+    first = next(steps for steps in range(1, STEPS + 1) if imbalance(algorithm, situation, steps, seed) >= 1e-10)
+    ended, owed = run(algorithm, situation, first, seed), situation.owed(algorithm, first, seed)
+    ranks = [rank for rank, applied in enumerate(ended.applied) if np.abs(applied + ended.left - owed).max() > 1e-10]
+    share = float(np.abs(ended.applied[ranks[0]] + ended.left).sum() / np.abs(owed).sum())
+    raise AssertionError(
+        f"conservation: on ranks {ranks}, from step {first - 1} on, what {algorithm} applied and what ranks have left over are "
+        f"{share:.4f} of what {situation} owes"
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "name"), pairs(), ids=str)
+def test_what_was_applied_and_what_is_left_over_are_what_was_owed(algorithm: Algorithm, name: str) -> None:
+    check(algorithm, SITUATIONS[name])
+
+
+@settings(max_examples=40)
+@given(
+    collective=st.sampled_from(COLLECTIVES),
+    which=st.integers(0, 9),
+    situation=st.builds(
+        Situation,
+        num_samples=st.integers(9, 70),
+        num_ranks=st.integers(1, 5),
+        batch_size=st.integers(1, 9),
+        flagged=st.sampled_from([0, 1, 7, 30]),
+        spoilt=st.lists(st.integers(0, 8), max_size=2, unique=True).map(tuple),
+    ),
+    seed=st.integers(0, 999),
+)
+def test_it_is_so_whatever_the_batches(collective: Collective, which: int, situation: Situation, seed: int) -> None:
+    check(algorithms(collective)[which], situation, seed)
+
+
+@pytest.mark.parametrize(("algorithm", "name"), pairs()[::3], ids=str)
+def test_replicas_are_equal_however_late_some_workers_are(algorithm: Algorithm, name: str) -> None:
+    """At the end of a run, which is what all of these promise."""
+    assert algorithm.replicas != Replicas.NEVER
+    ends = run(algorithm, SITUATIONS[name], STEPS).replicas
+    apart = [rank for rank, end in enumerate(ends) if not np.array_equal(end, ends[0])]
+    assert not apart, f"replicas: at the end, behind step {STEPS - 1}, ranks {apart} differ from rank 0 under {algorithm}"
