@@ -48,7 +48,12 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--divergence-ratio", type=float, help="stop at a loss of so many times the first one")
     add("--replace", action="store_true", help="start another process for a rank that is killed while the others go on (gloo)")
     add("--threads", type=int, help="compute threads a rank")
-    add("--trace-steps", type=int, help="record the timeline of the first so many steps only")
+    add(
+        "--trace-steps",
+        type=_trace_steps,
+        default=argparse.SUPPRESS,
+        help="record the timeline of the first so many steps only, or all (default 2000)",
+    )
     add("--network", help="of simulated workers; ethernet-10g by default")
     add("--stragglers", action="append", default=[], metavar="LAW", help="of simulated workers, such as lognormal:0.3; several multiply")
     add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
@@ -174,6 +179,10 @@ def _tell_what_is_left(folder: Path) -> None:
         print(f"it kept a checkpoint, {checkpoint}: the same command with --resume {folder.name} goes on", file=sys.stderr)
 
 
+def _trace_steps(text: str) -> int | None:
+    return None if text == "all" else int(text)
+
+
 def _settings(options: argparse.Namespace) -> Any:
     from workbench.settings import Settings
 
@@ -182,7 +191,7 @@ def _settings(options: argparse.Namespace) -> Any:
     plain = "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads trace_steps progress"
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
-    values = {name: getattr(options, name) for name in names}
+    values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}
     return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options))
 
 

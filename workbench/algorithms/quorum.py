@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
 from torch import Tensor
 
 MEMORY = 20  # rounds that count
@@ -13,29 +14,79 @@ MEMORY = 20  # rounds that count
 
 @final
 class ArrivalTimes:
-    """When the first, second, ... gradient comes, from what each worker last took, averaged over recent arrivals."""
+    """When the first, second, ... gradient comes, from what each worker last took, averaged over recent arrivals.
+
+    A round is what each worker last took, sorted; every arrival makes one, and the newest `MEMORY` times p of them count. Their sums
+    are kept, and for the oldest round to leave them the arrivals since: O(p) numbers, and two passes over p numbers for an arrival.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self._last: dict[int, float | None] = dict.fromkeys(range(num_workers))
-        self._rounds: deque[list[float]] = deque(maxlen=MEMORY * num_workers)
+        self._num_unknown = num_workers
+        self._most = MEMORY * num_workers
+        self._newest = self._oldest = Round([])
+        self._arrivals: deque[tuple[float, float]] = deque()  # what a worker took before and then, of each round after the oldest
+        self._sums = np.zeros(0)  # (p,) over the rounds that count
+        self._num_rounds = 0
 
     def add(self, worker: int, seconds: float) -> None:
         """A worker took so long, late or not."""
+        before = self._last.get(worker)
+        self._num_unknown -= before is None and worker in self._last
         self._last[worker] = seconds
+        if self._num_unknown:
+            return
+        if before is None or not self._num_rounds:
+            self._begin()
+            return
+        self._newest.replace(before, seconds)
+        self._arrivals.append((before, seconds))
+        self._sums += self._newest.seconds
+        self._num_rounds += 1
+        if self._num_rounds > self._most:
+            self._sums -= self._oldest.seconds
+            self._oldest.replace(*self._arrivals.popleft())
+            self._num_rounds -= 1
+
+    def _begin(self) -> None:
+        """The first round: all workers have come."""
         known = [value for value in self._last.values() if value is not None]
-        if len(known) == len(self._last):
-            self._rounds.append(sorted(known))
+        self._newest, self._oldest = Round(known), Round(known)
+        self._arrivals.clear()
+        self._sums, self._num_rounds = self._newest.seconds.copy(), 1
 
     def forget(self, worker: int) -> None:
         """It has left: what counts are the rounds of the others, from here on."""
-        del self._last[worker]
-        self._rounds.clear()
+        self._num_unknown -= self._last.pop(worker) is None
+        self._arrivals.clear()
+        self._num_rounds = 0
 
     def means(self) -> list[float] | None:
         """Mean seconds until the k-th gradient, k = 1 to p; None until every worker has come once."""
-        if not self._rounds:
+        if not self._num_rounds:
             return None
-        return [sum(column) / len(self._rounds) for column in zip(*self._rounds, strict=True)]
+        found: list[float] = (self._sums / self._num_rounds).tolist()
+        return found
+
+
+@final
+class Round:
+    """What each worker last took, (p,) ascending in `seconds`."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self.seconds = np.sort(np.asarray(seconds, float))
+
+    def replace(self, before: float, after: float) -> None:
+        """A worker took that long, and now this long."""
+        seconds = self.seconds
+        old = int(seconds.searchsorted(before))
+        new = int(seconds.searchsorted(after))
+        if new > old:  # those between move down by one, over the place that is free
+            seconds[old : new - 1] = seconds[old + 1 : new]
+            seconds[new - 1] = after
+        else:
+            seconds[new + 1 : old + 1] = seconds[new:old]
+            seconds[new] = after
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -41,25 +42,43 @@ class StaleSynchronousSGD(ServerMethod):
     def serve(self, ctx: Context, shard: int) -> Program:
         desk = Desk(self, ctx, shard)
         version = yield from desk.open()
-        clocks = dict.fromkeys(range(desk.num_workers), 0)
-        held: list[int] = []  # workers that wait for the slowest
-        last: list[int] = []
+        clocks = dict.fromkeys(range(desk.num_workers), 0)  # of the workers that have not pushed their last
+        counts = Counter(clocks.values())  # clock -> how many of them stand there
+        slowest = 0
+        held: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
+        last: dict[int, None] = {}  # in the order of their last pushes
         while len(last) < desk.num_workers:
             message = yield desk.hear()
             if desk.lost(message, last):
-                del clocks[message.rank]
-                held = [worker for worker in held if worker != message.rank]
+                if message.rank in clocks:
+                    counts[clocks.pop(message.rank)] -= 1
+                if message.rank in held:
+                    held.remove(message.rank)
             else:
+                source = message.source
                 gradient, flags = desk.read(message)
                 if not flags & GONE:
-                    yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+                    yield Apply(gradient, master=True, of=((source, gradient.version),))
                     version += 1
-                    clocks[message.source] += 1
-                (last if flags & LAST else held).append(message.source)
-            slowest = min((clock for worker, clock in clocks.items() if worker not in last), default=0)
-            for source in [worker for worker in held if clocks[worker] - slowest <= self.bound]:
-                held.remove(source)
-                yield from desk.reply(source, version)
+                counts[clocks[source]] -= 1
+                if flags & LAST:
+                    del clocks[source]
+                    last[source] = None
+                else:
+                    clocks[source] += 1
+                    counts[clocks[source]] += 1
+                    held.append(source)
+            before = slowest
+            while clocks and not counts[slowest]:  # clocks only grow, so each is passed once
+                del counts[slowest]
+                slowest += 1
+            released: list[int] = []
+            if slowest > before:
+                released, held = held, released
+            elif held and clocks[held[-1]] - slowest <= self.bound:  # the one that has just pushed
+                released.append(held.pop())
+            for worker in released:
+                yield from desk.reply(worker, version)
         for source in last:
             yield from desk.reply(source, version, FINAL)
         yield from desk.close()

@@ -98,7 +98,11 @@ class CriticalPath:
             share = of_rank[most] / length_s if length_s else 0.0
             rows.append({"kind": kind, "step_s": length_s / num_steps, "share": length_s / whole_s, "rank": most, "of_rank": share})
         rows.sort(key=lambda row: -row["step_s"])
-        return Table(rows, COLUMNS, caption=f"Critical path of {num_steps if self.steps else 0} steps (mean)")
+        return Table(rows, COLUMNS, caption=f"Critical path of {num_steps if self.steps else 0} steps{self._range()} (mean)")
+
+    def _range(self) -> str:
+        steps = self.steps
+        return f", {steps[0]} to {steps[-1]}" if steps else ""
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

@@ -73,7 +73,8 @@ class Overlap:
         for rank in [*np.unique(self.rank).tolist(), None]:
             part = self if rank is None else self.of_rank(rank)
             rows.append({"rank": "all" if rank is None else rank, "overlap": part.fraction, "num_steps": part.num_steps, **part.per_step()})
-        return Table(rows, OVERLAP_COLUMNS, caption="Seconds a step (mean)")
+        caption = f"Seconds a step (mean of steps {self.step.min()} to {self.step.max()})" if self.num_steps else "Seconds a step"
+        return Table(rows, OVERLAP_COLUMNS, caption=caption)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

@@ -50,7 +50,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]
             step = taken.get(source, 0)
             taken[source] = step + 1
             if step >= len(began.get(source, ())):
-                raise ConfigError("spans of all steps are needed: leave trace_steps out")
+                raise ConfigError("spans of all steps are needed: say trace_steps=None")
             counted.append(position - int(np.searchsorted(ends, began[source][step], side="right")))
         found[bucket] = _rest(counted, skip)
     return found

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from workbench.errors import ConfigError, LaunchError
 from workbench.runtimes.transport import Handle, Patience, Transport
+from workbench.units import MIB
 
 START_S = 60.0
 
@@ -65,6 +66,9 @@ class Helper:
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A tensor whose memory the helper sees too."""
         path = str(Path(self._folder.name) / f"buffer-{len(self._buffers)}")
+        _check_room(Path(self._folder.name), numel * dtype.itemsize)
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, numel * dtype.itemsize))  # else it fails at the first use, by SIGBUS
         flat = torch.from_file(path, shared=True, size=numel, dtype=dtype)
         self._buffers.append(flat)
         self._maps[flat.untyped_storage().data_ptr()] = path
@@ -135,6 +139,16 @@ class Helper:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._folder.cleanup()
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    """Raise `ConfigError` unless so much more fits where ranks and helpers share their memory."""
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        raise ConfigError(
+            f"progress='process' needs {num_bytes / MIB:.0f} MiB more of shared memory for this rank's gradients, and {folder.parent} has "
+            f"{free / MIB:.0f} MiB free: enlarge it (mount -o remount,size=4G /dev/shm; docker run --shm-size=4g), or use progress='thread'"
+        )
 
 
 @final

@@ -33,7 +33,7 @@ from workbench.runtimes.presence import Presence, lost_connection
 from workbench.runtimes.restore import restore
 from workbench.runtimes.session import Session
 from workbench.runtimes.transport import Patience, SoloTransport, Transport
-from workbench.runtimes.worker import Worker, check_runtime, model_info, num_cores, run_info, share_cores
+from workbench.runtimes.worker import Worker, check_runtime, model_info, num_cores, run_info, share_cores, trace_note
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
@@ -265,6 +265,7 @@ def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) ->
         words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
         if rank == 0:
             notes = [
+                *trace_note(settings, worker.num_steps),
                 *run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"],
                 *transport.notes,
                 *words,

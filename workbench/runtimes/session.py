@@ -14,6 +14,7 @@ from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.agreement import share_tensors
 from workbench.runtimes.checkpoint import begin_again
+from workbench.runtimes.due import DueEvaluations, evaluated
 from workbench.runtimes.grow import Grower
 from workbench.runtimes.helm import Helm
 from workbench.runtimes.interpreter import Interpreter
@@ -53,7 +54,7 @@ class Session:
         self._peers = Patience("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
         self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is there
-        self._snapshots: list[tuple[dict[str, Any], Any]] = []  # evaluations that wait for the run's end
+        self._due = DueEvaluations(folder)  # evaluations that wait for the run's end
         self._last_end = EndStep(-1)
         self._is_another = False  # the ranks, than those that the program began with
         self._ending = False  # this rank's next step is the last before all meet, because something was said
@@ -231,7 +232,7 @@ class Session:
         Rank 0 keeps what is to be evaluated until the end, so that the others do not run ahead of it meanwhile.
         """
         if self._transport.rank == 0 and self._worker.evaluates_after(end.step):
-            self._snapshots.append((self._row_of_evaluation(end.step), self._worker.snapshot()))
+            self._due.add(self._row_of_evaluation(end.step), self._worker.snapshot())
         self._recorder.end_step()
         if self._algorithm.replicas == Replicas.NEVER:
             self._keeper.after(self._algorithm, end)
@@ -248,10 +249,12 @@ class Session:
         if stopped:
             self._keeper.keep(self._algorithm, self._last_end, None)
         if self._transport.rank == 0 and self._worker.can_evaluate:
-            for row, snapshot in self._snapshots:
-                self._recorder.metrics({**row, "evaluation": self._worker.evaluate_snapshot(snapshot)})
+            for row, snapshot in self._due.take():
+                self._recorder.metrics(evaluated(self._worker, row, snapshot))
+                self._recorder.end_step()  # written before its snapshot goes
             row = {**self._row_of_evaluation(last), "seconds": round(seconds, 6)}
-            self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
+            sums = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
+            self._recorder.metrics({**row, "evaluation": {**sums, "whole": True}})
         self._recorder.end_step()
 
     def _row_of_evaluation(self, step: int) -> dict[str, Any]:

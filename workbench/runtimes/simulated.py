@@ -31,7 +31,7 @@ from workbench.runtimes.sim_visits import Learner
 from workbench.runtimes.sim_worker import Shapes, SimWorker, build_workers, ready_shares
 from workbench.runtimes.tapes import Repertoire
 from workbench.runtimes.virtual import Clock, Fabric
-from workbench.runtimes.worker import check_what, model_info, run_info
+from workbench.runtimes.worker import check_what, model_info, num_steps_of, run_info, trace_note
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.units import MIB
@@ -287,7 +287,7 @@ def run_info_of(
 ) -> dict[str, Any]:
     """What a simulated run's record says of it, whichever way it was simulated."""
     info = run_info(algorithm, problem, settings, "simulated", num_workers)
-    notes = [*info["notes"], f"simulated: {network}", f"simulated: {compute}"]
+    notes = [*info["notes"], *trace_note(settings, num_steps_of(settings, sampler)), f"simulated: {network}", f"simulated: {compute}"]
     if sampler.num_samples < sampler.global_batch:
         share = sampler.num_samples / sampler.global_batch
         notes.append(f"one step takes all {sampler.num_samples} samples: a worker computes {share:.2g} of a full minibatch")

@@ -254,6 +254,15 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
     }
 
 
+def trace_note(settings: Settings, num_steps: int) -> list[str]:
+    """That the trace is of a part of the run, where it is."""
+    first = settings.trace_steps
+    if not first or first >= num_steps:
+        return []
+    covered = f"the trace holds the first {first:,} of {num_steps:,} steps"
+    return [f"{covered}: timelines, overlap and critical paths are of those; trace_steps=None keeps all"]
+
+
 def model_info(layout: Layout) -> dict[str, Any]:
     """The size of what is trained and sent; name and shape of each parameter, from which a simulation can be made."""
     sizes = {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}

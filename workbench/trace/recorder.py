@@ -216,7 +216,7 @@ class FileRecorder(Recorder):
                 self._writing.release()
 
     def metrics(self, row: dict[str, Any]) -> None:
-        self._rows.append(json.dumps(row, default=_plain) + "\n")
+        self._rows.append(row_text(row))
 
     def event(self, row: dict[str, Any]) -> None:
         self._events.append(json.dumps(row, default=_plain) + "\n")
@@ -274,6 +274,11 @@ class FileRecorder(Recorder):
         if quoted is None:
             quoted = self._lanes[lane] = json.dumps(lane)
         return f'["{kind}",{quoted},{start_s:.7f},{end_s:.7f},{step},{bucket},{num_bytes},{peer}]\n'
+
+
+def row_text(row: dict[str, Any]) -> str:
+    """A row of metrics as its file has it."""
+    return json.dumps(row, default=_plain) + "\n"
 
 
 def _plain(value: Any) -> Any:

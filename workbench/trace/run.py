@@ -21,6 +21,7 @@ from workbench.trace.store import FORMAT, read_info, write_info
 
 XAxis = Literal["steps", "seconds", "samples", "bytes"]
 YAxis = Literal["loss", "test_loss", "accuracy"]
+DUE_FOLDER = "evaluations"  # in a run's folder: parameters of evaluations that are still to be made
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
 
 
@@ -59,6 +60,11 @@ class Run:
         """
         folder = Path(folder)
         info = with_fate(folder, read_info(folder))
+        left = sum(1 for _ in (folder / DUE_FOLDER).glob("step-*.pt"))
+        if left and info.get("status") in ("failed", "killed", "lost"):
+            call = f"workbench.runtimes.due.evaluate_left({str(folder)!r}, algorithm, problem)"
+            note = f"{left} evaluations were not made before the run ended: {call} makes them from what lies in {DUE_FOLDER}/"
+            info = {**info, "notes": [*(info.get("notes") or ()), note]}
         metrics, damaged = read_metrics(folder)
         return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)
 
@@ -194,7 +200,8 @@ class Run:
         found, steps = [], self.rows()
         for step, shares in table.items():
             there = self._there(step, everyone)
-            if not expected & there <= set(shares):
+            whole = any(row["evaluation"].get("whole") for row in shares.values())  # one rank made it for all
+            if not whole and not expected & there <= set(shares):
                 continue
             gone = _latest(steps, step, everyone - there - set(shares))
             parts = [row["evaluation"] for row in shares.values()]

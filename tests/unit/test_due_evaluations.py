@@ -1,0 +1,90 @@
+"""Evaluations that wait for a run's end lie in its folder: memory stays bounded, and a run that fails leaves them to be made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench import problems
+from workbench.algorithms import AsyncSGD, SynchronousSGD
+from workbench.errors import ConfigError
+from workbench.runtimes.due import DueEvaluations, evaluate_left, evaluated
+from workbench.runtimes.worker import Worker
+from workbench.settings import Settings
+from workbench.trace.recorder import FileRecorder
+from workbench.trace.run import DUE_FOLDER, Run
+from workbench.trace.store import new_run, update_run
+
+PROBLEM = problems.get("digits-softmax")
+
+
+def row_of(step: int) -> dict[str, object]:
+    return {"step": step, "seconds": 0.1 * step, "samples": 32 * step, "bytes_sent": 100 * step}
+
+
+def a_worker() -> Worker:
+    return Worker(AsyncSGD(), PROBLEM, Settings(steps=9), 0, 2, torch.device("cpu"))
+
+
+def begin(tmp_path: Path, steps: range) -> tuple[Path, list[dict[str, object]]]:
+    """A run of two ranks whose evaluations wait; what each of them is to say."""
+    info = {"method": {"name": "AsyncSGD"}, "problem": {"name": PROBLEM.name}, "num_workers": 2}
+    folder = new_run(info, tmp_path)
+    worker, due, right = a_worker(), DueEvaluations(folder), []
+    for rank in range(2):
+        recorder = FileRecorder(folder, rank, {})
+        for step in steps:
+            recorder.metrics({**row_of(step), "loss": 1.0, "num_samples": 16, "staleness": 0, "lr": 0.1})
+        recorder.close()
+    for step in steps:
+        worker.replica.write_parameters(torch.full((worker.replica.layout.parameter_numel,), 0.01).cumsum(0).sin() * step)
+        due.add(row_of(step), worker.snapshot())
+        right.append(evaluated(worker, row_of(step), worker.snapshot()))
+    return folder, right
+
+
+def test_snapshots_lie_in_the_folder_and_not_in_memory(tmp_path: Path) -> None:
+    folder, right = begin(tmp_path, range(1, 6))
+    assert len(list((folder / DUE_FOLDER).iterdir())) == 5
+    due = DueEvaluations(folder)
+    assert list(vars(due)) == ["_folder"], "nothing else is held"
+    found = []
+    for number, (row, snapshot) in enumerate(due.take()):
+        assert len(list((folder / DUE_FOLDER).iterdir())) == 5 - number, "a file goes once its evaluation has been recorded"
+        found.append(evaluated(a_worker(), row, snapshot))
+    assert found == right and len({row["evaluation"]["loss_sum"] for row in found}) == 5
+    assert not (folder / DUE_FOLDER).exists()
+
+
+def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_path: Path) -> None:
+    folder, right = begin(tmp_path, range(1, 6))
+    recorder = FileRecorder(folder, 0, {}, goes_on=True)
+    for number, (row, snapshot) in enumerate(DueEvaluations(folder).take()):
+        if number == 2:
+            break  # the crash
+        recorder.metrics(evaluated(a_worker(), row, snapshot))
+        recorder.end_step()
+    recorder.close()
+    update_run(folder, status="failed", error="a rank was lost")
+    run = Run.load(folder)
+    assert [row["step"] for row in run.evaluations()] == [1, 2]
+    (note,) = run.info["notes"]
+    assert "3 evaluations were not made" in note and f"evaluate_left({str(folder)!r}" in note
+    with pytest.raises(ConfigError, match="run of AsyncSGD"):
+        evaluate_left(folder, SynchronousSGD(), PROBLEM)
+    assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 3
+    run = Run.load(folder)
+    assert not run.info.get("notes")
+    found = [row for row in run.metrics[0] if "evaluation" in row]
+    assert found == json.loads(json.dumps(right))
+    assert [row["step"] for row in run.evaluations()] == [1, 2, 3, 4, 5]
+
+
+def test_a_draft_of_a_killed_writer_is_no_evaluation(tmp_path: Path) -> None:
+    folder, _ = begin(tmp_path, range(1, 3))
+    (folder / DUE_FOLDER / "step-00000007.tmp").write_bytes(b"half")
+    assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2
+    assert not (folder / DUE_FOLDER).exists()
