@@ -10,9 +10,10 @@ two and four hosts, four rates, five algorithms; gloo on an emulated network). A
     e   the model's own error: each of RESIDUALS, with both signs
 
 The sign of an error depends on the machine, and the record is of one machine: so e and -e are as likely. The band is from the 10 %
-to the 90 % quantile of all products. With one configuration (model, hosts, rate) left out in turn, the band of the others holds 83 %
-of its cells; with one of the two models left out, 86 % (`tests/unit/test_model_error.py`). The record is of a quiet machine: on a
-machine with other load the error is larger, and the calibration says in its notes that it saw other load.
+to the 90 % quantile of all products. With one configuration (model, hosts, rate) left out in turn, the band of the others holds 81 %
+of its cells; with one of the two models left out, 82 %; with one algorithm, 83 %; with one number of hosts, 78 %
+(`tests/unit/test_model_error.py`). The record is of a quiet machine: on a
+machine with other load the error is larger.
 """
 
 from __future__ import annotations
