@@ -47,8 +47,15 @@ COLUMNS = MappingProxyType(
             "memory": "memory",
             "roles": "roles",
         },
-        "collectives": {"name": "collective", "summary": "what it does", "codec": "codec"},
-        "codecs": {"name": "codec", "summary": "what it does", "wire": "bytes of 1e6", "unbiased": "unbiased", "summable": "summable"},
+        "collectives": {"name": "collective", "class": "class", "summary": "what it does", "codec": "codec"},
+        "codecs": {
+            "name": "codec",
+            "class": "class",
+            "summary": "what it does",
+            "wire": "bytes of 1e6",
+            "unbiased": "unbiased",
+            "summable": "summable",
+        },
     }
 )
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from shutil import get_terminal_size
+from typing import NoReturn, final
 
+from workbench import __version__
 from workbench.bench_command import add_bench_options
 from workbench.cluster_command import add_cluster_options
 from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kernels_command import add_kernels_options
+from workbench.naming import MOST_WORD
 from workbench.notebook_command import add_demo_options, add_notebook_options
 from workbench.papers_command import add_artefact_options, add_papers_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
@@ -64,8 +69,21 @@ def _is_read() -> bool:
     return False
 
 
+@final
+class _Parser(argparse.ArgumentParser):
+    """Names the near miss of a word that is none of the choices."""
+
+    def error(self, message: str) -> NoReturn:
+        given = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if given:
+            near = get_close_matches(given[1][:MOST_WORD], re.findall(r"[\w.-]+", given[2]), n=2, cutoff=0.5)
+            message += f". Did you mean {' or '.join(near)}?" if near else ""
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="workbench", description="A research workbench for distributed SGD.")
+    parser = _Parser(prog="workbench", description="A research workbench for distributed SGD.")
+    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
     add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))
@@ -105,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
         listing.set_defaults(command=_catalogue, what=what)
     add_doctor_options(commands.add_parser("doctor", help="what works on this machine, by trying; and what mends the rest"))
     add_bench_options(commands.add_parser("bench", help="step times, collectives, codecs, overheads: beside peers and the physical limit"))
-    problems = commands.add_parser("problems", help="list the problems")
+    problems = commands.add_parser("problems", help="list the problems, or tell all of one")
+    problems.add_argument("name", nargs="?", help="tell all of this one; also file.py:name")
     problems.set_defaults(command=_problems)
     return parser
 
@@ -151,8 +170,8 @@ def _catalogue(options: argparse.Namespace) -> int:
     return 0
 
 
-def _problems(_: argparse.Namespace) -> int:
+def _problems(options: argparse.Namespace) -> int:
     from workbench import problems
 
-    print("\n".join(problems.names()))
+    print(problems.describe(options.name) if options.name else "\n".join(problems.names()))
     return 0

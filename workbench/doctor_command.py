@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from shutil import get_terminal_size
 
+from workbench.doctor.finding import Finding
 from workbench.errors import ConfigError
 
 SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
@@ -36,9 +38,17 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(item) for item in found], indent=1))
     else:
-        faults = [item for item in found if item.state == "fault"]
-        print("\nAll that is needed works." if not faults else f"\n{len(faults)} to mend: see FAULT above.")
+        print(f"\n{_conclusion(found)}")
     return 1 if bad else 0
+
+
+def _conclusion(found: Sequence[Finding]) -> str:
+    """The last line; it names what is missing, so that it never says more than the lines above it."""
+    faults = sum(item.state == "fault" for item in found)
+    if faults:
+        return f"{faults} to mend: see FAULT above."
+    missing = ", ".join(item.part for item in found if item.state == "missing")
+    return "All that is needed works." + (f" Optional, and not here: {missing}." if missing else "")
 
 
 def _print(part: str, sign: str, found: str, mend: str) -> None:

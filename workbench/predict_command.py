@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
     add = recommend.add_argument
     _add_places(recommend)
     add("--exact", action="store_true", help="only methods that change no numbers")
+    add(
+        "--budget", type=float, default=60.0, metavar="SECONDS", help="for each number of workers and network; 60 by default; inf: no limit"
+    )
     add("--target-loss", type=float, help="rank by the time to this test loss; needs --runs")
     add(
         "--runs",
@@ -73,7 +77,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     add("--network", default="", help="such as ethernet-10g, or several with commas; the one that was measured by default")
     add("--rate", default="", help="instead: other rates of the measured network, such as 100mbit,1gbit")
     add("--latency", type=float, metavar="SECONDS", help="of the link, beyond what was measured")
-    add("--cores", type=float, help="that all ranks share; as in the calibration by default")
+    add(
+        "--cores",
+        type=parse_cores,
+        metavar="NUMBER|measured|own",
+        help="that all ranks share; `measured`: those of the calibration; `own`: a host for each rank. By default `measured` for as many "
+        "workers on the measured network, else `own`",
+    )
     add("--seed", type=int, default=0)
     add("--json", action="store_true", help="one JSON object a row")
 
@@ -164,6 +174,8 @@ def _predict(options: argparse.Namespace) -> int:
     found = []
     for place in places:
         workers = place.pop("workers") or calibration.origin.num_workers
+        if len(places) > 1:
+            print(f"predicting {workers} workers ({len(found) + 1} of {len(places)})", file=sys.stderr, flush=True)
         found.append(predict(calibration, algorithm, workers=workers, seed=options.seed, **place))
     if options.json:
         for prediction in found:
@@ -184,11 +196,25 @@ def _recommend(options: argparse.Namespace) -> int:
     convergence = Convergence.from_runs([open_run(name) for name in options.runs], options.target_loss) if options.runs else None
     for place in _places(options):
         workers = place.pop("workers") or calibration.origin.num_workers
-        found = recommend(calibration, workers=workers, convergence=convergence, exact=options.exact, seed=options.seed, **place)
+        found = recommend(
+            calibration,
+            workers=workers,
+            convergence=convergence,
+            exact=options.exact,
+            seed=options.seed,
+            budget_s=options.budget,
+            progress=partial(_tell, workers),
+            **place,
+        )
         print(json.dumps(found.as_record()) if options.json else f"{workers} workers: {found}\n")
     if not options.json:
         _print_notes(calibration.notes)
     return 0
+
+
+def _tell(workers: int, done: int, most: int, left_s: float) -> None:
+    """One line on stderr for each candidate that was simulated."""
+    print(f"{workers} workers: {done} of at most {most} candidates, at most {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
 def _print_notes(notes: Sequence[str]) -> None:
@@ -219,6 +245,20 @@ def _places(options: argparse.Namespace) -> list[dict[str, Any]]:
     networks += [{"bandwidth_bytes_per_s": rate} for rate in parse_rates(options.rate)]
     common = {"latency_s": options.latency, "cores": options.cores}
     return [{"workers": number, **network, **common} for number, network in product(workers or [None], networks or [{}])]
+
+
+def parse_cores(word: str) -> Any:
+    """`--cores`: a number above 0, `measured` or `own`.
+
+    >>> parse_cores("4"), parse_cores("own")
+    (4.0, 'own')
+    """
+    if word in ("measured", "own"):
+        return word
+    try:
+        return float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r}: write a number, `measured` or `own`") from None
 
 
 def _whole(word: str) -> int:

@@ -15,6 +15,7 @@ from workbench.errors import ConfigError
 from workbench.naming import call_checked, parse_pairs, unknown
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
+RANKS_A_CORE, LEAST_RANKS, RANK_BYTES = 16, 64, 100_000_000  # of ranks on one machine; of a rank: torch alone
 OPTION_GROUPS = ("set", "option", "optimizer_set")  # those that take NAME=VALUE
 
 
@@ -131,6 +132,8 @@ def _resolved(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
 
 
 def _train(options: argparse.Namespace) -> int:
+    if "RANK" not in os.environ and options.runtime == "torch":
+        _check_ranks_here(options.workers)  # before the process that forks them is made
     nursery = _nursery(options)
     here, algorithm, problem, settings = _resolved(options)
     if options.runtime == "simulated":
@@ -144,6 +147,7 @@ def _train(options: argparse.Namespace) -> int:
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
+    _check_ranks_here(options.workers)
     algorithm.check(options.workers)
     check_shrinks(algorithm, settings.on_failure)
     replaced = ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
@@ -160,6 +164,25 @@ def _train(options: argparse.Namespace) -> int:
         _tell_what_is_left(folder)
         raise
     return _report(folder, options)
+
+
+def _check_ranks_here(workers: int) -> None:
+    """Refuse, before anything is written, more ranks than this machine can start."""
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = max(LEAST_RANKS, RANKS_A_CORE * cores)
+    if workers > most:
+        raise ConfigError(
+            f"--workers {workers}: this machine has {cores} cores, and at most {most} ranks are started on it ({RANKS_A_CORE} a core, "
+            f"{LEAST_RANKS} at least): take fewer, --runtime simulated for any number, or `workbench submit` on a cluster"
+        )
+    available = int(psutil.virtual_memory().available)
+    if workers * RANK_BYTES > available:
+        raise ConfigError(
+            f"--workers {workers}: a rank takes {RANK_BYTES / 1e6:.0f} MB or more, and {available / 1e9:.1f} GB of memory are free: take "
+            f"at most {available // RANK_BYTES}, or --runtime simulated"
+        )
 
 
 def _nursery(options: argparse.Namespace) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import workbench as wb
 from workbench.collectives import Ring
 from workbench.costs import Compute, Network, Route, Topology
-from workbench.runtimes.fair import fair_rates
+from workbench.runtimes.fair import FairLinks, fair_rates
 from workbench.runtimes.virtual import Clock, Fabric
 
 ALPHA = 0.25
@@ -105,3 +105,37 @@ def test_nobody_can_have_more_without_less_for_who_has_no_more(pairs: dict[tuple
         full = [stage for stage, _ in route.stages if taken[stage] > 1 - 1e-9]
         others = [max(rates[other] for other in routes if stage in dict(routes[other].stages)) for stage in full]
         assert any(rates[pair] >= most * (1 - 1e-9) for most in others)
+
+
+@given(st.lists(st.tuples(st.sampled_from((0.0, 1.0, 1.5, 4.0)), st.integers(0, 4), st.integers(0, 4), st.integers(1, 9)), max_size=25))
+def test_rates_shared_group_by_group_are_those_of_all_connections_bit_identical(messages: list[tuple[float, int, int, int]]) -> None:
+    """The readable twin shares all connections anew whenever one comes or goes."""
+    clock = Clock()
+    links = FairLinks(clock.at, lambda *_: None)
+
+    def look(_: Any = None) -> None:
+        assert links._rates == fair_rates({pair: links._routes[pair] for pair in links._left})
+
+    def begin(message: tuple[float, int, int, int]) -> None:
+        _, sender, receiver, size = message
+        route = Route(0.0, ((2 * sender, 1.0), (2 * receiver + 1, 0.75), (100 + sender % 2, 0.3)))
+        links.begin(clock.now_s, (sender, receiver), route, size, None, 0)
+        look()
+
+    for message in messages:
+        clock.at(message[0], begin, message)
+    for moment in range(1, 30):
+        clock.at(moment / 3, look)
+    clock.run()
+    assert not links._left and not links._rates
+
+
+def test_the_messages_of_a_ring_need_no_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two messages of a ring meet on an interface: nothing is solved, and an event costs the same on more workers."""
+    solved = list[int]()
+    monkeypatch.setattr("workbench.runtimes.fair.fair_rates", lambda routes: solved.append(len(routes)) or fair_rates(routes))
+    ring = [(float(turn), rank, (rank + 1) % 8, 3) for turn in range(4) for rank in range(8)]
+    assert arrivals(ring) == pytest.approx([3.0 * (turn + 1) + ALPHA for turn in range(4) for _ in range(8)])
+    assert not solved
+    arrivals([(0.0, 0, to, 6) for to in (1, 2, 3)])
+    assert solved

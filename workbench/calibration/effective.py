@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, Literal, final
 
 from workbench import costs
 from workbench.calibration.cores import LOCAL, Slowness
@@ -16,6 +16,8 @@ from workbench.gradients import build_layout, trainable
 from workbench.naming import kebab
 from workbench.program import Algorithm
 from workbench.trace.run import Run
+
+Cores = float | Literal["measured", "own"] | None
 
 
 @final
@@ -29,6 +31,7 @@ class Setting:
         latency_s: of the link, beyond what was measured.
         cores: that all ranks share; None: each has what it needs.
         name: how tables call the network.
+        assumed: whether the cores were assumed rather than given.
     """
 
     workers: int
@@ -36,6 +39,7 @@ class Setting:
     latency_s: float = 0.0
     cores: float | None = None
     name: str = "as measured"
+    assumed: bool = False
 
 
 def make_setting(
@@ -44,16 +48,30 @@ def make_setting(
     network: Network | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
-    cores: float | None = None,
+    cores: Cores = None,
 ) -> Setting:
-    """The arguments of `predict` as a place to predict at."""
+    """The arguments of `predict` as a place to predict at.
+
+    Without `cores`, the shared cores of the measured machine hold only for as many workers on the same network. Other workers, or
+    another network, are other hosts: each rank then has the cores that it needs.
+    """
     if network is not None and bandwidth_bytes_per_s is not None:
         raise ConfigError("give a network or a bandwidth, not both")
     if not isinstance(workers, int) or workers < 1:
         raise ConfigError(f"workers={workers!r}: a whole number, 1 or more")
     if bandwidth_bytes_per_s is not None and not bandwidth_bytes_per_s > 0:
         raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: a number above 0, 125e6 for 1 Gbit/s")
-    cores = cores if cores is not None else calibration.host.cores
+    if isinstance(cores, str) and cores not in ("measured", "own"):
+        raise ConfigError(
+            f'cores={cores!r}: a number that all ranks share, "measured" for those of the calibration, or "own" for a host a rank'
+        )
+    if isinstance(cores, int | float) and not cores > 0:
+        raise ConfigError(f'cores={cores!r}: a number above 0, or "own" for a host a rank')
+    assumed = cores is None
+    same = workers == calibration.origin.num_workers and network is None and bandwidth_bytes_per_s is None and latency_s is None
+    if cores is None:
+        cores = "measured" if same else "own"
+    shared = (calibration.host.cores if cores == "measured" else None) if isinstance(cores, str) else float(cores)
     name = "as measured"
     if network is not None:
         found: Any = costs.get(network) if isinstance(network, str) else network
@@ -63,7 +81,24 @@ def make_setting(
         name = f"{bandwidth_bytes_per_s * 8e-6:g} Mbit/s"
     if bandwidth_bytes_per_s is None and workers > 1 and calibration.line.s_per_byte.value <= 0:
         raise ConfigError("the calibration is of one rank and knows no network: give network= or bandwidth_bytes_per_s=")
-    return Setting(workers=workers, line_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s or 0.0, cores=cores, name=name)
+    return Setting(
+        workers=workers, line_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s or 0.0, cores=shared, name=name, assumed=assumed
+    )
+
+
+def cores_words(calibration: Calibration, setting: Setting) -> str:
+    """Which cores were measured, and which a prediction assumes."""
+    host, ranks = calibration.host, calibration.origin.num_workers
+    threads = f"{host.threads} thread{'s' if host.threads > 1 else ''} a rank"
+    if host.cores is None:
+        measured = f"{ranks} ranks that did not share cores, as far as the record says ({threads})"
+    else:
+        measured = f"{ranks} ranks on {host.cores:g} cores of one machine ({threads})"
+    if setting.cores is None:
+        predicted = f"{setting.workers} ranks, each on a host with cores of its own"
+    else:
+        predicted = f"{setting.workers} ranks on {setting.cores:g} shared cores"
+    return f"measured: {measured}; predicted: {predicted}{' (assumed: --cores changes it)' if setting.assumed else ''}"
 
 
 def effective_costs(

@@ -17,6 +17,7 @@ from workbench.errors import ConfigError
 
 Floats = NDArray[np.float64]
 NUM_DRAWS = 40
+BUSY = 0.25  # of the median: compute that varies more, between the 10 and 90 % quantiles, is noise of a busy machine
 HUBER = 1.345  # residuals beyond so many spreads count less
 SPREAD_OF_SIZES = 0.05  # sizes of messages that differ by less do not tell latency from bandwidth
 
@@ -62,6 +63,7 @@ def fit(
     alpha = estimate("latency_s")
     gamma, gamma_words = _sum_of(observed)
     notes += gamma_words
+    notes += _busy(compute, origin)
     line = Line(
         latency_s=alpha,
         message_latency_s=alpha,
@@ -72,6 +74,21 @@ def fit(
     )
     host = Host(cores=cores, threads=threads)
     return Calibration(origin=origin, shapes=shapes, pace=pace, line=line, host=host, draws=tuple(draws), notes=tuple(notes))
+
+
+def _busy(compute: Compute, origin: Origin) -> list[str]:
+    """Whether compute varies so much that other load on the machine is the likeliest cause; a record of wall time cannot tell."""
+    if origin.runtime == "simulated":
+        return []
+    seconds = compute.forward_s + compute.backward_s
+    usual = seconds / np.nanmedian(seconds, 1, keepdims=True)
+    low, high = np.nanquantile(usual, (0.1, 0.9))
+    if high - low <= BUSY:
+        return []
+    spread = f"compute of one rank varies from {low:.2f} to {high:.2f} of its median (10 to 90 %)"
+    cause = "other programs on the machine, or ranks that share its cores, are a likelier cause than slow workers"
+    fix = "measure again on a quiet machine, or leave the variation out with stragglers=() in the calibration's pace"
+    return [f"{spread}: {cause}, and predictions repeat it on every worker; {fix}"]
 
 
 def _notes(

@@ -160,6 +160,11 @@ class Calibration:
     @classmethod
     def from_record(cls, record: Any, name: str = "the record") -> Self:
         """The opposite of `as_record`."""
+        if isinstance(record, dict) and "traceEvents" in record:
+            raise ConfigError(
+                f"{name} is a trace by torch.profiler, not a calibration: make one with `workbench calibrate {name} --batch-size N "
+                "-o calibration.json`, and give that file"
+            )
         if not isinstance(record, dict) or record.get("version") != VERSION:
             found = record.get("version") if isinstance(record, dict) else type(record).__name__
             raise ConfigError(f"{name} is no calibration of version {VERSION} (it has {found!r}): make it anew with `workbench calibrate`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -13,8 +14,9 @@ from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration.cores import Slowness
-from workbench.calibration.effective import Setting, effective_costs, make_setting, sends_messages
+from workbench.calibration.effective import Cores, Setting, cores_words, crowd, effective_costs, make_setting, sends_messages
 from workbench.calibration.model import Calibration
+from workbench.calibration.model_error import band
 from workbench.calibration.settled import midmean, simulated, simulated_run
 from workbench.costs import Network
 from workbench.errors import ConfigError
@@ -22,9 +24,10 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 STEPS = 30
-LEAST_STEPS, MESSAGES = 8, 4000  # of a simulation message by message
-BAND = (0.1, 0.9)
+LEAST_STEPS, FEWEST_STEPS, MESSAGES = 8, 4, 4000  # of a simulation message by message; of a heavy one; messages that any may have
 NUM_DRAWS = 8
+HEAVY = 20_000  # messages of a simulation: of a larger one, other calibrations are told by proportion
+DIFFERS = 0.1
 UNBOUND = 1e18  # bytes a second of a wire that costs nothing
 
 
@@ -35,7 +38,10 @@ class Prediction:
 
     Attributes:
         step_s: seconds, the mean over steps; `usual_s` without the longest and shortest quarters of them.
-        low_s, high_s: of the mean, what nine and one of ten samples of the calibration's steps exceed.
+        low_s, high_s: quantiles (10 and 90 %) of the mean of a few steps, the model's own error included (`calibration.model_error`).
+        cores: which cores were measured, and which are assumed here.
+        other_step_s: where the cores were assumed, seconds of a step (about) with the other assumption: the measured machine's shared
+            cores, or a host for each rank; None: there is no other.
         saved_s: by how much a step were shorter if wire, latency or stragglers cost nothing, or, where nobody is late, compute;
             what saves most binds.
         overlap: hidden part of the communication; None where there is none.
@@ -49,6 +55,21 @@ class Prediction:
     high_s: float
     saved_s: dict[str, float]
     overlap: float | None
+    cores: str = ""
+    other_step_s: float | None = None
+
+    @property
+    def other_cores(self) -> str | None:
+        """The other assumption about cores and its number, where it changes a step by more than 10 %."""
+        if self.other_step_s is None or abs(self.other_step_s / self.step_s - 1) <= DIFFERS:
+            return None
+        own = self.setting.cores is None
+        what = (
+            "with the shared cores of the measured machine (--cores measured)"
+            if own
+            else "with cores of its own for each rank (--cores own)"
+        )
+        return f"{what} about {seconds(self.other_step_s)} a step, not {seconds(self.step_s)}"
 
     @property
     def bound(self) -> str:
@@ -75,6 +96,9 @@ class Prediction:
             "bound": self.bound,
             "saved_s": self.saved_s,
             "overlap": self.overlap,
+            "shared_cores": setting.cores,
+            "cores": self.cores,
+            "other_step_s": self.other_step_s,
         }
 
 
@@ -91,8 +115,18 @@ COLUMNS = (
 
 
 def table(predictions: list[Prediction]) -> Table:
-    """Predictions side by side."""
-    return Table([prediction.as_record() for prediction in predictions], COLUMNS, caption="Seconds a step, predicted")
+    """Predictions side by side; the caption says which cores they assume."""
+    caption = "Seconds a step, predicted; 10 and 90 % include the model's own error"
+    return Table([prediction.as_record() for prediction in predictions], COLUMNS, caption="\n".join([caption, *cores_lines(predictions)]))
+
+
+def cores_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """What predictions assume of cores, each line once; and both numbers where the other assumption differs much."""
+    lines = list(dict.fromkeys(f"cores {prediction.cores}" for prediction in predictions))
+    for one in predictions:
+        if one.other_cores:
+            lines.append(f"cores differ: {one.method}, {one.setting.workers} workers, {one.setting.name}: {one.other_cores}")
+    return lines
 
 
 def predict(
@@ -103,7 +137,7 @@ def predict(
     network: Network | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
-    cores: float | None = None,
+    cores: Cores = None,
     steps: int = STEPS,
     draws: int = NUM_DRAWS,
     seed: int = 0,
@@ -111,15 +145,17 @@ def predict(
     """What a step takes, with a band and with what bounds it.
 
     The method itself is run on simulated workers, timing only; where ranks share cores, all that wants them is slowed until they
-    suffice (`calibration.cores`). The band is of the calibration's uncertainty: the same with other draws of it.
+    suffice (`calibration.cores`). The band joins the calibration's uncertainty (the same with other draws of it), the variation of
+    steps and the model's own error (`calibration.model_error`).
 
     Args:
         network: a network, its name in `workbench.costs`, or None for the one that was measured.
         bandwidth_bytes_per_s: instead: another rate of the measured one, as it is called (125e6 for 1 Gbit/s).
         latency_s: of the link, beyond what was measured of a message; a network brings its own.
-        cores: that all ranks share; None: as in the calibration if its ranks shared some, else each rank has what it needs.
+        cores: that all ranks share; "measured": those of the calibration; "own": each rank has a host with what it needs. None:
+            "measured" for as many workers on the measured network, else "own". `Prediction.cores` says which.
         steps: to simulate, the warm-up included.
-        draws: how many for the band; 0 for none.
+        draws: of the calibration, for the band; with 0 the band is of the variation of steps and the model's error.
 
     Raises:
         ConfigError: the network is unknown, the calibration has none, or the method cannot run on so many workers.
@@ -134,19 +170,23 @@ def predict_at(
     """`predict`, at a place that `make_setting` made."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm={algorithm!r}: a method, such as PipeSGD(width=2); there are {', '.join(method_names())}")
-    chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
     steps = affordable(calibration, algorithm, setting, steps)
+    heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
     found = simulated(calibration, algorithm, setting, steps, seed)
     mean_s = found.step_s
-    drawn = [simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow) for draw in chosen]
-    said = sorted([mean_s, *(one.step_s for one in drawn)])
-    low, high = (float(np.quantile(said, level)) for level in BAND)
     scale = mean_s / float(found.times.mean())
     left = {
         what: scale * _without(what, calibration, algorithm, setting, steps, seed, found.slow)
         for what in ("compute", "wire", "latency", "stragglers")
     }
     saved = {"compute": left["stragglers"] - left["compute"], **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")}}
+    saved = {what: max(value, 0.0) for what, value in saved.items()}
+    if heavy and draws:
+        drawn = [_in_proportion(calibration, draw, mean_s, saved, sends_messages(algorithm)) for draw in calibration.draws]
+    else:
+        chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
+        drawn = [simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow).step_s for draw in chosen]
+    low, high = band(mean_s, drawn, step_sd=float(found.times.std() / found.times.mean()))
     return Prediction(
         method=found.run.label,
         setting=setting,
@@ -154,9 +194,36 @@ def predict_at(
         usual_s=scale * midmean(found.times),
         low_s=low * min(1.0, *found.orders),
         high_s=high * max(1.0, *found.orders),
-        saved_s={what: max(value, 0.0) for what, value in saved.items()},
+        saved_s=saved,
         overlap=_hidden(found.run),
+        cores=cores_words(calibration, setting),
+        other_step_s=_with_other_cores(calibration, algorithm, setting, min(steps, LEAST_STEPS), seed),
     )
+
+
+def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool) -> float:
+    """Seconds of a step by another draw of the calibration, to first order: a part of the step that a cause takes changes with it."""
+    pace, line = calibration.pace, calibration.line
+    latency = "message_latency_s" if messages else "latency_s"
+    computed = ("forward_s", "backward_s", "update_s", "other_s")
+    values = {
+        "compute": (
+            sum(getattr(pace, name).value for name in computed),
+            sum(draw.get(name, getattr(pace, name).value) for name in computed),
+        ),
+        "wire": (line.s_per_byte.value, draw.get("s_per_byte", line.s_per_byte.value)),
+        "latency": (getattr(line, latency).value, draw.get(latency, getattr(line, latency).value)),
+    }
+    return mean_s + sum(saved_s[what] * (drawn / value - 1) for what, (value, drawn) in values.items() if value > 0)
+
+
+def _with_other_cores(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float | None:
+    """Seconds of a step, about, where the ranks share the measured cores if they do not here, and the other way round."""
+    if not setting.assumed or calibration.host.cores is None:
+        return None
+    other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
+    slow = None if other.cores is None else crowd(calibration, algorithm, other)
+    return simulated(calibration, algorithm, other, steps, seed, slow).step_s
 
 
 def predicted_run(
@@ -176,12 +243,22 @@ def predicted_run(
 
 def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
     """Fewer steps where each has many messages: a pipeline is in its stride after two or three."""
-    collective = getattr(algorithm, "collective", None)
-    if not sends_messages(algorithm) or algorithm.has_servers:
+    messages = messages_per_step(calibration, algorithm, setting)
+    if not messages or algorithm.has_servers:
         return steps
+    least = LEAST_STEPS if messages * LEAST_STEPS <= HEAVY else FEWEST_STEPS
+    return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))
+
+
+def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
+    """About how many messages all workers send in a step; 0 where the library sums."""
+    collective = getattr(algorithm, "collective", None)
+    if not sends_messages(algorithm):
+        return 0.0
+    if algorithm.has_servers:
+        return 2.0 * setting.workers * int(getattr(algorithm, "shards", 1) or 1)
     buckets = 1 if algorithm.bucket_bytes is None else calibration.shapes.num_bytes / max(algorithm.bucket_bytes, 1.0) + 1
-    messages = setting.workers * 2 * (setting.workers - 1) * getattr(collective, "chunks", 1) * buckets
-    return int(min(steps, max(LEAST_STEPS, MESSAGES / max(messages, 1.0))))
+    return setting.workers * 2 * (setting.workers - 1) * int(getattr(collective, "chunks", 1)) * buckets
 
 
 def _spread(num: int, wanted: int) -> list[int]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any, final
 
 from workbench.analysis.table import Column, Table, seconds
 from workbench.calibration.candidates import candidates, describe, least_s
 from workbench.calibration.convergence import EXACT, Convergence, recipe
-from workbench.calibration.effective import codec_of, make_setting
+from workbench.calibration.effective import Cores, codec_of, make_setting
 from workbench.calibration.model import Calibration
-from workbench.calibration.predict import NUM_DRAWS, Prediction, predict_at, step_s
+from workbench.calibration.predict import NUM_DRAWS, Prediction, cores_lines, predict_at, step_s
+from workbench.collectives import Native
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
@@ -40,7 +43,7 @@ class Choice:
         """Plain values, fit for JSON."""
         said = describe(self.algorithm, self.prediction.setting)
         shown = {"recipe": recipe(self.algorithm), "steps_to_loss": self.steps_to_loss, "loss_s": self.loss_s}
-        return {**said, **self.prediction.as_record(), "label": self.prediction.method, **shown}
+        return {**said, **self.prediction.as_record(), "label": label(self.algorithm, self.prediction.method), **shown}
 
 
 @final
@@ -52,6 +55,8 @@ class Recommendation:
         reason: why, in a few sentences.
         num_candidates, num_simulated: of the grid, and of these how many were simulated: the others cannot be better.
         convergence: what steps to the loss were taken from; None: ranked by the step's time alone.
+        num_left_out: candidates that might be better and were not simulated, for the time was over.
+        not_reached: recipes whose runs did not reach the loss; they are no candidates.
     """
 
     choices: tuple[Choice, ...]
@@ -59,6 +64,8 @@ class Recommendation:
     num_candidates: int
     num_simulated: int
     convergence: Convergence | None
+    num_left_out: int = 0
+    not_reached: tuple[str, ...] = ()
 
     @property
     def best(self) -> Choice:
@@ -71,15 +78,27 @@ class Recommendation:
             "reason": self.reason,
             "num_candidates": self.num_candidates,
             "num_simulated": self.num_simulated,
+            "num_left_out": self.num_left_out,
+            "not_reached": list(self.not_reached),
             "convergence": None if self.convergence is None else {"source": self.convergence.source, "steps": self.convergence.steps},
         }
 
     def table(self) -> Table:
         """One row a choice."""
-        return Table([choice.as_record() for choice in self.choices], COLUMNS, caption=self.reason)
+        cores = cores_lines([choice.prediction for choice in self.choices])
+        return Table([choice.as_record() for choice in self.choices], COLUMNS, caption="\n".join([self.reason, *cores]))
 
     def __str__(self) -> str:
-        return f"{self.table()}\n{self.num_simulated} of {self.num_candidates} candidates were simulated; the others cannot be better"
+        lines = [str(self.table())]
+        for name in self.not_reached:
+            assert self.convergence is not None
+            lines.append(
+                f"not reached: {name} did not reach a test loss of {self.convergence.target_loss:g} in its runs, and is no candidate"
+            )
+        others = "the others cannot be better"
+        if self.num_left_out:
+            others = f"the time was over: {self.num_left_out} others might be better (--budget gives more time)"
+        return "\n".join([*lines, f"{self.num_simulated} of {self.num_candidates} candidates were simulated; {others}"])
 
 
 COLUMNS = (
@@ -102,13 +121,15 @@ def recommend(
     network: Network | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
-    cores: float | None = None,
+    cores: Cores = None,
     among: Sequence[Algorithm] | None = None,
     convergence: Convergence | None = None,
     exact: bool = False,
     runners_up: int = RUNNERS_UP,
     draws: int = NUM_DRAWS,
     seed: int = 0,
+    budget_s: float = inf,
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> Recommendation:
     """The method of the shortest step, or of the shortest time to a loss, for this model on this cluster.
 
@@ -124,6 +145,8 @@ def recommend(
         exact: only methods that change no numbers.
         runners_up: how many to tell of beside the best.
         draws: of the calibration, for the band of the best.
+        budget_s: no further candidate is simulated after so many seconds; the result says how many were left out.
+        progress: called after each candidate with the number simulated, the most that there can be, and the most seconds left.
 
     Raises:
         ConfigError: nothing is left to choose among, or the place is unknown.
@@ -139,11 +162,22 @@ def recommend(
 
     bounds = sorted(((least_s(calibration, one, setting) * counted(one), number) for number, one in enumerate(kept)))
     found: list[tuple[float, Algorithm]] = []
-    for bound, number in bounds:
-        if found and bound >= min(found, key=lambda item: item[0])[0]:
+    begin_s, left_out = monotonic(), 0
+    for place, (bound, number) in enumerate(bounds):
+        best_s = min((item[0] for item in found), default=inf)
+        if bound >= best_s:
+            break
+        spent_s = monotonic() - begin_s
+        if found and spent_s > budget_s:
+            left_out = sum(other < best_s for other, _ in bounds[place:])
             break
         one = kept[number]
         found.append((step_s(calibration, one, setting, SHORT_STEPS, seed) * counted(one), one))
+        if progress is not None:
+            best_s = min(item[0] for item in found)
+            rest = sum(other < best_s for other, _ in bounds[place + 1 :])
+            spent_s = monotonic() - begin_s
+            progress(len(found), len(found) + rest, min(spent_s / len(found) * rest, max(0.0, budget_s - spent_s)))
     order = _in_order(found)[: 1 + runners_up]
     predictions = [predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed) for place, one in enumerate(order)]
     choices = [_choice(one, prediction, convergence) for one, prediction in zip(order, predictions, strict=True)]
@@ -153,7 +187,14 @@ def recommend(
         num_candidates=len(kept),
         num_simulated=len(found),
         convergence=convergence,
+        num_left_out=left_out,
+        not_reached=_not_reached(convergence),
     )
+
+
+def _not_reached(convergence: Convergence | None) -> tuple[str, ...]:
+    """Recipes whose runs did not get to the loss."""
+    return () if convergence is None else tuple(name for name, steps in convergence.steps.items() if steps is None)
 
 
 def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
@@ -180,6 +221,15 @@ def _kept(chosen: list[Algorithm], convergence: Convergence | None, exact: bool)
     return kept
 
 
+def label(algorithm: Algorithm, method: str) -> str:
+    """A method as a row of a table shows it: with its collective and codec, which its short name leaves out."""
+    collective = getattr(algorithm, "collective", None)
+    if collective is None or isinstance(collective, Native) or "collective" in method:
+        return method
+    codec = codec_of(algorithm)
+    return f"{method}, {type(collective).__name__}" + (f" of {codec}" if codec else "")
+
+
 def backups_of(algorithm: Algorithm) -> int:
     """b, the gradients that an update does without."""
     backups = getattr(algorithm, "backups", 0)
@@ -201,12 +251,14 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
     """Numbers of the best and of the next, and what is not known."""
     best = choices[0]
     saved = best.prediction.saved_s.get(best.prediction.bound, 0.0)
-    words = [f"{best.prediction.method}: {seconds(best.prediction.step_s)} a step, bound by {best.prediction.bound}"]
+    words = [f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by {best.prediction.bound}"]
     words[0] += f" (without it {seconds(max(best.prediction.step_s - saved, 0.0))})" if saved else ""
     if len(choices) > 1:
         other = choices[1]
         ratio = other.prediction.step_s / best.prediction.step_s
-        words.append(f"next {other.prediction.method}, {ratio:.2f} times as long a step, bound by {other.prediction.bound}")
+        words.append(
+            f"next {label(other.algorithm, other.prediction.method)}, {ratio:.2f} times as long a step, bound by {other.prediction.bound}"
+        )
     if convergence is None:
         words.append("nothing is known of how many steps each needs: this ranks by the time of a step alone")
         if recipe(best.algorithm) != EXACT:

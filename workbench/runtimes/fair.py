@@ -59,8 +59,10 @@ class FairLinks:
         self._said: dict[Connection, Any] = {}
         self._routes: dict[Connection, Route] = {}
         self._rates: dict[Connection, float] = {}
+        self._on: dict[int, dict[Connection, int]] = {}  # stage -> its connections under way, each with its place in `_left`
+        self._place: dict[Connection, int] = {}  # of each connection under way, in `_left`
         self._waiting: dict[Connection, list[Waiting]] = {}
-        self._num_met = self._number = 0  # of messages; of the look that counts
+        self._num_met = self._num_begun = self._number = 0  # of messages; of those that began; of the look that counts
 
     def begin(self, now_s: float, pair: Connection, route: Route, num_bytes: float, said: Any, priority: int) -> None:
         """A message that both sides have asked for."""
@@ -78,7 +80,9 @@ class FairLinks:
         """When all that is there now is through, if nothing more comes."""
         other = FairLinks(lambda *_: None, lambda *_: None)
         other._now_s, other._num_met = self._now_s, self._num_met
-        other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), self._rates
+        other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), dict(self._rates)
+        other._on = {stage: dict(pairs) for stage, pairs in self._on.items()}
+        other._place, other._num_begun = dict(self._place), self._num_begun
         other._waiting = {pair: list(line) for pair, line in self._waiting.items()}
         other._settle()
         while other._left:
@@ -93,10 +97,12 @@ class FairLinks:
 
     def _settle(self) -> None:
         """Let go what is through, begin what is next, and share anew."""
-        for pair in list(self._left):
-            if self._left[pair] <= LEAST_BYTES:
-                del self._left[pair]
-                self._done(self._said.pop(pair), self._routes[pair].latency_s)
+        changed: set[int] = set()  # stages
+        through = [pair for pair, left in self._left.items() if left <= LEAST_BYTES]
+        for pair in through:
+            del self._left[pair]
+            self._leave(pair, changed)
+            self._done(self._said.pop(pair), self._routes[pair].latency_s)
         for pair in list(self._waiting):
             while pair not in self._left and self._waiting[pair]:
                 _, _, num_bytes, said = heapq.heappop(self._waiting[pair])
@@ -104,12 +110,53 @@ class FairLinks:
                     self._done(said, self._routes[pair].latency_s)
                 else:
                     self._left[pair], self._said[pair] = num_bytes, said
+                    self._enter(pair, changed)
             if not self._waiting[pair]:
                 del self._waiting[pair]
-        self._rates = fair_rates({pair: self._routes[pair] for pair in self._left})
+        self._share(changed)
         self._number += 1
         if self._left:
             self._at(self._now_s + self._soonest_s(), self._look, self._number)
+
+    def _enter(self, pair: Connection, changed: set[int]) -> None:
+        self._num_begun += 1
+        self._place[pair] = self._num_begun
+        for stage, per_byte in self._routes[pair].stages:
+            if per_byte > 0:
+                self._on.setdefault(stage, {})[pair] = self._num_begun
+                changed.add(stage)
+
+    def _leave(self, pair: Connection, changed: set[int]) -> None:
+        del self._place[pair], self._rates[pair]
+        for stage, per_byte in self._routes[pair].stages:
+            if per_byte > 0:
+                self._on[stage].pop(pair, None)
+                changed.add(stage)
+
+    def _share(self, changed: set[int]) -> None:
+        """Share anew among the connections that a changed stage joins, directly or over others; no other rate can change.
+
+        A ring's messages join no two: then this takes the same time however many workers there are. The numbers are those of
+        `fair_rates` of all connections, bit-identical: it takes a group's connections in the same order.
+        """
+        todo = changed
+        while todo:
+            group: dict[Connection, int] = {}
+            stages = [todo.pop()]
+            while stages:
+                for pair, place in self._on[stages.pop()].items():
+                    if pair in group:
+                        continue
+                    group[pair] = place
+                    for stage, per_byte in self._routes[pair].stages:
+                        if per_byte > 0 and stage not in stages:
+                            stages.append(stage)
+                            todo.discard(stage)
+            if len(group) == 1:
+                (pair,) = group
+                self._rates[pair] = min(1.0 / per_byte for _, per_byte in self._routes[pair].stages if per_byte > 0)
+            elif group:
+                self._rates.update(fair_rates({pair: self._routes[pair] for pair in sorted(group, key=group.__getitem__)}))
 
     def _soonest_s(self) -> float:
         """Seconds from then on until the next message is through."""

@@ -1,5 +1,8 @@
 """What happened in a run: spans and metrics recorded, stored, read again on one clock."""
 
+from pathlib import Path
+
+from workbench.errors import RunNotFound
 from workbench.trace.from_profiler import from_profiler
 from workbench.trace.recorder import FileRecorder, MemoryRecorder, Recorder
 from workbench.trace.run import Run
@@ -31,4 +34,9 @@ def open_run(name: str) -> Run:
     Raises:
         RunNotFound: there is none; near misses are named.
     """
+    if Path(name).is_file():
+        raise RunNotFound(
+            f"{name} is a file, not the folder of a run. Of a trace by torch.profiler, `workbench calibrate {name}` makes a cost model, "
+            f'and `workbench.trace.from_profiler("{name}")` in Python makes a run; of a run, give the folder or the name'
+        )
     return Run.load(find_run(name))

@@ -1,0 +1,153 @@
+"""What a shell says to a word that is wrong: the near miss, the limit, the file that is of another kind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import workbench as wb
+from workbench import problems
+from workbench.cli import main
+from workbench.doctor import software
+from workbench.doctor.finding import Finding
+from workbench.doctor_command import _conclusion
+from workbench.errors import ConfigError
+
+
+def test_a_command_that_is_none_names_the_near_miss_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, status, said in ((["trian"], 2, "Did you mean train?"), (["--version"], 0, wb.__version__)):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        told = capsys.readouterr()
+        assert ended.value.code == status and said in told.out + told.err
+
+
+def test_problems_tell_all_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["problems", "digits-mlp"]) == 0
+    assert "hidden" in capsys.readouterr().out
+    assert main(["problems", "digits-mpl"]) == 2
+    assert "did you mean digits-mlp" in capsys.readouterr().err
+
+
+def test_more_ranks_than_the_machine_can_start_are_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
+    for runtime in ("torch", "mpi"):
+        assert main(["train", "pipe-sgd", "--workers", "50000", "--runtime", runtime]) == 2
+        said = capsys.readouterr().err
+        assert "at most" in said and "--runtime simulated" in said
+    assert not list(runs.glob("*"))
+
+
+def test_a_profile_is_told_from_a_run_and_from_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps({"traceEvents": []}))
+    for words in (["show", str(file)], ["predict", str(file)], ["recommend", str(file)]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert "torch.profiler" in said and "workbench calibrate" in said and "remove" not in said
+
+
+def test_codecs_are_listed_with_their_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["codecs"]) == 0
+    said = capsys.readouterr().out
+    assert "truncate16" in said and "Truncate16" in said and "TopK" in said
+
+
+OWN = """
+    import torch, workbench as wb
+    from torch import nn
+    from beside import WIDTH
+
+    def small(width: int = WIDTH) -> wb.Problem:
+        data = (torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(64, dtype=torch.int64))
+        return wb.Problem(model=lambda: nn.Linear(4, width), loss=nn.functional.cross_entropy, train=data, name="small", batch_size=8)
+
+    here, number = small(), 3
+
+    def nothing():
+        return 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "beside.py").write_text("WIDTH = 2\n")
+    file = tmp_path / "own problem.py"
+    file.write_text(textwrap.dedent(OWN))
+    return str(file)
+
+
+def test_a_problem_of_an_own_file(own: str, runs: Path) -> None:
+    assert problems.get(f"{own}:here").name == "small"
+    assert problems.get(f"{own}:small", width=5).model().out_features == 5  # type: ignore[union-attr]
+    arguments = ["--runtime", "simulated", "--workers", "2", "--steps", "2", "--timing-only"]
+    assert main(["train", "pipe-sgd", "--problem", f"{own}:small", "--option", "width=3", *arguments]) == 0
+    assert len(list(runs.glob("*small*"))) == 1
+
+
+def test_what_is_wrong_with_an_own_file_is_said(own: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for name, options, words in (
+        (f"{own}:smal", {}, "did you mean small"),
+        (f"{own}:number", {}, "is a int"),
+        (f"{own}:nothing", {}, "returned a int"),
+        (f"{own}:here", {"width": 2}, "takes no options"),
+        (f"{own}:small", {"widht": 2}, "did you mean width"),
+        (f"{tmp_path}/none.py:x", {}, "no file"),
+        (f"{tmp_path}/broken.py:x", {}, "ZeroDivisionError"),
+        ("vit", {}, "file.py:name"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            problems.get(name, **options)
+
+
+# -- what is installed -----------------------------------------------------------------------------------------------
+
+
+def distribution(folder: Path, name: str, files: list[str], written: bool = True) -> None:
+    """A distribution as pip leaves it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in [*files, f"{info.name}/METADATA"]))
+    for file in files if written else []:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("")
+
+
+def test_a_distribution_is_there_if_its_files_are_whatever_its_module_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyzmq, whose module is zmq."""
+    distribution(tmp_path, "pyfoo", ["foo/__init__.py"])
+    distribution(tmp_path, "pygone", ["gone/__init__.py"], written=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert software._versions(["pyfoo", "pygone", "pynever"]) == (["pyfoo 1.0"], ["pygone (its files are gone)", "pynever"])
+    found, lacking = software._versions(["pyzmq"])
+    assert found[0].startswith("pyzmq") and not lacking
+
+
+def test_the_last_line_of_doctor_contradicts_none_above_it() -> None:
+    missing, fault = Finding("extra notebooks", "missing", "not there: pyzmq"), Finding("core", "fault", "not there: numpy", core=True)
+    assert "extra notebooks" in _conclusion([missing]) and "1 to mend" in _conclusion([missing, fault])
+
+
+def test_another_distribution_in_the_packages_folder_is_noticed(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    distribution(site, "sgd_workbench", ["workbench/__init__.py", "workbench/ops.py"])
+    assert not list(software.one_installation(site / "workbench"))
+    distribution(site, "other-workbench", ["workbench/__init__.py", "workbench/api.py"])
+    distribution(site, "innocent", ["innocent/workbench/__init__.py"])
+    (found,) = software.one_installation(site / "workbench")
+    assert found.state == "fault" and "other-workbench" in found.found and "innocent" not in found.found
+    assert "pip uninstall other-workbench sgd-workbench" in found.mend
+
+
+def test_compressed_profiles_are_files_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.json.gz"
+    file.write_bytes(gzip.compress(b"{}"))
+    assert main(["show", str(file)]) == 2
+    assert "workbench calibrate" in capsys.readouterr().err
