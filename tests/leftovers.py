@@ -74,7 +74,8 @@ class Picture:
             torch.distributed.destroy_process_group()
 
     def _threads(self) -> list[str]:
-        return [f"thread {thread.name} runs" for thread in threading.enumerate() if thread not in self.threads]
+        """Without daemons, of which the library and Jupyter have some that end when they next look."""
+        return [f"thread {one.name} runs" for one in threading.enumerate() if one not in self.threads and not one.daemon]
 
     def _open_files(self) -> list[str]:
         return [f"{name} is open" for name in sorted(_files() - self.files)]
@@ -99,7 +100,7 @@ class Picture:
 
 @final
 class Definitions:
-    """What the names of modules and classes stand for, so that a replaced function is found. One is kept for a process: to make it takes milliseconds."""
+    """What names of modules and classes stand for, so that a replaced function is found. To make it takes milliseconds: one is kept."""
 
     def __init__(self) -> None:
         self._known: dict[ModuleType | type, dict[str, Any]] = {}
@@ -222,16 +223,15 @@ def _replaced(owner: ModuleType | type, before: dict[str, Any]) -> Iterator[str]
     """What a name stood for is a function, a class or a plain value: caches may grow and counters count."""
     now = vars(owner)
     where = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+    ours = where.partition(".")[0] == "workbench"
     for name, value in before.items():
         if name.startswith(("__", "_abc_")):
             continue
         if name not in now:
             yield f"{where}.{name} is missing"
-        elif (
-            now[name] is not value
-            and not _of_torch(now[name])
-            and (callable(value) or (isinstance(value, str | float | tuple) and now[name] != value))
-        ):
+        elif now[name] is value or _of_torch(now[name]):
+            continue
+        elif callable(value) or (ours and isinstance(value, str | float | tuple) and now[name] != value):
             yield f"{where}.{name}: {value!r:.100} became {now[name]!r:.100}"
 
 

@@ -39,7 +39,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
 
-# When ranks are started anew: torch's cost a fork and its groups have threads that wake a hundred times a second; MPI's must import torch again.
+# More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second; MPI's cost seconds.
 MOST_GROUPS = {"torch": 0, "mpi": 60}
 MOST_BYTES = 1200 << 20
 
@@ -129,10 +129,10 @@ class RankPool:
             self.used = False
         global peak_bytes
         peak_bytes = max(peak_bytes, *(one.peak_bytes for one in found))
-        lines = [
-            f"rank {rank} of the {self.runtime} pool of {self.num_ranks}: {line}" for rank, one in enumerate(found) for line in one.left
-        ]
-        if lines or max(one.num_groups for one in found) > MOST_GROUPS[self.runtime] or max(one.peak_bytes for one in found) > MOST_BYTES:
+        name = f"of the {self.runtime} pool of {self.num_ranks}"
+        lines = [f"rank {rank} {name}: {line}" for rank, one in enumerate(found) for line in one.left]
+        worn = any(one.num_groups > MOST_GROUPS[self.runtime] or one.peak_bytes > MOST_BYTES for one in found)
+        if lines or worn:
             self.close()
         return lines
 
