@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MPICH := $(VENV)/opt/mpich/.installed
 TESTS ?=
+# Of the order of the tests and of what they draw; pytest prints the one it took.
+SEED ?=
 # How many processes share the tests. Two take little more than half the time of one, for much of a test is waiting; a choice of tests has one.
 WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 2 || echo 0))
 
@@ -40,9 +42,9 @@ demo: $(INSTALLED) ## three methods on four MPI engines from a notebook; prints 
 	$(BIN)/workbench demo
 
 .PHONY: test
-test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in more processes: WORKERS=4)
+test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in more processes: WORKERS=4; in the order of a run before: SEED=123)
 	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
 
 .PHONY: lab
 lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel

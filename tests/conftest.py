@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import sys
@@ -14,14 +15,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis.core
 import psutil
 import pytest
 import torch
 from hypothesis import settings
 
-# The limit is pytest's own; and a failure in continuous integration must come back on the next run.
+from tests.leftovers import Definitions, Picture, peak_bytes
+
+# The limit is pytest's own. In continuous integration the examples are always the same, so that a failure is that of the change.
 settings.register_profile("workbench", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("workbench")
+
+
+_definitions: Definitions | None = None
+_of_workers: list[tuple[int, int]] = []  # the most memory of each worker, and of a rank of its pools
 
 
 def _found(*commands: str) -> bool:
@@ -54,6 +62,41 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.sharing import take_own_network
 
         take_own_network()
+    if config.pluginmanager.hasplugin("randomly") and config.pluginmanager.hasplugin("hypothesispytest") and not os.environ.get("CI"):
+        config.pluginmanager.register(SameSeed())
+
+
+class SameSeed:
+    """Hypothesis draws from the seed of the order, so that one number brings a run back."""
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if session.config.getoption("hypothesis_seed", None) is None:
+            hypothesis.core.global_force_seed = session.config.getoption("randomly_seed")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist tells how much memory it needed."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak_bytes"] = _peaks()
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any, error: object) -> None:
+    _of_workers.append(getattr(node, "workeroutput", {}).get("peak_bytes", (0, 0)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What brings this order back, and the memory of the largest process: a test that needs much shows itself here."""
+    tests, ranks = (max(peaks) for peaks in zip(_peaks(), *_of_workers, strict=True))
+    seed = f"order and examples: SEED={config.getoption('randomly_seed')}, " if config.pluginmanager.hasplugin("randomly") else ""
+    terminalreporter.write_line(
+        f"{seed}peak memory: {tests / 2**30:.2f} GB of a process of tests, {ranks / 2**30:.2f} GB of a rank of its pools"
+    )
+
+
+def _peaks() -> tuple[int, int]:
+    pool = sys.modules.get("tests.distributed.pool")
+    return peak_bytes(), pool.peak_bytes if pool else 0
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -77,6 +120,32 @@ def ranks_end_with_the_file() -> Iterator[None]:
     yield
     if "tests.distributed.pool" in sys.modules:
         sys.modules["tests.distributed.pool"].end_torch_ranks()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -> Iterator[None]:
+    """Fails a test that leaves this process, or ranks of a pool, otherwise than they were; later tests find what it found.
+
+    Torch draws from a seed that is the test's own, as Python and NumPy do (pytest-randomly). WORKBENCH_TEST_MEMORY names a file
+    for the resident megabytes of this process after each test.
+    """
+    global _definitions
+    if _definitions is None:
+        _definitions = Definitions()
+    before = Picture()
+    _definitions.changes()  # of fixtures that last longer
+    torch.manual_seed(random.getrandbits(63))
+    yield
+    if log := os.environ.get("WORKBENCH_TEST_MEMORY"):
+        with Path(log).open("a") as file:
+            file.write(f"{psutil.Process().memory_info().rss >> 20} {os.getpid()} {request.node.nodeid}\n")
+    lines = [*before.differences(), *_definitions.changes()]
+    if lines:
+        before.restore()
+    if "tests.distributed.pool" in sys.modules:
+        lines += sys.modules["tests.distributed.pool"].left_behind()
+    if lines:
+        pytest.fail("this test leaves something behind:\n" + "\n".join(lines), pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="session")

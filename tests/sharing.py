@@ -58,7 +58,14 @@ def place_of(unit: str) -> int:
 
 
 class Sharing(LoadScopeScheduling):
-    """xdist's sharing by units of work, from both ends; the unit of those that must be alone waits until one worker is left."""
+    """xdist's sharing by units of work, from both ends; the unit of those that must be alone waits until one worker is left.
+
+    Units of a folder come in the order in which they were collected, which pytest-randomly draws, and not by their number of tests.
+    """
+
+    def schedule(self) -> None:
+        self.config.option.loadscopereorder = False
+        super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)

@@ -29,12 +29,21 @@ from typing import Any, Literal, final
 
 import cloudpickle
 
-from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Outcome
+from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Health, Outcome, health
 
 ROOT = Path(__file__).parents[2]
 
 RuntimeName = Literal["torch", "mpi"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
+
+# More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second; MPI's cost seconds.
+MOST_GROUPS = {"torch": 0, "mpi": 60}
+MOST_BYTES = 1200 << 20
+
+peak_bytes = 0  # the most memory that a rank of any pool had
 
 
 class PoolDied(RuntimeError):
@@ -53,6 +62,7 @@ class RankPool:
     def __init__(self, runtime: RuntimeName, num_ranks: int, *, outlives: bool = False) -> None:
         self.runtime, self.num_ranks, self.outlives = runtime, num_ranks, outlives
         self.num_starts = 0
+        self.used = False  # since it was last looked at
         self.pids: list[int] = []  # of the ranks, in order of rank
         self._mpiexec: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
@@ -79,6 +89,7 @@ class RankPool:
         if not self._alive():
             self.close()
             self._start()
+        self.used = True
         waiting = dict(zip(self._connections, range(self.num_ranks), strict=True))
         try:
             for connection, call in zip(self._connections, calls, strict=True):
@@ -104,6 +115,26 @@ class RankPool:
             self.close()
             raise PoolDied(f"the {self.runtime} pool of {self.num_ranks} ranks ended: {error!r}. Its ranks printed:\n{printed}") from None
         return [found[rank] for rank in range(self.num_ranks)]
+
+    def left_behind(self) -> list[str]:
+        """What the calls since the last look left in the ranks, a line each; ranks that are not as they were are ended."""
+        if not self.used or not self._alive():
+            self.used = False
+            return []
+        try:
+            found: list[Health] = self.run(health, timeout_s=LOOK_S)
+        except PoolDied:
+            return []  # they do not answer, and have been ended
+        finally:
+            self.used = False
+        global peak_bytes
+        peak_bytes = max(peak_bytes, *(one.peak_bytes for one in found))
+        name = f"of the {self.runtime} pool of {self.num_ranks}"
+        lines = [f"rank {rank} {name}: {line}" for rank, one in enumerate(found) for line in one.left]
+        worn = any(one.num_groups > MOST_GROUPS[self.runtime] or one.peak_bytes > MOST_BYTES for one in found)
+        if lines or worn:
+            self.close()
+        return lines
 
     # -- processes ---------------------------------------------------------------------------------------------
 
@@ -243,6 +274,11 @@ def shared_pool(runtime: RuntimeName, num_ranks: int) -> RankPool:
     if (runtime, num_ranks) not in _shared:
         _shared[runtime, num_ranks] = RankPool(runtime, num_ranks)
     return _shared[runtime, num_ranks]
+
+
+def left_behind() -> list[str]:
+    """What a test left in the ranks of the session's pools that it used."""
+    return [line for pool in list(_shared.values()) for line in pool.left_behind()]
 
 
 def end_torch_ranks() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import cloudpickle
+
+if TYPE_CHECKING:
+    from tests.leftovers import Definitions, Picture
 
 START_S = 100.0  # importing torch on all ranks at once, on a busy machine
 GRACE_S = 5.0  # from being asked to leave to being killed
@@ -29,6 +33,58 @@ class Outcome:
     error: BaseException | None = None
     trace: str = ""
     seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a rank is after the calls of a test.
+
+    Attributes:
+        left: what is otherwise than at its start, a line each.
+        num_groups: groups of torch.distributed and communicators of MPI that were made since and are still there. A run that failed
+            leaves some, for they can only be freed by all ranks together.
+        peak_bytes: the most memory that it had so far.
+    """
+
+    left: list[str]
+    num_groups: int
+    peak_bytes: int
+
+
+_at_start: tuple[Picture, Definitions, int] | None = None
+
+
+def health() -> Health:
+    """Of this rank, which is compared with what it was when it began to serve; a call like another."""
+    from tests.leftovers import peak_bytes
+
+    assert _at_start is not None, "it does not serve"
+    picture, definitions, num_groups = _at_start
+    return Health([*picture.differences(), *definitions.changes()], _num_groups() - num_groups, peak_bytes())
+
+
+def _picture() -> tuple[Picture, Definitions, int]:
+    from tests.leftovers import Definitions, Picture
+
+    return Picture(), Definitions(), _num_groups()
+
+
+def _num_groups() -> int:
+    from tests.leftovers import num_groups
+
+    return num_groups() + _num_communicators()
+
+
+def _num_communicators() -> int:
+    """A number that grows with them: MPI gives a new one the lowest handle that is free. 0 where MPI is not used."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return 0
+    new = mpi.COMM_SELF.Dup()
+    handle: int = new.py2f()
+    new.Free()
+    return handle
 
 
 def nurse(connection_number: int) -> None:
@@ -91,6 +147,8 @@ def _serve(rank: int) -> None:
     _leave_with_parent()
     socket = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
     connection = Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))
+    global _at_start
+    _at_start = _picture()
     connection.send((rank, os.getpid()))
     while True:
         try:

@@ -190,9 +190,11 @@ def test_who_waits_for_ranks_to_start_is_told_so(soon: None, capsys: pytest.Capt
 
 
 def test_an_interrupt_that_no_nanny_takes_is_an_error_and_no_hang(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
-    client = SimpleNamespace(send_signal=lambda *_, **__: threading.Event().wait(5))
+    over = threading.Event()
+    client = SimpleNamespace(send_signal=lambda *_, **__: over.wait(60))
     with pytest.raises(LaunchError, match=r"did not reach all of ranks 0, 1 in 0.5 s: heal\(\) the cluster"):
         interrupt_ranks(client, [0, 1], 0.5)
+    over.set()
     assert "waiting 0 s for ranks 0, 1 to be interrupted" in capsys.readouterr().err
 
 
