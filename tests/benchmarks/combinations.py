@@ -126,10 +126,14 @@ def page(record: dict[str, Any]) -> str:
         "",
         "Generated from [combinations.json](combinations.json) by `make combinations`. Do not edit.",
         "",
-        f"Softmax regression, {settings['steps']} steps on {settings['ranks']} simulated workers, seed {settings['seed']}, "
-        f"commit {record['commit']}, torch {record['versions']['torch']}, {record['date']}.",
-        f"A number is the part of the exact sum's gain in loss that was reached. At least {1 - settings['margin']:.3f} counts as trained. "
-        "A combination without a number is refused when it is made; the words are below.",
+        (
+            f"Softmax regression, {settings['steps']} steps on {settings['ranks']} simulated workers, seed {settings['seed']}, "
+            f"commit {record['commit']}, torch {record['versions']['torch']}, {record['date']}."
+        ),
+        (
+            f"A number is the part of the exact sum's gain in loss that was reached. At least {1 - settings['margin']:.3f} counts as trained. "
+            "A combination without a number is refused when it is made; the words are below."
+        ),
         "",
     ]
     names = list(dict.fromkeys(row["algorithm"] for row in record["rows"]))

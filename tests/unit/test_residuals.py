@@ -170,9 +170,7 @@ def test_every_collective_names_its_exact_counterpart(collective: Collective, ex
     assert collective.exact == exact and not exact.lossy
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"fragments": 2}, {"eager": True}, {"delay": 1}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"fragments": 2}, {"eager": True}, {"delay": 1}], ids=str)
 @pytest.mark.parametrize("collective", [FED, PowerSGD(rank=1, inner=Ring()), Ring(codec=Linear8())], ids=repr)
 def test_the_last_average_of_diloco_is_exact(collective: Collective, settings: dict[str, Any]) -> None:
     """The mean of where ranks are before it; residuals are as they were."""
