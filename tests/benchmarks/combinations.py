@@ -131,7 +131,7 @@ def page(record: dict[str, Any]) -> str:
             f"commit {record['commit']}, torch {record['versions']['torch']}, {record['date']}."
         ),
         (
-            f"A number is the part of the exact sum's gain in loss that was reached. At least {1 - settings['margin']:.3f} counts as trained. "
+            f"A number is the part of the exact sum's gain in loss that was reached. At least {1 - settings['margin']:.3f} is trained. "
             "A combination without a number is refused when it is made; the words are below."
         ),
         "",
