@@ -166,12 +166,12 @@ def _probe_here(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from workbench.calibration import Calibration, predict
+    from workbench.calibration import Calibration, Prediction, predict
     from workbench.calibration.predict import table
 
     calibration, places = Calibration.load(options.calibration), _places(options)
     algorithm = _algorithm(options)
-    found = []
+    found: list[Prediction] = []
     for place in places:
         workers = place.pop("workers") or calibration.origin.num_workers
         if len(places) > 1:

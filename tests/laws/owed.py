@@ -52,8 +52,9 @@ class Situation:
     """Which samples there are, and which of them spoil their batch.
 
     Attributes:
-        flagged: every so manieth sample uses `rare`; 0: none.
+        flagged: one sample in so many uses `rare`; 0: none.
         spoilt: these samples are NaN, and their rank's gradient of that step is left out.
+        constant: all samples are ones.
     """
 
     num_samples: int
@@ -61,9 +62,12 @@ class Situation:
     batch_size: int = 8
     flagged: int = 1
     spoilt: tuple[int, ...] = ()
+    constant: bool = False
 
     def samples(self) -> Array:
         """(N, 54): (a, b, flag c, flag) of each sample, with a mean that is not zero, so that what is lost adds up."""
+        if self.constant:
+            return np.ones((self.num_samples, sum(SIZES) + 1))
         rng = np.random.default_rng(3)
         values = rng.standard_normal((self.num_samples, sum(SIZES) + 1)) + np.linspace(-1, 1, sum(SIZES) + 1)
         values[:, -1] = [self.flagged > 0 and number % self.flagged == 0 for number in range(self.num_samples)]
@@ -114,6 +118,11 @@ def run(algorithm: Algorithm, situation: Situation, steps: int, seed: int = 0) -
         algorithm, situation.problem(), situation.settings(steps, seed), situation.num_ranks, network=NETWORK, compute=COMPUTE
     )
     simulation.run()
+    return ended(simulation)
+
+
+def ended(simulation: Simulation) -> Ended:
+    """Of a simulation that is over."""
     layout = simulation.workers[0].trained.layout
     left = np.zeros(sum(SIZES))
     starts = np.cumsum([0, *SIZES])

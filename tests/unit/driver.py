@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -214,7 +214,7 @@ class Driver:
             case ops.WriteParameters(value):
                 here.parameters.copy_(value)
             case ops.PackParameters(bucket):
-                answer = self._pack(here, bucket)
+                answer = replace(self._pack(here, bucket), step=request.step)
             case ops.UnpackParameters(value):
                 for piece, _ in value.slices():
                     weight = value.tail(piece.index)[WEIGHT]

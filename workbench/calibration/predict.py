@@ -214,7 +214,7 @@ def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: 
         "wire": (line.s_per_byte.value, draw.get("s_per_byte", line.s_per_byte.value)),
         "latency": (getattr(line, latency).value, draw.get(latency, getattr(line, latency).value)),
     }
-    return mean_s + sum(saved_s[what] * (drawn / value - 1) for what, (value, drawn) in values.items() if value > 0)
+    return mean_s + float(sum(saved_s[what] * (drawn / value - 1) for what, (value, drawn) in values.items() if value > 0))
 
 
 def _with_other_cores(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float | None:
