@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import workbench
 from tests.leftovers import Definitions, Picture, peak_bytes
+from workbench import rng
+from workbench.trace.recorder import MemoryRecorder
 
 Undo = Callable[[], object]
 
@@ -124,7 +125,7 @@ def test_what_can_be_put_back_is(leave: Callable[[Path], Undo], tmp_path: Path, 
 @pytest.fixture
 def replaced() -> Iterator[list[tuple[object, str]]]:
     """Names that are given back what they stood for."""
-    names = [(time, "sleep"), (workbench.rng, "generator"), (workbench.trace.recorder.MemoryRecorder, "close")]
+    names = [(time, "sleep"), (rng, "generator"), (MemoryRecorder, "end_step")]
     was = [(owner, name, getattr(owner, name)) for owner, name in names]
     yield names  # type: ignore[misc]
     for owner, name, value in was:
@@ -139,7 +140,7 @@ def test_what_is_replaced_is_named_once(replaced: list[tuple[object, str]]) -> N
     assert sorted(line.partition(":")[0] for line in definitions.changes()) == [
         "time.sleep",
         "workbench.rng.generator",
-        "workbench.trace.recorder.MemoryRecorder.close",
+        "workbench.trace.recorder.MemoryRecorder.end_step",
     ]
     assert definitions.changes() == []
 
