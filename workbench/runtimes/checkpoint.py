@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from workbench.replica import Replica
 
 
 def take_checkpoint(
-    algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: dict[str, Tensor], sampler: Sampler | None = None
+    algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: Mapping[str, Tensor], sampler: Sampler | None = None
 ) -> dict[str, Any]:
     """Everything needed to go on from this step, as tensors and plain values that `torch.load(weights_only=True)` reads.
 
