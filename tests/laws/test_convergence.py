@@ -96,8 +96,9 @@ def check_comes_near(algorithm: Algorithm) -> None:
     assert bound < 0.9 * FURTHEST, "the bound says something"
     law = f"{name_of(algorithm)}: training comes as near to the minimum as the noise lets it"
     for coordinate, (found, target) in enumerate(zip(end.tolist(), SAMPLES.mean(0).tolist(), strict=True)):
-        where = f"after step {STEPS - 1}, on rank 0 of {num_ranks}, in coordinate {coordinate}: {found:.4g}, and the minimum is {target:.4g} (+- {bound:.2g})"
-        assert_holds(law, abs(found - target) <= bound, where)
+        where = f"after step {STEPS - 1}, on rank 0 of {num_ranks}, in coordinate {coordinate}"
+        numbers = f"{found:.4g}, and the minimum is {target:.4g} (+- {bound:.2g})"
+        assert_holds(law, abs(found - target) <= bound, f"{where}: {numbers}")
 
 
 @pytest.mark.parametrize("algorithm", [*first_two(), RightGossip()], ids=name_of)

@@ -1,9 +1,10 @@
 """Algorithms that average parameters keep the mean over ranks: of all of them, and of those that are yet to be written.
 
-An algorithm is held to these laws if it applies gradients that no other rank sees (`Apply(local=True)`), which is found by running it. With
-gradients of one curvature, g_i(w) = c (w - x_i[t]), an update and an average are linear, so that the mean over ranks is that of one rank with
-the mean of the gradients, w[t+1] = w[t] - lr c (w[t] - mean_i x_i[t]), whoever averages with whom and when. Where parameters are averaged
-and nothing else is done, that is plain SGD. An outer optimizer (DiLoCo's) or a delay moves the mean otherwise, but as it moves equal ranks.
+An algorithm is held to these laws if it applies gradients that no other rank sees (`Apply(local=True)`), which is found by running
+it. With gradients of one curvature, g_i(w) = c (w - x_i[t]), an update and an average are linear, so that the mean over ranks is that
+of one rank with the mean of the gradients, w[t+1] = w[t] - lr c (w[t] - mean_i x_i[t]), whatever rank averages with whatever other,
+and when. Where parameters are averaged and nothing else is done, that is plain SGD. An outer optimizer (DiLoCo's) or a delay moves
+the mean otherwise, but as it moves equal ranks.
 
 All minima x_i[t] differ in every coordinate, on every rank and in every step.
 """
