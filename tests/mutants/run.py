@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,10 @@ def first_failure(folder: Path, tests: Iterable[Selection], limit_s: float = LIM
             return TIMED_OUT
         if done.returncode == 5:  # nothing was chosen
             raise SystemExit(f"no test is chosen by {' '.join(selection)}: see tests/mutants/table.py")
+        if -done.returncode in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+            raise SystemExit(
+                f"pytest was ended from outside by signal {-done.returncode}: this says nothing of the mutant; run it once more"
+            )
         if done.returncode:
             failed = re.search(r"^(?:FAILED|ERROR) (\S+?::\S+?(?:\[.*?\])?)(?: - |$)", done.stdout, re.MULTILINE)
             return failed[1] if failed else f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"

@@ -70,6 +70,9 @@ def test_the_first_failure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.first_failure(tmp_path, [("tests/a.py",)]) == ""
     answers(1, "FAILED tests/a.py::test_b[1 - 2] - assert 1 == 2\n1 failed")
     assert run.first_failure(tmp_path, [("tests/a.py",)]) == "tests/a.py::test_b[1 - 2]"
+    answers(-15, "")
+    with pytest.raises(SystemExit, match="from outside by signal 15"):
+        run.first_failure(tmp_path, [("tests/a.py",)])
     answers(5, "")
     with pytest.raises(SystemExit, match="no test is chosen by tests/a"):
         run.first_failure(tmp_path, [("tests/a.py",)])
