@@ -104,6 +104,16 @@ fuzz: $(INSTALLED) ## thousands of bad inputs for everything that reads files an
 	mkdir -p runs
 	WORKBENCH_FUZZ=5000 WORKBENCH_FUZZ_COUNT=$(CURDIR)/runs/fuzz.json $(BIN)/python -m pytest --timeout 3600 tests/unit -k hostile
 
+.PHONY: new-method
+new-method: $(INSTALLED) ## the tests that a new method must satisfy: make new-method NAME=HalvesSGD
+	@test -n "$(NAME)" || { echo "Say which: make new-method NAME=HalvesSGD (the name of its class)" >&2; exit 1; }
+	$(BIN)/python -m pytest -q tests/unit/test_{catalogue,papers,front_page,layers,style,security,deadlines}.py
+	$(BIN)/python -m pytest -q tests/laws -k "$(NAME) or local_steps or every_method"
+
+.PHONY: mutants
+mutants: $(INSTALLED) ## plants bugs in a copy of the package and says which test sees each; writes records/mutants.json (half an hour; MUTANTS=ring for some)
+	$(BIN)/python -m tests.mutants.run --write $(MUTANTS)
+
 .PHONY: audit
 audit: $(INSTALLED) ## the pinned dependencies against the lists of known faults (needs the network)
 	test -x $(VENV)/opt/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/opt/audit && $(VENV)/opt/audit/bin/pip install -qq pip-audit; }

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.distributed.pool import shared_pool
 from tests.laws import poison, tiny
+from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near, steps_that
 from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, train
 from tests.laws.variants import SMALL_BUCKET, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
@@ -73,9 +74,12 @@ def test_one_that_is_left_out_leaves_replicas_equal_and_finite(algorithm: Algori
     settings = how(**SKIP)
     trained = train("simulated", P, algorithm, poison.problem(), settings)
     ends = [steps[-1] for steps in trained.parameters]
-    assert all(bool(torch.isfinite(end).all()) for steps in trained.parameters for end in steps)
+    for rank, steps in enumerate(trained.parameters):
+        bad = steps_that([not bool(torch.isfinite(end).all()) for end in steps])
+        assert_holds(f"{name_of(algorithm)}: what is left out leaves parameters finite", not bad, f"on rank {rank} after steps {bad}")
     if algorithm.replicas != Replicas.NEVER:
-        assert all(torch.equal(end, ends[0]) for end in ends[: algorithm.num_computing(P)])
+        law = f"{name_of(algorithm)}: what is left out leaves replicas equal"
+        assert_equal_ranks(law, ends[: algorithm.num_computing(P)], "at the end")
     drawn = poison.drawn(algorithm, settings, P)
     skipped = {(row["step"], rank): row["skipped"] for rank in range(P) for row in trained.rows(rank) if "skipped" in row}
     assert skipped and set(skipped) <= drawn
@@ -107,7 +111,9 @@ def test_a_step_in_which_all_gradients_are_left_out_changes_nothing() -> None:
     every = tuple(range(23))
     trained = train("simulated", P, SynchronousSGD(), poison.problem(samples=every), how(**SKIP))
     first, *later = trained.parameters[0]
-    assert all(torch.equal(first, step) for step in later)
+    for number, parameters in enumerate(later, 1):
+        law = "SynchronousSGD: a step whose gradients are all left out changes nothing"
+        assert_near(law, parameters, first, 0.0, f"after step {number}, on rank 0")
     assert len(poison.drawn(SynchronousSGD(), HOW, P, every)) == sum("skipped" in row for rank in range(P) for row in trained.rows(rank))
 
 

@@ -1,5 +1,7 @@
 """Every method finds the minimum of a noisy quadratic, to within a bound that follows from its noise.
 
+Each coordinate has a minimum and a start of its own, which lie further apart than the bound: parameters that change places are seen.
+
 F(w) = mean_x |w - x|^2 / 2 over samples x: a minibatch's gradient is w - (its mean), so for each coordinate's distance e from
 the mean of all samples, with learning rate h and a gradient that is s updates late,
 
@@ -18,6 +20,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.laws.gossip import SCRAMBLING, Gossip, RightGossip
+from tests.laws.sentences import assert_holds
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import all_variants, name_of, runs_on
 from workbench.algorithms import DiLoCo, SoftsyncSGD
@@ -26,7 +30,10 @@ from workbench.program import Algorithm
 from workbench.runtimes.simulated import Simulation
 from workbench.settings import Settings
 
-RATE, STEPS, BEGIN = 0.04, 200, 1.0
+RATE, STEPS = 0.04, 200
+MINIMUM = torch.tensor([-3.0, 1.0, 4.0, -1.0], dtype=torch.float64)
+BEGIN = torch.tensor([-2.0, 0.2, 3.1, -0.4], dtype=torch.float64)
+FURTHEST = float((BEGIN - MINIMUM).abs().max())  # 1
 STALENESS = 8  # 8^8 / 9^9 = 0.043
 
 
@@ -35,8 +42,7 @@ class Point(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ParameterList([nn.Parameter(torch.full((size,), BEGIN)) for size in (1, 2, 1)])
-        self.double()
+        self.parts = nn.ParameterList([nn.Parameter(part.clone()) for part in BEGIN.split([1, 2, 1])])
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat(list(self.parts)) - x
@@ -46,7 +52,7 @@ def quadratic(error: Tensor, _: Tensor) -> Tensor:
     return error.square().sum(1).mean() / 2
 
 
-SAMPLES = 0.03 * torch.randn(48, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+SAMPLES = MINIMUM + 0.03 * torch.randn(48, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 RADIUS = float((SAMPLES - SAMPLES.mean(0)).abs().max())
 PROBLEM = Problem(model=Point, loss=quadratic, train=(SAMPLES, torch.zeros(48)), test=None, name="noisy quadratic", correct=None)
 
@@ -75,8 +81,8 @@ def slowness(algorithm: Algorithm) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("algorithm", first_two(), ids=name_of)
-def test_comes_as_near_to_the_minimum_as_its_noise_lets_it(algorithm: Algorithm) -> None:
+def check_comes_near(algorithm: Algorithm) -> None:
+    """Of rank 0 on 3 ranks, where the algorithm runs on so many."""
     how = Settings(steps=STEPS, batch_size=4, optimizer=partial(torch.optim.SGD, lr=RATE))
     num_ranks = 3 if runs_on(algorithm, 3) else 1
     simulation = Simulation(algorithm, PROBLEM, how, num_ranks, network=NETWORK, compute=COMPUTE)
@@ -85,7 +91,29 @@ def test_comes_as_near_to_the_minimum_as_its_noise_lets_it(algorithm: Algorithm)
     late += [row["staleness"] or 0 for rows in run.metrics.values() for row in rows]
     assert max(late) <= STALENESS, "the bound below is for these"
     end = simulation.workers[0].trained.read_parameters()
-    error = float((end - SAMPLES.mean(0)).abs().max())
-    transient = (1 - RATE) ** ((STEPS - STALENESS) / slowness(algorithm)) * (BEGIN + RADIUS)
-    assert error <= gain(algorithm) * RADIUS + transient
-    assert gain(algorithm) * RADIUS + transient < BEGIN - RADIUS, "the bound says something"
+    transient = (1 - RATE) ** ((STEPS - STALENESS) / slowness(algorithm)) * (FURTHEST + RADIUS)
+    bound = gain(algorithm) * RADIUS + transient
+    assert bound < 0.9 * FURTHEST, "the bound says something"
+    law = f"{name_of(algorithm)}: training comes as near to the minimum as the noise lets it"
+    for coordinate, (found, target) in enumerate(zip(end.tolist(), SAMPLES.mean(0).tolist(), strict=True)):
+        where = f"after step {STEPS - 1}, on rank 0 of {num_ranks}, in coordinate {coordinate}"
+        numbers = f"{found:.4g}, and the minimum is {target:.4g} (+- {bound:.2g})"
+        assert_holds(law, abs(found - target) <= bound, f"{where}: {numbers}")
+
+
+@pytest.mark.parametrize("algorithm", [*first_two(), RightGossip()], ids=name_of)
+def test_comes_as_near_to_the_minimum_as_its_noise_lets_it(algorithm: Algorithm) -> None:
+    check_comes_near(algorithm)
+
+
+def test_coordinates_are_further_apart_than_the_bound() -> None:
+    """So that a parameter in another's place is not near its minimum."""
+    apart = (MINIMUM[:, None] - MINIMUM[None]).abs() + 9 * torch.eye(4)
+    assert float(apart.min()) > 2 * FURTHEST - 1e-9
+    assert len({round(float(value), 6) for value in (BEGIN - MINIMUM).abs()}) == len(BEGIN), "each its own way to go"
+
+
+@pytest.mark.parametrize("kind", SCRAMBLING, ids=lambda kind: kind.__name__)
+def test_a_gossip_that_scrambles_coordinates_does_not(kind: type[Gossip]) -> None:
+    with pytest.raises(AssertionError, match=rf"{kind.__name__}: training comes .* rank 0 of 3, in coordinate \d"):
+        check_comes_near(kind())

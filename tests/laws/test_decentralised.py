@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.laws import tiny
 from tests.laws.reference import serial
+from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import COMPUTE, NETWORK, assert_same, relative_error, train
 from workbench.algorithms import (
     AdaptiveDelaySGD,
@@ -164,7 +165,7 @@ def test_resumed_at_any_step_is_unbroken(algorithm: Algorithm) -> None:
 def test_partial_sums_leave_ranks_equal_and_no_buffer_out(quorum: str) -> None:
     simulation = simulate(PartialAllReduce(quorum=quorum), settings(optimizer=tiny.momentum, steps=20), tiny.problem())
     found = final(simulation)
-    assert all(torch.equal(found[0], other) for other in found)
+    assert_equal_ranks(f"PartialAllReduce, {quorum}: replicas are equal at the end", found, "at the end")
     for worker in simulation.workers:
         assert not worker.trained.pool._out
     again = final(simulate(PartialAllReduce(quorum=quorum), settings(optimizer=tiny.momentum, steps=20), tiny.problem()))
@@ -177,7 +178,7 @@ def test_partial_sums_go_on_from_a_checkpoint() -> None:
         first = simulate(PartialAllReduce(quorum="solo"), how, stop_after=stop)
         second = simulate(PartialAllReduce(quorum="solo"), how, resume=first.checkpoints)
         found = final(second)
-        assert all(torch.equal(found[0], other) for other in found)
+        assert_equal_ranks("PartialAllReduce: replicas are equal where a run is resumed", found, f"at the end, stopped after step {stop}")
         assert [worker.last_step for worker in second.workers] == [11] * 3
 
 

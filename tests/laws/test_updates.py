@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.reference import ddp, serial
+from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import REAL, RUNTIMES, assert_same, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, DeAR, DelayedSGD, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
@@ -35,8 +36,10 @@ def check_equal(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, 3, algorithm, tiny.problem(), settings(optimizer=tiny.momentum, seed=1))
     for rank in range(algorithm.num_computing(3)):
         if algorithm.replicas == Replicas.EVERY_STEP:
-            assert_same(trained.parameters[rank], trained.parameters[0], 0)
-        assert torch.equal(trained.parameters[rank][-1], trained.final)
+            law = f"{name_of(algorithm)}: replicas are equal after every step, rank {rank} beside rank 0"
+            assert_same(trained.parameters[rank], trained.parameters[0], 0, law)
+    ends = [trained.parameters[rank][-1] for rank in range(algorithm.num_computing(3))]
+    assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal at the end", ends, "at the end")
     assert not torch.equal(trained.final, trained.parameters[0][0]), "nothing was learned"
 
 
@@ -70,7 +73,8 @@ def test_every_runtime_takes_the_same_steps(algorithm: Algorithm) -> None:
         reference = train("simulated", num_ranks, algorithm, problem, how)
         for runtime in REAL:
             found = train(runtime, num_ranks, algorithm, problem, how)
-            assert_same(found.parameters[0], reference.parameters[0], ROUNDING)
+            law = f"{name_of(algorithm)}: {runtime} takes the steps of the simulator, rank 0 of {num_ranks}"
+            assert_same(found.parameters[0], reference.parameters[0], ROUNDING, law)
             for rank in range(num_ranks):
                 ours, theirs = found.rows(rank), reference.rows(rank)
                 for name in ("step", "samples", "num_samples", "staleness", "lr"):
@@ -84,7 +88,8 @@ def test_synchronous_is_one_process_with_the_whole_batch(runtime: str, optimizer
     """Also where the last batch is short (5 samples on 3 ranks). DDP would count its rank of one sample like those of two."""
     how = settings(optimizer=optimizer)
     trained = train(runtime, 3, SynchronousSGD(), tiny.problem(), how)
-    assert_same(trained.parameters[0], serial(tiny.problem(), how, 3), ROUNDING)
+    law = "SynchronousSGD: one process with the whole batch takes the same steps, rank 0 of 3"
+    assert_same(trained.parameters[0], serial(tiny.problem(), how, 3), ROUNDING, law)
 
 
 @on_all_runtimes
@@ -97,8 +102,9 @@ def test_ranks_without_samples_take_part(algorithm: Algorithm, runtime: str) -> 
     assert trained.rows(2)[1]["loss"] is None
     behind = slice(1, None) if isinstance(algorithm, DeAR) else slice(None)  # an update is read one step later, and at the end
     expected = serial(problem, how, 3, delay=algorithm.max_staleness)
-    assert_same(trained.parameters[0][behind], expected[: len(expected[behind])], ROUNDING)
-    assert_same(trained.parameters[0][-1:], expected[-1:], ROUNDING)
+    law = f"{name_of(algorithm)}: a rank without samples counts nothing, rank 0 of 3"
+    assert_same(trained.parameters[0][behind], expected[: len(expected[behind])], ROUNDING, law)
+    assert_same(trained.parameters[0][-1:], expected[-1:], ROUNDING, f"{law}, at the end")
 
 
 @OPTIMIZERS

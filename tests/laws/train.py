@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, final
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.distributed.pool import shared_pool
+from tests.laws.sentences import assert_near
 from workbench.costs import Compute, Lognormal, Network
 from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
@@ -213,11 +213,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
-    """Two trajectories of equal length, equal to `tolerance` relative at every step; 0 for bitwise."""
-    assert len(found) == len(expected)
+def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float, law: str = "parameters are as expected") -> None:
+    """Two trajectories of equal length, equal to `tolerance` relative at every step; 0 for bitwise. `law` is named where they are not."""
+    assert len(found) == len(expected), f"{law}: {len(found)} steps in place of {len(expected)}"
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        if tolerance == 0:
-            assert torch.equal(ours, theirs), f"differs at step {step} by {relative_error(ours, theirs):.2e}"
-        else:
-            assert relative_error(ours, theirs) <= tolerance, f"differs at step {step} by {relative_error(ours, theirs):.2e}"
+        if tolerance == 0 or relative_error(ours, theirs) > tolerance:
+            assert_near(law, ours, theirs, 0.0, f"after step {step} of 0 to {len(found) - 1}")

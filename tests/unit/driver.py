@@ -25,6 +25,20 @@ from workbench.program import Algorithm, Context, complete, perform
 GradientOf = Callable[[int, int, Tensor], Tensor]  # (rank, step, parameters) -> this rank's mean gradient
 
 
+def numbered(parameters: Tensor) -> Tensor:
+    """1, 2, 3, ... for coordinates 0, 1, 2, ...: a gradient of so many times a number tells them apart, and is done in the head."""
+    return torch.arange(1.0, len(parameters) + 1, dtype=parameters.dtype)
+
+
+def common_factor(parameters: Tensor) -> float:
+    """Of parameters that have moved from 0 by gradients of `numbered`: the number that coordinate k holds k + 1 times."""
+    factors = parameters / numbered(parameters)
+    assert torch.allclose(factors, factors[0].expand_as(factors), rtol=1e-12, atol=1e-14), (
+        f"coordinates are not 1, 2, 3, ... times one number: {parameters.tolist()}"
+    )
+    return float(factors[0])
+
+
 @final
 @dataclass
 class Costs:
@@ -97,6 +111,7 @@ class Driver:
     Args:
         sizes: of the parameters; the first one is used first in forward and is ready last in backward.
         gradient: the formula.
+        start: the parameters to begin with; a tensor has one number for each coordinate.
         stop_after: every rank is closed at its first `EndStep` from this step on; `states` then resume another driver.
     """
 
@@ -109,7 +124,7 @@ class Driver:
         sizes: tuple[int, ...] = (2, 3, 1),
         lr: float = 0.5,
         momentum: float = 0.0,
-        start: float = 1.0,
+        start: float | Tensor = 1.0,
         costs: Costs | None = None,
         shuffle: int | None = None,
         seed: int = 0,
@@ -123,7 +138,7 @@ class Driver:
         numel = layout.parameter_numel
         self.ranks = [
             Rank(
-                torch.full((numel,), start, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64), layout, [0] * len(layout.buckets)
+                torch.zeros(numel, dtype=torch.float64) + start, torch.zeros(numel, dtype=torch.float64), layout, [0] * len(layout.buckets)
             )
             for _ in range(num_ranks)
         ]
@@ -314,11 +329,12 @@ class Driver:
     # -- communication -----------------------------------------------------------------------------------------
 
     def _start(self, thread: Thread, request: ops.Start, work: Request | Program) -> Ticket:
-        self.num_started[thread.rank] += 1
-        ticket = Ticket(self.num_started[thread.rank], work)
-        if isinstance(work, ops.Send | ops.Recv):
+        if isinstance(work, ops.Send | ops.Recv):  # has no number: ranks may start different ones
+            ticket = Ticket(-1, work)
             self._communicate(Thread(thread.rank, iter(()), thread.key, thread.now, ticket), work, ticket)  # type: ignore[arg-type]
             return ticket
+        self.num_started[thread.rank] += 1
+        ticket = Ticket(self.num_started[thread.rank], work)
         program = perform(work) if isinstance(work, Request) else work
         child = Thread(thread.rank, program, thread.key if request.shares_tags else ticket.key, thread.now, ticket)
         lane = request.lane if request.lane != ops.FREE else -ticket.key - 1

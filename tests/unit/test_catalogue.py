@@ -103,12 +103,28 @@ def test_a_name_of_two_makers_has_the_card_of_what_it_makes() -> None:
     assert catalogue.card_of(algorithms.ParameterServerSGD) is algorithms.BackupSGD.card
 
 
-@pytest.mark.parametrize(
-    ("what", "wrong", "near"), [("methods", "pipe-sdg", "pipe-sgd"), ("collectives", "rign", "ring"), ("codecs", "top_k", "top-k")]
-)
-def test_a_near_miss_is_named(what: str, wrong: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+NEAR = [
+    ("methods", algorithms, "_METHODS", {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo}, "pipe-sdg", "pipe-sgd"),
+    ("collectives", collectives, "_COLLECTIVES", {"ring": collectives.Ring, "linear": collectives.Linear}, "rign", "ring"),
+    ("codecs", codecs, "_CODECS", {"top-k": codecs.TopK, "linear8": codecs.Linear8}, "top_q", "top-k"),
+]
+
+
+@pytest.mark.parametrize(("what", "module", "table", "known", "wrong", "near"), NEAR, ids=[case[0] for case in NEAR])
+def test_a_near_miss_is_named(
+    what: str,
+    module: Any,
+    table: str,
+    known: dict[str, Any],
+    wrong: str,
+    near: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two names that are there, whatever other names the package has: one that is added may be as near."""
+    monkeypatch.setattr(module, table, known)
     assert cli.main([what, wrong]) == ConfigError.exit_code
-    assert f"did you mean {near}?" in capsys.readouterr().err
+    assert f"did you mean {near}? There are {', '.join(known)}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", codecs.names())

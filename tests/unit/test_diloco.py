@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver
+from tests.unit.driver import Driver, common_factor, numbered
 from workbench.algorithms import DiLoCo, LocalSGD, SynchronousSGD
 from workbench.errors import ConfigError
 
@@ -16,8 +16,8 @@ LR = 0.3
 
 
 def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
-    """1, 2, 3 on ranks 0, 1, 2: 2 on average."""
-    return torch.full_like(parameters, rank + 1.0)
+    """1, 2, 3 on ranks 0, 1, 2, twice that in the second coordinate, three times in the third: 2, 4, 6, ... on average."""
+    return (rank + 1) * numbered(parameters)
 
 
 def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
@@ -26,7 +26,8 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
 
 
 def seen(driver: Driver, rank: int = 0) -> list[float]:
-    return [float(one[0]) for one in driver.ranks[rank].seen]
+    """The first parameter after each step; coordinate k holds k + 1 times that."""
+    return [common_factor(one) for one in driver.ranks[rank].seen]
 
 
 def test_one_outer_step_in_the_head() -> None:
@@ -48,14 +49,15 @@ def test_an_outer_step_may_come_late_and_be_mixed() -> None:
     driver = Driver(DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, delay=1, mix=0.5), 3, constant, lr=1.0, start=0.0).run(3)
     assert seen(driver, 0) == [-1, -2, -3.5]
     assert seen(driver, 2) == [-3, -6, -6.5]
-    assert [float(rank.parameters[0]) for rank in driver.ranks] == [-5, -5, -5], "the mean of -3.5, -5, -6.5"
+    assert [common_factor(rank.parameters) for rank in driver.ranks] == [-5, -5, -5], "the mean of -3.5, -5, -6.5"
 
 
 def test_fragments_take_turns() -> None:
     """Four steps, two fragments: the front one, which is bucket 1, is due after steps 2, 6; the back one after 4, 8."""
     driver = Driver(DiLoCo(every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0), 3, constant, sizes=(2, 2), lr=1.0, start=0.0).run(6)
-    front = [float(one[0]) for one in driver.ranks[0].seen]
-    back = [float(one[-1]) for one in driver.ranks[0].seen]
+    front, back = ([float((one / numbered(one))[which]) for one in driver.ranks[0].seen] for which in (0, -1))
+    for one in driver.ranks[0].seen:
+        assert one[1] == 2 * one[0] and 3 * one[3] == 4 * one[2], "each coordinate its own"
     assert front == [-1, -4, -5, -6, -7, -12]
     assert back == [-1, -2, -3, -8, -9, -10]
 
@@ -65,7 +67,7 @@ def test_an_eager_step_has_the_own_part_new_and_the_others_late() -> None:
     driver = Driver(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, eager=True), 2, constant, lr=1.0, start=0.0).run(3)
     assert seen(driver, 0) == [-0.5, -2, -3.5]
     assert seen(driver, 1) == [-1, -2.5, -4]
-    assert [float(rank.parameters[0]) for rank in driver.ranks] == [-3.75, -3.75]
+    assert [common_factor(rank.parameters) for rank in driver.ranks] == [-3.75, -3.75]
 
 
 def test_without_outer_optimizer_it_is_synchronous_or_local() -> None:

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver
+from tests.unit.driver import Driver, common_factor, numbered
 from workbench.algorithms import LocalSGD, NoCommunication, SerialSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
 
 
 def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
-    """1, 2, 3 on ranks 0, 1, 2: 2 on average."""
-    return torch.full_like(parameters, rank + 1.0)
+    """1, 2, 3 on ranks 0, 1, 2, twice that in the second coordinate, three times in the third: 2, 4, 6, ... on average."""
+    return (rank + 1) * numbered(parameters)
 
 
 def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
@@ -24,14 +24,14 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
 
 
 def seen(driver: Driver) -> list[list[float]]:
-    """For each step, the first parameter of each rank."""
-    return [[float(value) for value in values] for values in zip(*([one[0] for one in rank.seen] for rank in driver.ranks), strict=True)]
+    """For each step and rank, the first parameter; coordinate k holds k + 1 times that."""
+    return [[common_factor(value) for value in values] for values in zip(*(rank.seen for rank in driver.ranks), strict=True)]
 
 
 def test_local_steps_then_their_average() -> None:
     driver = Driver(LocalSGD(every=3), 3, constant, lr=1.0, start=0.0).run(4)
     assert seen(driver) == [[-1, -2, -3], [-2, -4, -6], [-6, -6, -6], [-7, -8, -9]]
-    assert [float(rank.parameters[0]) for rank in driver.ranks] == [-8, -8, -8], "the end averages"
+    assert [common_factor(rank.parameters) for rank in driver.ranks] == [-8, -8, -8], "the end averages"
     assert [update.local for update in driver.ranks[0].applied] == [True] * 4
 
 
@@ -69,14 +69,14 @@ def test_resumed_at_any_step(stop: int) -> None:
 
 def test_without_communication_every_rank_goes_its_own_way() -> None:
     driver = Driver(NoCommunication(), 3, constant, lr=1.0, start=0.0).run(4)
-    assert [float(rank.parameters[0]) for rank in driver.ranks] == [-4, -8, -12]
+    assert [common_factor(rank.parameters) for rank in driver.ranks] == [-4, -8, -12]
     assert NoCommunication().bytes_per_step(0, 3, driver.ranks[0].layout) == 0
 
 
 @pytest.mark.parametrize(("delay", "expected"), [(0, [-1, -3, -6, -10, -10]), (2, [0, 0, -1, -3, -10])])
 def test_serial_gradients_wait_in_a_queue(delay: int, expected: list[int]) -> None:
-    driver = Driver(SerialSGD(delay=delay), 1, lambda rank, step, w: torch.full_like(w, step + 1.0), lr=1.0, start=0.0).run(4)
-    assert [float(one[0]) for one in driver.ranks[0].seen] + [float(driver.ranks[0].parameters[0])] == expected
+    driver = Driver(SerialSGD(delay=delay), 1, lambda rank, step, w: (step + 1) * numbered(w), lr=1.0, start=0.0).run(4)
+    assert [common_factor(one) for one in [*driver.ranks[0].seen, driver.ranks[0].parameters]] == expected
     assert [len(end.state) for end in driver.ranks[0].ends] == [min(step + 1, delay) for step in range(4)]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.unit.driver import Costs, Driver
+from tests.unit.driver import Costs, Driver, common_factor, numbered
 from workbench.algorithms import PartialAllReduce, SynchronousSGD
 from workbench.algorithms.partial import _merged
 from workbench.collectives import Linear
@@ -23,8 +23,8 @@ STEPS = 6
 
 
 def coded(rank: int, step: int, parameters: Tensor) -> Tensor:
-    """A binary digit for each minibatch: what was summed can be read off a sum."""
-    return torch.full_like(parameters, 2.0 ** (STEPS * rank + step))
+    """A binary digit for each minibatch, so that what was summed can be read off a sum; times 1, 2, 3, ... for the coordinates."""
+    return 2.0 ** (STEPS * rank + step) * numbered(parameters)
 
 
 def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def contributions(driver: Driver) -> list[set[tuple[int, int]]]:
     """For each round, which (rank, step) were summed: read off the updates of rank 0, each their mean."""
     found, before = [], 0.0
     for update in driver.ranks[0].applied:
-        now = float(update.parameters[0])
+        now = common_factor(update.parameters)
         mean, before = before - now, now
         word = round(mean * round(update.weight * len(driver.ranks)))
         found.append({divmod(bit, STEPS) for bit in range(STEPS * len(driver.ranks)) if word >> bit & 1})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver
+from tests.unit.driver import Driver, common_factor, numbered
 from workbench.algorithms import DelayedSGD, FirstSteps, PipeSGD
 from workbench.errors import ConfigError
 
@@ -16,8 +15,10 @@ DUPLICATE = FirstSteps.DUPLICATE
 
 
 def of_step(rank: int, step: int, parameters: Tensor) -> Tensor:
-    """10^step on every rank: each decimal place of w says how often that step's gradient was applied."""
-    return torch.full_like(parameters, float(10**step))
+    """10^step on average, half of that on rank 0 and three halves on rank 1: each decimal place of w says how often that step's
+    gradient was applied. Times 1, 2, 3, ... for the coordinates.
+    """
+    return (rank + 0.5) * 10**step * numbered(parameters)
 
 
 def run(algorithm: PipeSGD, num_steps: int = 5, **more: Any) -> Driver:
@@ -25,7 +26,7 @@ def run(algorithm: PipeSGD, num_steps: int = 5, **more: Any) -> Driver:
 
 
 def places(driver: Driver) -> list[int]:
-    return [-int(seen[0]) for seen in driver.ranks[0].seen] + [-int(driver.ranks[0].parameters[0])]
+    return [-round(common_factor(seen)) for seen in [*driver.ranks[0].seen, driver.ranks[0].parameters]]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def test_fresh_gradients_are_synchronous() -> None:
     assert all(torch.equal(one, other) for one, other in zip(ours.ranks[1].seen, theirs.ranks[1].seen, strict=True))
 
 
+def test_every_step_draws_anew_and_all_ranks_the_same() -> None:
+    """From the seed and the step alone: each of 0, ..., 3 is drawn in 40 steps, and no two seeds draw the same."""
+    algorithm = StaleSGD(staleness=Uniform(0, 3))
+    drawn = [[algorithm.drawn(seed, step) for step in range(40)] for seed in (0, 1)]
+    assert [set(numbers) for numbers in drawn] == [{0, 1, 2, 3}] * 2
+    assert drawn[0] != drawn[1]
+
+
 def test_a_ramp_rises_to_what_is_drawn() -> None:
     algorithm = StaleSGD(staleness=Constant(4), ramp_steps=8)
     driver = Driver(algorithm, 2, pull).run(11)

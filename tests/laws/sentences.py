@@ -1,0 +1,41 @@
+"""What a law says when it fails: which property, which ranks, which step and which coordinate, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, where: str) -> None:
+    """The largest difference is at most `tolerance` times the largest expected value, or 1; with 0, no bit differs."""
+    assert found.shape == expected.shape, f"{law}: {where}, {tuple(found.shape)} values in place of {tuple(expected.shape)}"
+    if tolerance == 0 and torch.equal(found, expected):
+        return
+    difference = (found - expected).abs().reshape(-1).nan_to_num(nan=torch.inf)
+    if tolerance > 0 and float(difference.max()) <= tolerance * max(1.0, float(expected.abs().max())):
+        return
+    worst = int(difference.argmax())
+    ours, theirs = float(found.reshape(-1)[worst]), float(expected.reshape(-1)[worst])
+    num_wrong = int((difference > tolerance * max(1.0, float(expected.abs().max()))).sum())
+    raise AssertionError(
+        f"{law}: {where}, coordinate {worst} is {ours:.6g} and should be {theirs:.6g} "
+        f"({num_wrong} of {difference.numel()} coordinates are wrong, the largest difference is {float(difference.max()):.2e})"
+    )
+
+
+def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0) -> None:
+    """All ranks hold what rank 0 holds."""
+    for rank, value in enumerate(values):
+        assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank 0")
+
+
+def assert_holds(law: str, holds: bool, where: str) -> None:
+    """Any other property."""
+    assert holds, f"{law}: not so {where}"
+
+
+def steps_that(rows: Sequence[bool]) -> list[int]:
+    """Numbers of the steps of which it is true: for a message."""
+    return [step for step, value in enumerate(rows) if value]
