@@ -19,7 +19,7 @@ from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, 
 from workbench.master import Master
 from workbench.packing import Average, pack, unpack
 from workbench.settings import ScheduleFactory
-from workbench.updater import Updater, refuse_what_cannot_be_right
+from workbench.updater import Trained, Updater, refuse_what_cannot_be_right, refuse_wrapped
 
 
 @contextmanager
@@ -62,6 +62,7 @@ class Replica:
         applies_buckets: bool = False,
         num_buckets: int | None = None,
     ) -> None:
+        refuse_wrapped(model)
         named = trainable(model)
         self.model = model
         self.layout = build_layout(named, bucket_bytes, num_buckets)
@@ -84,6 +85,7 @@ class Replica:
         self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
         self._running: Accumulation | None = None
         self._reader: Any = None  # a CUDA stream
+        self._trained = Trained(model, optimizer, self._parameters)
         refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
         self._quiet = Quiet(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
@@ -104,6 +106,7 @@ class Replica:
         With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
         Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
         """
+        self._trained.check()
         if hooks.need or hooks.tick or len(micros) > 1:
             self._wake(self._quiet.all)
         needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None

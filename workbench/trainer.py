@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -26,7 +26,7 @@ from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import cause_of, transport_here
 from workbench.runtimes.link import measure_link
-from workbench.runtimes.own_loop import LoopKeeper, Shares, open_record
+from workbench.runtimes.own_loop import LoopKeeper, Losses, Shares, open_record
 from workbench.runtimes.presence import Presence
 from workbench.settings import PROGRESS, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
@@ -141,15 +141,19 @@ class Trainer:
         """Optimizer steps taken so far."""
         return min(self.replica.updates)
 
-    def step(self, closure: Callable[[], Tensor] | None, num_samples: int | None = None) -> Tensor | None:
+    def step(self, closure: Losses, num_samples: int | Sequence[int] | None = None) -> Tensor | None:
         """One step of the method with this rank's loss.
 
+        A list of functions accumulates gradients: each computes the loss of one micro-batch, forward and backward run for one after
+        the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by its samples.
+
         Args:
-            closure: runs forward and returns the mean loss, a scalar with a graph; None where this rank has no samples.
-            num_samples: in this rank's batch. Give it on every rank and step, or never.
+            closure: runs forward and returns the mean loss, a scalar with a graph, or a list of such functions, one a micro-batch;
+                None where this rank has no samples.
+            num_samples: in this rank's batch, or in each micro-batch. Give it on every rank and step, or never.
 
         Returns:
-            The loss, detached; None without a closure.
+            The loss, detached, the mean over the micro-batches; None without a closure.
 
         Raises:
             PeerFailed: another rank failed.

@@ -188,9 +188,99 @@ def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: flo
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
+    whole = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
     if applies_buckets and clip_norm is not None:
-        raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
+        raise ConfigError(f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no clip_norm")
     if applies_buckets and precision == "fp16":
         raise ConfigError(
-            "fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'"
+            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or precision='bf16'"
         )
+
+
+WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"})  # of torch
+AFTER = "unfreeze and add parameters first, and make the Trainer after that"
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model that sums or shards its gradients itself."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+                raise ConfigError(
+                    f"the model is wrapped in torch's {kind.__name__}, which sums gradients over ranks itself: give the Trainer the model "
+                    "inside (model.module) and call that one in the step's function, or make the Trainer instead of the wrapper"
+                )
+
+
+@final
+class Trained:
+    """What is trained, as it was when gradients were laid out, and what must not change while it trains.
+
+    Gradients of a parameter outside the layout are not averaged over the ranks, and nobody sets them back to None. So an
+    optimizer may hold parameters of the model only, and a parameter that was frozen at first stays frozen.
+
+    Args:
+        model, optimizer: whose parameters.
+        parameters: those in the layout.
+
+    Raises:
+        ConfigError: the optimizer holds trainable parameters that are not the model's, or none that are.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._laid_out = {id(param) for param in parameters}
+        named = list(model.named_parameters())
+        held = [param for group in optimizer.param_groups for param in group["params"]]
+        own = {id(param) for _, param in named}
+        if not any(id(param) in own for param in held):
+            raise ConfigError(
+                "the optimizer holds none of the model's parameters: make the optimizer from this model's parameters, "
+                "after the model was copied, wrapped or moved"
+            )
+        for place, param in self._held():
+            if param.requires_grad and id(param) not in self._laid_out:
+                raise ConfigError(
+                    f"the optimizer's {self._name(place, param)} is not the model's, and only the model's gradients are averaged over the "
+                    "ranks: give the Trainer one module that holds all parameters, such as nn.ModuleList([model, criterion])"
+                )
+        self._refresh([param for _, param in named])
+
+    def _held(self) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """(position, group) and parameter, of all that the optimizer holds."""
+        for number, group in enumerate(self._optimizer.param_groups):
+            for position, param in enumerate(group["params"]):
+                yield (position, number), param
+
+    def _refresh(self, of_model: Sequence[Tensor]) -> None:
+        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        outside = {id(param): param for param in (*of_model, *(param for _, param in self._held())) if id(param) not in self._laid_out}
+        self._outside = list(outside.values())
+
+    def _name(self, place: tuple[int, int], param: Tensor) -> str:
+        position, number = place
+        names = self._optimizer.param_groups[number].get("param_names")
+        own = next((name for name, other in self._model.named_parameters() if other is param), None)
+        name = own or (names[position] if names else f"shape {tuple(param.shape)}")
+        return f"parameter {position} of group {number} ({name})"
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a parameter outside the layout is trained now. Called once a step: it takes microseconds."""
+        for param in self._outside:
+            if param.requires_grad:
+                raise ConfigError(self._thawed(param))
+        groups = self._optimizer.param_groups
+        if len(groups) == len(self._sizes) and all(len(group["params"]) == size for group, size in zip(groups, self._sizes, strict=True)):
+            return
+        for place, param in self._held():
+            if param.requires_grad and id(param) not in self._laid_out:
+                raise ConfigError(
+                    f"the optimizer has got {self._name(place, param)} since the Trainer was made, which lays out gradients once: {AFTER}"
+                )
+        self._refresh(list(self._model.parameters()))
+
+    def _thawed(self, param: Tensor) -> str:
+        name = next((name for name, other in self._model.named_parameters() if other is param), None)
+        place = next((place for place, other in self._held() if other is param), None)
+        what = f"{name} of the model" if name else f"the optimizer's {self._name(place, param)}" if place else "a parameter"
+        return f"{what} has requires_grad=True now, and was frozen when the Trainer was made, which lays out gradients once: {AFTER}"

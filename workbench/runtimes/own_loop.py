@@ -5,12 +5,13 @@ Checkpoints are those of a run (`kept`), in a folder that the loop names, and wr
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -33,6 +34,10 @@ from workbench.trace.recorder import FileRecorder, Recorder
 from workbench.trace.store import new_run
 from workbench.trace.who import when_begun
 
+Closure = Callable[[], Tensor]
+Losses = Closure | Sequence[Closure] | None
+
+CHECKED_STEPS = 3  # a loop that scales its losses does so from its first step on
 OWN = "own"  # of a part: the loop's own values, and what was counted
 
 
@@ -47,30 +52,36 @@ class Shares:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted; None: not known yet
+        self._num_checked = 0  # steps whose losses were looked at for a GradScaler's factor
         self.samples = 0
 
-    def weigh(self, closure: Callable[[], Tensor] | None, num_samples: int | None, gather: Callable[[str], list[str]]) -> list[Micro]:
-        """This step's batch.
+    def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
+        """This step's micro-batches.
 
         Args:
             gather: a text of each rank -> all of them.
 
         Raises:
-            ConfigError: samples are counted on some ranks or steps only.
+            ConfigError: samples are counted on some ranks or steps only, or what is given is not a function or several.
         """
-        if num_samples is not None and num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        closures, numbers = _micro_batches(loss, num_samples)
+        counted, total = numbers is not None, sum(numbers or ())
         if self._unit is None:
-            self._unit = _unit_of(gather("0" if closure is None else "" if num_samples is None else str(num_samples)))
-        if closure is None:
+            self._unit = _unit_of(gather("0" if not closures else str(total) if counted else ""))
+        if not closures:
             return []
         assert self._unit is not None
-        if (num_samples is None) != (self._unit == 0):
+        if counted == (self._unit == 0):
             raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
-        if num_samples is None:
-            return [Micro(closure, 1.0 / self._num_workers, 1)]
-        self.samples += num_samples * self._num_workers  # exact where batches are equal
-        return [Micro(closure, num_samples / (self._unit * self._num_workers), num_samples)]
+        if self._num_checked < CHECKED_STEPS:
+            self._num_checked += 1
+            closures = [_checked(closure) for closure in closures]
+        if numbers is None:
+            share = 1.0 / (self._num_workers * len(closures))
+            return [Micro(closure, share, 1) for closure in closures]
+        self.samples += total * self._num_workers  # exact where batches are equal
+        nominal = self._unit * self._num_workers
+        return [Micro(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """To be kept."""
@@ -81,6 +92,37 @@ class Shares:
         self.samples = int(state["samples"])
         if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
             self._unit = state["unit"]
+
+
+def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tuple[list[Closure], Sequence[int] | None]:
+    """The functions of a step's micro-batches and, if they are counted, the samples of each."""
+    closures: list[Closure] = [] if loss is None else [loss] if callable(loss) else list(loss) if isinstance(loss, list | tuple) else [loss]
+    for closure in closures:
+        if not callable(closure):
+            raise ConfigError(
+                f"step() takes a function that computes the loss, and was given a {type(closure).__name__}: "
+                "trainer.step(lambda: loss_fn(model(x), y)), or a list of such functions, one a micro-batch"
+            )
+    if num_samples is None or isinstance(num_samples, int):
+        numbers = None if num_samples is None else [num_samples]
+        if numbers is not None and len(closures) > 1:
+            raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give a list, the samples of each")
+    else:
+        numbers = [int(number) for number in num_samples]
+    if numbers is not None and any(number < 1 for number in numbers):
+        raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+    if numbers is not None and closures and len(numbers) != len(closures):
+        raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
+    return closures, numbers
+
+
+def _checked(closure: Closure) -> Closure:
+    def loss() -> Tensor:
+        value = closure()
+        check_unscaled(value)
+        return value
+
+    return loss
 
 
 def _unit_of(everyone: list[str]) -> int | None:
@@ -169,6 +211,37 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
     recorder = FileRecorder(folder, transport.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
     interpreter.recorder = interpreter.ledger.recorder = recorder
     return folder, recorder
+
+
+def check_unscaled(loss: Tensor) -> None:
+    """Raise `ConfigError` for a loss that a `torch.amp.GradScaler` has scaled.
+
+    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last operations before
+    the loss tell whether a scaler holds one of their factors.
+    """
+    nodes = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn is not None else []
+    for node in nodes:  # grows on the way
+        factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
+        if isinstance(factor, Tensor) and not factor.ndim and not factor.requires_grad and _scaler_of(factor):
+            raise ConfigError(
+                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss itself, "
+                "and give the Trainer precision='fp16', which scales the loss and unscales the gradients"
+            )
+        if len(nodes) < NUM_NODES:
+            nodes += [before for before, _ in node.next_functions if before is not None and before.name() in _ELEMENTWISE]
+
+
+NUM_NODES = 16  # of the graph, from the loss on
+_ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "Sub", "Mean", "Sum", "ToCopy", "View", "Squeeze"))
+
+
+def _scaler_of(factor: Tensor) -> bool:
+    """Whether an enabled GradScaler holds this tensor."""
+    for holder in gc.get_referrers(factor):
+        scalers = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
+        if any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in scalers):
+            return True
+    return False
 
 
 def _check_plain(own: Any) -> None:

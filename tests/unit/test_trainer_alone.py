@@ -1,0 +1,175 @@
+"""`Trainer` in one process: what it refuses, what it lets a loop read, and what an update is made with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.errors import ConfigError
+from workbench.program import Algorithm
+from workbench.trainer import Trainer
+
+X = torch.tensor([[1.0, 10.0], [3.0, 30.0]], dtype=torch.float64)
+
+
+class Line(nn.Module):
+    """loss = mean over x of a x_0 + b x_1: the gradients are the means of the columns, 2 and 20, whatever a and b are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.zeros((), dtype=torch.float64)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.a * x[:, 0] + self.b * x[:, 1]).mean()
+
+
+def sgd(*modules: nn.Module, lr: float = 1.0) -> torch.optim.SGD:
+    return torch.optim.SGD([param for module in modules for param in module.parameters()], lr=lr)
+
+
+# -- which parameters are trained ------------------------------------------------------------------------------
+
+
+def test_an_optimizer_with_a_criterions_parameters_is_refused() -> None:
+    """They would accumulate their gradients, and each rank would train its own."""
+    model, criterion = Line(), Line()
+    with pytest.raises(
+        ConfigError, match=r"parameter 2 of group 0 \(shape \(\)\) is not the model's.*nn\.ModuleList\(\[model, criterion\]\)"
+    ):
+        Trainer(model, sgd(model, criterion), SynchronousSGD())
+    named = torch.optim.SGD([*model.named_parameters("model"), *criterion.named_parameters("criterion")], lr=0.1)
+    with pytest.raises(ConfigError, match=r"criterion\.a"):
+        Trainer(model, named, SynchronousSGD())
+
+
+def test_a_model_that_holds_its_criterion_trains_both() -> None:
+    model, criterion = Line(), Line()
+    with Trainer(nn.ModuleList([model, criterion]), sgd(model, criterion), SynchronousSGD()) as trainer:
+        for _ in range(2):
+            trainer.step(lambda: model(X) + criterion(X))
+    assert [float(param.detach()) for param in (*model.parameters(), *criterion.parameters())] == [-4.0, -40.0] * 2
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, other = Line(), Line()
+    with pytest.raises(ConfigError, match=r"holds none of the model's parameters.*make the optimizer from this model's parameters"):
+        Trainer(model, sgd(other), SynchronousSGD())
+
+
+def test_frozen_parameters_in_the_optimizer_are_fine_and_some_may_stay_out_of_it() -> None:
+    model = Line()
+    model.a.requires_grad_(False)
+    with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+        trainer.step(lambda: model(X))
+    assert (float(model.a), float(model.b.detach())) == (0.0, -20.0)
+    model = Line()
+    with Trainer(model, torch.optim.SGD([model.b], lr=1.0), SynchronousSGD()) as trainer:
+        trainer.step(lambda: model(X))
+    assert (float(model.a.detach()), float(model.b.detach())) == (0.0, -20.0)
+
+
+def unfreeze(model: Line, optimizer: torch.optim.Optimizer) -> None:
+    model.a.requires_grad_(True)
+
+
+def unfreeze_another(model: Line, optimizer: torch.optim.Optimizer) -> None:
+    """One that the model did not hold when the trainer was made."""
+    model.more = Line()
+    optimizer.add_param_group({"params": [*model.more.parameters()]})
+
+
+def thaw_in_the_optimizer(model: Line, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[1]["params"][0].requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (unfreeze, "a of the model has requires_grad=True now"),
+        (unfreeze_another, r"the optimizer has got parameter 0 of group 2 \(more\.a\)"),
+        (thaw_in_the_optimizer, "parameter 0 of group 1 .* has requires_grad=True now"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), DeAR(bucket_bytes=0)], ids=str)
+def test_what_is_unfrozen_in_the_run_is_named_with_the_fix(algorithm: Algorithm, change: Callable[..., None], words: str) -> None:
+    model, later = Line(), nn.Parameter(torch.zeros(3), requires_grad=False)
+    model.a.requires_grad_(False)
+    optimizer = sgd(model)
+    optimizer.add_param_group({"params": [later]})
+    trainer = Trainer(model, optimizer, algorithm)
+    trainer.step(lambda: model(X))
+    change(model, optimizer)
+    with pytest.raises(ConfigError, match=f"{words}.*make the Trainer after"):
+        trainer.step(lambda: model(X))
+
+
+def test_a_parameter_frozen_and_thawed_in_the_run_is_as_in_torch() -> None:
+    model = Line()
+    with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+        for step in range(3):
+            model.a.requires_grad_(step != 1)
+            trainer.step(lambda: model(X))
+    assert (float(model.a.detach()), float(model.b.detach())) == (-4.0, -60.0)
+
+
+def test_a_parameter_may_enter_the_optimizer_later() -> None:
+    model = Line()
+    optimizer = torch.optim.SGD([model.b], lr=1.0)
+    with Trainer(model, optimizer, SynchronousSGD()) as trainer:
+        trainer.step(lambda: model(X))
+        optimizer.add_param_group({"params": [model.a]})
+        trainer.step(lambda: model(X))
+    assert (float(model.a.detach()), float(model.b.detach())) == (-2.0, -40.0)
+
+
+# -- what is given to it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_wrapped_model_is_refused_with_the_fix(inside: bool) -> None:
+    model: Any = DataParallel(Line())
+    model = nn.Sequential(model) if inside else model
+    with pytest.raises(ConfigError, match=r"DataParallel.*give the Trainer the model inside.*\.module"):
+        Trainer(model, sgd(model), SynchronousSGD())
+
+
+@pytest.mark.parametrize("given", ["a loss", "a number"])
+def test_a_loss_in_place_of_a_function_is_refused(given: str) -> None:
+    model = Line()
+    loss: Any = model(X) if given == "a loss" else 3.0
+    with pytest.raises(ConfigError, match=r"step\(\) takes a function.*trainer\.step\(lambda: loss_fn\(model\(x\), y\)\)"):
+        Trainer(model, sgd(model), SynchronousSGD()).step(loss)
+
+
+@pytest.mark.parametrize("how", [lambda scaler, loss: scaler.scale(loss), lambda scaler, loss: scaler.scale(loss) / 4 + 0])
+def test_a_loss_that_a_grad_scaler_has_scaled_is_refused(how: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    model, scaler = Line(), torch.amp.GradScaler("cpu")
+    trainer = Trainer(model, sgd(model), SynchronousSGD())
+    with pytest.raises(ConfigError, match=r"GradScaler.*precision='fp16'"):
+        trainer.step(lambda: how(scaler, model(X).float()))
+
+
+def test_a_loss_that_is_scaled_by_a_tensor_of_the_users_or_by_a_disabled_scaler_is_taken() -> None:
+    model, factor, scaler = Line(), torch.tensor(2.0), torch.amp.GradScaler("cpu", enabled=False)
+    held = [factor]
+    with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+        for _ in range(4):
+            trainer.step(lambda: scaler.scale(model(X)) * held[0])
+    assert float(model.a.detach()) == -16.0
+
+
+def test_words_name_no_options_that_an_algorithm_lacks() -> None:
+    for algorithm, has in ((DeAR(), False), (LayerwiseSGD(apply="any"), True)):
+        for options in ({"clip_norm": 1.0}, {"precision": "fp16"}):
+            model = Line()
+            with pytest.raises(ConfigError) as caught:
+                Trainer(model, sgd(model), algorithm, **options)
+            assert ("apply='all'" in str(caught.value)) == has or "LayerwiseSGD(apply='all')" in str(caught.value), str(caught.value)
+            assert "SynchronousSGD" in str(caught.value)
