@@ -33,6 +33,18 @@ def compute_threads(num_threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """With every module in evaluation mode, and afterwards each in the mode in which it was: frozen parts stay frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield model
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 @final
 class Replica:
     """A module, its optimizer and its gradient buffers.
