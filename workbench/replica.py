@@ -276,7 +276,9 @@ class Replica:
                 else:
                     param.grad = None
         if self._accepts(gradient, local):
-            self.updater.step(gradient.bucket, lr_scale)
+            self.updater.step(gradient.bucket, lr_scale, gradient.step)
+            if self.updater.keeps:
+                self.updater.keep(slot.index for piece in pieces for slot in piece.slots)
         for param in touched:
             param.grad = None
         self._consume(owner, pieces)
@@ -311,8 +313,14 @@ class Replica:
             if self.average is not None:
                 self.average.update()
 
+    def show_gradients(self) -> None:
+        """Let each parameter's `.grad` be the one with which it was last updated."""
+        for index, param in enumerate(self._parameters):
+            param.grad = self.updater.kept.get(index)
+
     def discard(self, gradient: Gradient) -> None:
         """Take a gradient's buffer back; one that is not of the pool is its holder's to forget."""
+        self.updater.of_step.pop(gradient.step, None)
         if self.pool.owns(gradient.flat):
             self.pool.give_back(gradient.flat)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, final
@@ -66,6 +66,9 @@ def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | N
     return torch.optim.Optimizer.profile_hook_step(step)
 
 
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what a loop changes between steps, in an optimizer's groups
+
+
 @final
 class Updater:
     """An optimizer with its schedule and clipping. Gradients lie in the parameters' `.grad` when `step` is called.
@@ -95,16 +98,35 @@ class Updater:
         self._layout = layout
         self._narrowed = self._narrow_groups()
         self._group_sizes = self._sizes()
+        self.keeps = False  # the norm, and the gradients, of the last update
+        self.grad_norm: Tensor | None = None  # of the last update of all parameters, before clipping; None if nobody asked
+        self.kept: dict[int, Tensor] = {}  # position of a parameter -> its gradient, as the optimizer left it
+        self._squares: list[Tensor] = []  # of the norms of an update's buckets so far
+        self.of_step: dict[int, list[dict[str, Any]]] = {}  # step -> what each group's update with its gradient uses: see `remember`
 
-    def step(self, bucket: int | None, lr_scale: float) -> None:
-        """One step of the optimizer; with a bucket, of its parameters only."""
+    @property
+    def clips(self) -> bool:
+        return self._clip_norm is not None
+
+    def remember(self, step: int) -> None:
+        """The update with this step's gradient uses the learning rates of now, also where it comes later."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule that advances before the first update asks for it
+        self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
+
+    def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
+        """One step of the optimizer; with a bucket, of its parameters only. `of`: the step of its gradient."""
         groups = self.optimizer.param_groups
         if bucket is not None and self._sizes() != self._group_sizes:  # a group was added, or a parameter to one
             self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        saved = [(group["params"], group["lr"]) for group in groups]
+            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        elif self.keeps:
+            self._measure(bucket)
+        past = self.of_step.get(of, [])
+        saved = [{name: group[name] for name in ("params", *SCHEDULED) if name in group} for group in groups]
         try:
+            for group, values in zip(groups, past, strict=False):  # a group may be new
+                group.update(values)
             for position, group in enumerate(groups):
                 if bucket is not None:
                     group["params"] = self._narrowed[bucket][position]
@@ -112,8 +134,8 @@ class Updater:
                     group["lr"] = group["lr"] * lr_scale
             self._step()
         finally:
-            for group, (params, lr) in zip(groups, saved, strict=True):
-                group["params"], group["lr"] = params, lr
+            for group, values in zip(groups, saved, strict=True):
+                group.update(values)
 
     def _step(self) -> None:
         if self._uncompiled_step is None or compiler_is_loaded():
@@ -121,6 +143,25 @@ class Updater:
             return
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
         self._uncompiled_step(self.optimizer)
+
+    def _measure(self, bucket: int | None) -> None:
+        """The norm of the gradients of now, or of the buckets whose turn it was since the last update of all parameters."""
+        parameters = self._parameters if bucket is None else [self._parameters[slot.index] for slot in self._layout.buckets[bucket].slots]
+        norm = nn.utils.get_total_norm([param.grad for param in parameters if param.grad is not None])
+        self._squares.append(norm.square())
+        if bucket is None or len(self._squares) == len(self._layout.buckets):
+            self.grad_norm, self._squares = torch.stack(self._squares).sum().sqrt(), []
+
+    def keep(self, indices: Iterable[int]) -> None:
+        """Copy the gradients with which these parameters were updated."""
+        for index in indices:
+            gradient = self._parameters[index].grad
+            if gradient is None:
+                self.kept.pop(index, None)
+            elif index in self.kept:
+                self.kept[index].copy_(gradient)
+            else:
+                self.kept[index] = gradient.clone()
 
     def advance_schedule(self) -> None:
         """All parameters have been updated once more."""
@@ -166,6 +207,11 @@ class Updater:
         self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
+
+
+def _own(value: Any) -> Any:
+    """A value that a schedule does not change in place."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _scale(schedule: Any, factor: float) -> None:

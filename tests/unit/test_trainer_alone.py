@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.trainer import Trainer
@@ -173,3 +173,136 @@ def test_words_name_no_options_that_an_algorithm_lacks() -> None:
                 Trainer(model, sgd(model), algorithm, **options)
             assert ("apply='all'" in str(caught.value)) == has or "LayerwiseSGD(apply='all')" in str(caught.value), str(caught.value)
             assert "SynchronousSGD" in str(caught.value)
+
+
+# -- what an update uses, and what can be read -----------------------------------------------------------------
+
+
+def weights_with_a_scheduler(algorithm: Algorithm) -> float:
+    """b after four steps with learning rates 1, 1/2, 1/4, 1/8: gradients are 20."""
+    model = Line()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with Trainer(model, optimizer, algorithm) as trainer:
+        for _ in range(4):
+            trainer.step(lambda: model(X))
+            scheduler.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5**5
+    return float(model.b.detach())
+
+
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), DeAR(), DeAR(bucket_bytes=0), PipeSGD(width=2), PipeSGD(width=4)], ids=str)
+def test_an_update_uses_the_learning_rate_of_its_gradients_step(algorithm: Algorithm) -> None:
+    assert weights_with_a_scheduler(algorithm) == -20 * (1 + 1 / 2 + 1 / 4 + 1 / 8)
+
+
+def curved(model: nn.Module) -> Callable[[], torch.Tensor]:
+    """A loss whose gradient depends on the weights, so that a wrong update shows in all that follow."""
+    return lambda: (model(X) - 3.0).square()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        SynchronousSGD(),
+        DeAR(bucket_bytes=0),
+        PipeSGD(width=3),
+        PipeSGD(width=3, first="duplicate"),
+        LocalSGD(every=3),
+        DiLoCo(every=2, delay=1),
+        DiLoCo(every=2, fragments=2, eager=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_evaluating_shows_the_weights_of_the_end_and_changes_nothing(algorithm: Algorithm, make: Any) -> None:
+    def train(num_steps: int, look: int | None = None) -> tuple[list[float], list[float]]:
+        model, seen = Line(), []
+        model.norm = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+        model.norm[0].eval()
+        model.double()
+        options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+        optimizer = make(model.parameters(), lr=0.0003, **options)
+        with Trainer(model, optimizer, algorithm) as trainer:
+            for step in range(num_steps):
+                trainer.step(curved(model))
+                if step == look:
+                    with trainer.evaluating() as shown:
+                        assert not any(module.training for module in shown.modules())
+                        seen = [float(param.detach()) for param in (model.a, model.b)]
+                        with pytest.raises(ConfigError, match=r"leave the evaluating\(\) block first"):
+                            trainer.settle()
+                    assert (model.training, model.norm[0].training, model.norm[1].training) == (True, False, True)
+        return [float(param.detach()) for param in (model.a, model.b)], seen
+
+    at_the_end, _ = train(4)
+    undisturbed, _ = train(7)
+    looked, seen = train(7, look=3)
+    assert seen == at_the_end
+    assert looked == undisturbed
+
+
+def test_micro_batches_are_one_big_batch() -> None:
+    x = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def trained(parts: tuple[torch.Tensor, ...], numbers: list[int]) -> list[float]:
+        model = Line()
+        with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+            loss = trainer.step([lambda part=part: model(part) for part in parts], numbers)
+        assert loss is not None
+        return [float(loss), *(float(param.detach()) for param in model.parameters())]
+
+    assert trained((x[:2], x[2:3], x[3:]), [2, 1, 4]) == pytest.approx(trained((x,), [7]), rel=1e-14)
+
+
+def test_uncounted_micro_batches_count_the_same() -> None:
+    model = Line()
+    with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+        trainer.step([lambda: model(X[:1]), lambda: model(X[1:]), lambda: model(X[1:])])
+        assert trainer.step([]) is None
+    assert float(model.b.detach()) == pytest.approx(-(10 + 30 + 30) / 3)
+
+
+@pytest.mark.parametrize(
+    ("losses", "numbers", "words"),
+    [(2, 3, "give a list"), (2, [3], "give the samples of each"), (1, [0], r"step\(None\)"), ("text", None, "was given a str")],
+)
+def test_micro_batches_that_do_not_fit_their_samples_are_refused(losses: Any, numbers: Any, words: str) -> None:
+    model = Line()
+    with pytest.raises(ConfigError, match=words):
+        Trainer(model, sgd(model), SynchronousSGD()).step([lambda: model(X)] * losses if isinstance(losses, int) else losses, numbers)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (SynchronousSGD(), {"clip_norm": 5.0}),
+        (SynchronousSGD(), {"clip_norm": math.inf}),
+        (SynchronousSGD(), {"keep_gradients": True}),
+        (LayerwiseSGD(bucket_bytes=0, apply="any"), {"keep_gradients": True}),
+        (DeAR(bucket_bytes=0), {"keep_gradients": True}),
+        (PipeSGD(width=2), {"keep_gradients": True}),
+    ],
+    ids=str,
+)
+def test_the_norm_of_the_mean_gradient_is_read_after_a_step(algorithm: Algorithm, options: dict[str, Any]) -> None:
+    model = Line()
+    late = isinstance(algorithm, DeAR | PipeSGD)
+    with Trainer(model, sgd(model), algorithm, **options) as trainer:
+        assert trainer.grad_norm is None
+        for step in range(3):
+            trainer.step(lambda factor=1 + step: factor * model(X))
+            expected = math.hypot(2, 20) * (step if late else step + 1)
+            assert trainer.grad_norm == (pytest.approx(expected) if expected else None)
+            if "keep_gradients" in options and expected:
+                assert [float(param.grad) for param in model.parameters()] == [2.0 * (step + 1 - late), 20.0 * (step + 1 - late)]
+
+
+def test_a_norm_that_nobody_measures_is_not_made_up() -> None:
+    model = Line()
+    trainer = Trainer(model, sgd(model), SynchronousSGD())
+    trainer.step(lambda: model(X))
+    with pytest.raises(ConfigError, match=r"keep_gradients=True, or clip_norm=math.inf"):
+        _ = trainer.grad_norm
+    assert model.a.grad is None

@@ -11,7 +11,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -21,8 +23,10 @@ from torch import Tensor
 
 from workbench.backward import Micro
 from workbench.errors import ConfigError
-from workbench.ops import EndStep
-from workbench.program import Algorithm, Context
+from workbench.gradients import Gradient
+from workbench.ops import EndStep, Ticket
+from workbench.program import Algorithm, Context, Replicas
+from workbench.runtimes.agreement import share_tensors
 from workbench.runtimes.alike import holds_alike, without_alike
 from workbench.runtimes.checkpoint import random_state, take_checkpoint
 from workbench.runtimes.interpreter import Interpreter
@@ -30,7 +34,7 @@ from workbench.runtimes.kept import part_of, remove_old_parts, write_part
 from workbench.runtimes.part import said_by, save_part
 from workbench.runtimes.restore import go_on_from
 from workbench.settings import describe
-from workbench.trace.recorder import FileRecorder, Recorder
+from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.store import new_run
 from workbench.trace.who import when_begun
 
@@ -211,6 +215,99 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
     recorder = FileRecorder(folder, transport.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
     interpreter.recorder = interpreter.ledger.recorder = recorder
     return folder, recorder
+
+
+@final
+class Ahead:
+    """The model as the end of training would leave it now, and back again.
+
+    A second program of the algorithm goes to its end from a copy of the first one's state: it applies what is in flight and makes
+    the replicas equal, with copies of the optimizer's state and of what codecs remember. `undo` restores every value, so the first
+    program, which waits at its step's end, notices nothing. Every rank makes one.
+
+    Args:
+        end: the last step's end.
+    """
+
+    def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context, end: EndStep) -> None:
+        self._interpreter, self._replica = interpreter, interpreter.replica
+        replica, self._bytes_sent = interpreter.replica, interpreter.ledger.bytes_sent
+        buffers = replica.float_buffers()
+        self._values: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in buffers]
+        self._restored: list[Callable[[], object]] = []
+        self._recorder = interpreter.recorder
+        interpreter.recorder = interpreter.ledger.recorder = NullRecorder()
+        try:
+            if end.step >= 0 and _owes(algorithm, end.state):
+                interpreter.complete_all(end.state)
+                self._set_aside()
+                here = end.step + 1
+                memory = {name: value.clone() for name, value in ctx.memory.items()}
+                copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
+                interpreter.advance(algorithm.worker(copied))
+            if buffers:
+                share_tensors(buffers, interpreter.transport, interpreter)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _set_aside(self) -> None:
+        """Keep what an update changes; the optimizer works with copies of its state."""
+        replica, updater = self._replica, self._replica.updater
+        self._values += [(param, param.detach().clone()) for param in replica.parameters]
+        staleness, updates, of_step = self._interpreter.staleness, list(replica.updates), dict(updater.of_step)
+        kept, norm = {index: value.clone() for index, value in updater.kept.items()}, updater.grad_norm
+        scale = replica.loss_scale and (replica.loss_scale.value, replica.loss_scale.good)
+        for optimizer in _optimizers(updater.optimizer):
+            state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
+            for param, own in state.items():
+                optimizer.state[param] = deepcopy(own)
+            self._restored += [optimizer.state.clear, partial(optimizer.state.update, state)]
+            self._restored += [partial(group.update, values) for group, values in zip(optimizer.param_groups, groups, strict=True)]
+
+        def restore() -> None:
+            self._interpreter.staleness, replica.updates = staleness, updates
+            updater.of_step, updater.kept, updater.grad_norm = of_step, kept, norm
+            if replica.loss_scale is not None and scale is not None:
+                replica.loss_scale.value, replica.loss_scale.good = scale
+            if replica.guard is not None:
+                replica.guard.take()
+
+        self._restored.append(restore)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        for restore in self._restored:
+            restore()
+        self._interpreter.recorder = self._interpreter.ledger.recorder = self._recorder
+        self._interpreter.ledger.bytes_sent = self._bytes_sent
+
+
+def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:
+    """Whether the end of training would change parameters."""
+    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in state)
+
+
+def _copies(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A program's state, its tickets completed, in memory of its own."""
+    return tuple(Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item) for item in state)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Gradient):
+        return value.copy()
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    """An optimizer and those inside it (ZeRO's)."""
+    yield optimizer
+    for inner in vars(optimizer).values():
+        if isinstance(inner, torch.optim.Optimizer):
+            yield from _optimizers(inner)
 
 
 def check_unscaled(loss: Tensor) -> None:
