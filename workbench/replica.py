@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet
+from workbench.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet, is_compiled
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
 from workbench.master import Master
@@ -122,7 +122,7 @@ class Replica:
         if hooks.need or hooks.tick or len(micros) > 1:
             self._wake(self._quiet.all)
         needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
-        if needs is not None and (self.compiled or not micros):
+        if needs is not None and (self.compiled or not micros or is_compiled(self.model)):
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))

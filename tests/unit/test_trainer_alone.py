@@ -306,3 +306,32 @@ def test_a_norm_that_nobody_measures_is_not_made_up() -> None:
     with pytest.raises(ConfigError, match=r"keep_gradients=True, or clip_norm=math.inf"):
         _ = trainer.grad_norm
     assert model.a.grad is None
+
+
+# -- a compiled model ------------------------------------------------------------------------------------------
+
+
+def train_compiled(algorithm: Algorithm, how: str) -> torch.Tensor:
+    """Parameters after three steps; the forward pass is compiled by a wrapper or in place, before or in the first step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    compiled = torch.compile(model, backend="eager") if "wrapper" in how else model
+    if "in place" in how:
+        model.compile(backend="eager")
+    if "ran before" in how:
+        compiled(X)
+    given = compiled if "given" in how else model
+    with Trainer(given, sgd(model, lr=0.001), algorithm) as trainer:
+        for _ in range(3):
+            trainer.step(lambda: compiled(X).square().mean())
+    return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dear_trains_a_compiled_model_or_says_how_to_give_it() -> None:
+    expected = train_compiled(SynchronousSGD(), "plain")
+    for how in ("wrapper", "wrapper, given", "wrapper, given, ran before", "in place", "in place, ran before"):
+        torch._dynamo.reset()
+        torch.testing.assert_close(train_compiled(DeAR(bucket_bytes=0), how), expected, rtol=1e-12, atol=1e-14, msg=how)
+    with pytest.raises(ConfigError, match=r"ran no hook in the forward pass.*Trainer\(torch\.compile\(model\), "):
+        train_compiled(DeAR(bucket_bytes=0), "wrapper, ran before")
