@@ -226,7 +226,8 @@ class Accumulation:
 def _twice(slot: Slot) -> ConfigError:
     return ConfigError(
         f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
-        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's function calls: call the model inside"
+        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's function calls: "
+        "call the model inside"
     )
 
 

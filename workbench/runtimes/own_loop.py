@@ -29,6 +29,7 @@ from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.agreement import share_tensors
 from workbench.runtimes.alike import holds_alike, without_alike
 from workbench.runtimes.checkpoint import random_state, take_checkpoint
+from workbench.runtimes.guard import Guard
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.kept import part_of, remove_old_parts, write_part
 from workbench.runtimes.part import said_by, save_part
@@ -100,7 +101,8 @@ class Shares:
 
 def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tuple[list[Closure], Sequence[int] | None]:
     """The functions of a step's micro-batches and, if they are counted, the samples of each."""
-    closures: list[Closure] = [] if loss is None else [loss] if callable(loss) else list(loss) if isinstance(loss, list | tuple) else [loss]
+    given: Any = [] if loss is None else loss if isinstance(loss, list | tuple) else [loss]
+    closures: list[Closure] = list(given)
     for closure in closures:
         if not callable(closure):
             raise ConfigError(
@@ -270,7 +272,7 @@ class Ahead:
             updater.of_step, updater.kept, updater.grad_norm = of_step, kept, norm
             if replica.loss_scale is not None and scale is not None:
                 replica.loss_scale.value, replica.loss_scale.good = scale
-            if replica.guard is not None:
+            if isinstance(replica.guard, Guard):
                 replica.guard.take()
 
         self._restored.append(restore)

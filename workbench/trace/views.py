@@ -28,7 +28,8 @@ class Views(ABC):
 
     def summary(self) -> dict[str, Any]:
         """The run so far in plain values: see `workbench.analysis.summary`."""
-        return _analysis("summary", self)
+        found: dict[str, Any] = _analysis("summary", self)
+        return found
 
     def overlap(self, steps: slice | None = None) -> Any:
         """Hidden and exposed communication and idle time, by rank and step: see `workbench.analysis.overlap`."""
