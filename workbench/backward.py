@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -167,8 +168,10 @@ class Accumulation:
             raise _too_early(slot)
         if self.late and slot.bucket in self.late:
             raise ConfigError(
-                f"{slot.name} is used by another module than the one that holds it: its update came behind the forward pass. "
-                "Call its own module, or use a method that updates before the forward pass (LayerwiseSGD)"
+                f"{slot.name} was used before its update was applied, since the module that holds it ran no hook in the forward pass. "
+                "Where torch.compile made the forward pass, give the Trainer what it made: Trainer(torch.compile(model), ...), or call "
+                "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm that updates before "
+                "the forward pass (LayerwiseSGD)"
             )
         self._fired.add(index)
         view, factor = self.views[index], self.factor
@@ -223,7 +226,8 @@ class Accumulation:
 def _twice(slot: Slot) -> ConfigError:
     return ConfigError(
         f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
-        "Pass use_reentrant=False to torch.utils.checkpoint"
+        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's function calls: "
+        "call the model inside"
     )
 
 
@@ -254,7 +258,7 @@ class Needs:
     def __enter__(self) -> Self:
         for module, buckets in self._holders:
             if buckets:
-                self._handles.append(module.register_forward_pre_hook(partial(self._before, buckets)))
+                self._handles.append(module.register_forward_pre_hook(_uncompiled(partial(self._before, buckets))))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -273,6 +277,20 @@ class Needs:
         for bucket in sorted(left, reverse=True):
             self._need(bucket)
         return set() if expected else left
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has made this module's forward pass, or that of a part of it: such a module may run no hooks."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule" for module in model.modules()
+    )
+
+
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that torch's compiler calls and does not look into. Nobody compiles where it was never imported."""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    return torch.compiler.disable(hook)  # type: ignore[no-any-return]  # it has no types
 
 
 @final

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet
+from workbench.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet, is_compiled
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
 from workbench.master import Master
 from workbench.packing import Average, pack, unpack
 from workbench.settings import ScheduleFactory
 from workbench.streams import streams_of
-from workbench.updater import Updater, refuse_what_cannot_be_right
+from workbench.updater import Trained, Updater, refuse_what_cannot_be_right, refuse_wrapped
 
 
 @contextmanager
@@ -32,6 +32,18 @@ def compute_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """With every module in evaluation mode, and afterwards each in the mode in which it was: frozen parts stay frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield model
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @final
@@ -63,6 +75,7 @@ class Replica:
         applies_buckets: bool = False,
         num_buckets: int | None = None,
     ) -> None:
+        refuse_wrapped(model)
         named = trainable(model)
         self.model = model
         self.layout = build_layout(named, bucket_bytes, num_buckets)
@@ -86,6 +99,7 @@ class Replica:
         self._members = [frozenset(slot.index for slot in piece.slots) for piece in self.layout.buckets]
         self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
         self._running: Accumulation | None = None
+        self._trained = Trained(model, optimizer, self._parameters)
         refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
         self._quiet = Quiet(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
@@ -106,10 +120,11 @@ class Replica:
         With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
         Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
         """
+        self._trained.check()
         if hooks.need or hooks.tick or len(micros) > 1:
             self._wake(self._quiet.all)
         needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
-        if needs is not None and (self.compiled or not micros):
+        if needs is not None and (self.compiled or not micros or is_compiled(self.model)):
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
@@ -262,7 +277,9 @@ class Replica:
                 else:
                     param.grad = None
         if self._accepts(gradient, local):
-            self.updater.step(gradient.bucket, lr_scale)
+            self.updater.step(gradient.bucket, lr_scale, gradient.step)
+            if self.updater.keeps:
+                self.updater.keep(slot.index for piece in pieces for slot in piece.slots)
         for param in touched:
             param.grad = None
         self._consume(owner, pieces)
@@ -291,8 +308,14 @@ class Replica:
             if self.average is not None:
                 self.average.update()
 
+    def show_gradients(self) -> None:
+        """Let each parameter's `.grad` be the one with which it was last updated."""
+        for index, param in enumerate(self._parameters):
+            param.grad = self.updater.kept.get(index)
+
     def discard(self, gradient: Gradient) -> None:
         """Take a gradient's buffer back; one that is not of the pool is its holder's to forget."""
+        self.updater.of_step.pop(gradient.step, None)
         if self.pool.owns(gradient.flat):
             self.pool.give_back(gradient.flat)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -16,7 +17,7 @@ from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context
-from workbench.replica import Replica
+from workbench.replica import Replica, evaluation_mode
 from workbench.runtimes.agreement import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.background import check_lanes
 from workbench.runtimes.company import explained, keep_company, part
@@ -26,7 +27,7 @@ from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import cause_of, transport_here
 from workbench.runtimes.link import measure_link
-from workbench.runtimes.own_loop import LoopKeeper, Shares, open_record
+from workbench.runtimes.own_loop import Ahead, LoopKeeper, Losses, Shares, open_record
 from workbench.runtimes.presence import Presence
 from workbench.settings import PROGRESS, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
@@ -45,6 +46,11 @@ class Trainer:
     Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by their
     samples, so that the update is the mean over all of them; a rank without any says `step(None)` and still takes part.
 
+    Between steps the weights of a method that communicates in the background lack what is in flight (DeAR: one update; Pipe-SGD:
+    K - 1), and LocalSGD's and DiLoCo's differ between ranks. `with trainer.evaluating():` shows them as `finish` would leave them.
+    An update uses the learning rate, momentum and weight decay that the optimizer had in its gradient's step, also where it comes
+    later: so your own scheduler acts as in a synchronous loop.
+
     One rank's exception ends the run on all: the others raise `PeerFailed`, which names the rank and its error. So does a loss that is
     no number (on CPUs), and the end of a rank's process, where ranks share a machine (an MPI's launcher ends them all). Gradients are
     looked at where `on_bad_gradient` asks for it.
@@ -61,6 +67,8 @@ class Trainer:
             `Diverged`, which names rank and parameter; "skip" leaves it out, so that it counts nothing in the mean, with a warning;
             "clip" scales it to `max_grad_norm`, and leaves out what is not finite; "ignore" does not look, which spares a pass through it.
         max_grad_norm: the largest global norm of a rank's own gradient that is a good one; None for any.
+        keep_gradients: after a step each parameter's `.grad` is the mean gradient that its last update used (clipped, if you clip), and
+            `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm alone.
 
     Attributes:
         num_skipped: gradients of this rank that were left out. On a GPU one is known a step later, unless the run is recorded.
@@ -89,6 +97,7 @@ class Trainer:
         timeout_s: float = 120.0,
         on_bad_gradient: str = "ignore",
         max_grad_norm: float | None = None,
+        keep_gradients: bool = False,
     ) -> None:
         check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
@@ -105,7 +114,8 @@ class Trainer:
         self._next: list[Micro] = []
         self._shares = Shares(self.num_workers)
         self._end = EndStep(-1)
-        self._finished = False
+        self._finished = self._is_evaluating = False
+        self._evaluated_s = 0.0
         self._presence: Presence | None = None
         self._guard: Guard | None = None
         self._late: tuple[Found, ...] = ()  # what the device may not have found yet
@@ -116,6 +126,7 @@ class Trainer:
             options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
             options["num_buckets"] = algorithm.num_buckets
             self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
+            self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = Guard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
             helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
@@ -142,15 +153,19 @@ class Trainer:
         """Optimizer steps taken so far."""
         return min(self.replica.updates)
 
-    def step(self, closure: Callable[[], Tensor] | None, num_samples: int | None = None) -> Tensor | None:
+    def step(self, closure: Losses, num_samples: int | Sequence[int] | None = None) -> Tensor | None:
         """One step of the method with this rank's loss.
 
+        A list of functions accumulates gradients: each computes the loss of one micro-batch, forward and backward run for one after
+        the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by its samples.
+
         Args:
-            closure: runs forward and returns the mean loss, a scalar with a graph; None where this rank has no samples.
-            num_samples: in this rank's batch. Give it on every rank and step, or never.
+            closure: runs forward and returns the mean loss, a scalar with a graph, or a list of such functions, one a micro-batch;
+                None where this rank has no samples.
+            num_samples: in this rank's batch, or in each micro-batch. Give it on every rank and step, or never.
 
         Returns:
-            The loss, detached; None without a closure.
+            The loss, detached, the mean over the micro-batches; None without a closure.
 
         Raises:
             PeerFailed: another rank failed.
@@ -158,15 +173,75 @@ class Trainer:
         """
         self._check_goes_on()
         with explained(self._fail):
+            self.replica.updater.remember(self._end.step + 1)
             self._next = self._shares.weigh(closure, num_samples, self._gather)
             end = self._interpreter.advance(self._program)
             assert end is not None, "a program ended that was not told to"
             self._end = end
+            if self.replica.updater.keeps:
+                self.replica.show_gradients()
             self._book(end.step, self._interpreter.loss)
         return self._interpreter.loss
 
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the mean gradient that the last update used, before clipping: what `clip_grad_norm_` returns under DDP.
+
+        None before the first update. Reading it waits for a GPU.
+
+        Raises:
+            ConfigError: the Trainer has neither `clip_norm` nor `keep_gradients`, so nobody measures it.
+        """
+        updater = self.replica.updater
+        if not (updater.keeps or updater.clips):
+            raise ConfigError("the gradient's norm is not measured: give the Trainer keep_gradients=True, or clip_norm=math.inf")
+        return None if updater.grad_norm is None else float(updater.grad_norm)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Show the model as `finish` would leave it now, in evaluation mode; training continues afterwards as if nothing had happened.
+
+        Within the block the gradients in flight are applied (the K - 1 of Pipe-SGD, the last one of DeAR, DiLoCo's delayed outer
+        step), parameters are averaged where ranks hold different ones (LocalSGD, DiLoCo), and buffers (BatchNorm's statistics) are
+        rank 0's. So the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline
+        and each module's mode are as before, bit-identical. It costs a copy of the parameters and of the optimizer's state while it
+        lasts, where something is in flight. Every rank must enter it after the same step; the time in it does not count as training.
+
+        Yields:
+            The model. Changes to its weights do not outlive the block.
+
+        Raises:
+            ConfigError: after `finish`.
+
+        Example:
+            >>> model = nn.Linear(1, 1, bias=False).double()
+            >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1.0), PipeSGD(width=2))
+            >>> before = model.weight.item()
+            >>> loss = trainer.step(lambda: model(torch.ones(1, 1, dtype=torch.float64)).sum())
+            >>> with trainer.evaluating():
+            ...     model.weight.item() == before - 1
+            True
+            >>> model.weight.item() == before
+            True
+        """
+        self._check_goes_on()
+        begin = time.perf_counter()
+        with explained(self._fail):
+            ahead = Ahead(self._algorithm, self._interpreter, self._ctx, self._end)
+        self._is_evaluating = True
+        try:
+            with evaluation_mode(self.replica.model) as model:
+                yield model
+        finally:
+            self._is_evaluating = False
+            ahead.undo()
+            self._evaluated_s += time.perf_counter() - begin
+
     def settle(self) -> None:
-        """Wait until what is in flight has arrived, and apply none of it: what is timed next then has the wire to itself."""
+        """Wait until what is in flight has arrived, and apply none of it: what is timed next then has the wire to itself.
+
+        For weights that have all updates, use `evaluating`.
+        """
         self._check_goes_on()
         with explained(self._fail):
             self._interpreter.complete_all(self._end.state)
@@ -185,7 +260,9 @@ class Trainer:
         """
         self._check_goes_on()
         with explained(self._fail):
-            words = self._keeper.save(Path(folder), self._end, own, self._shares.state(), keep)
+            words = self._keeper.save(
+                Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
+            )
         if words:
             raise OSError(words)
 
@@ -206,6 +283,7 @@ class Trainer:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
             num_steps, kept = self._keeper.load(Path(folder))
             self._shares.load(kept)
+            self.replica.updater.of_step = dict(kept.get("scheduled") or {})
             self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
@@ -216,6 +294,7 @@ class Trainer:
         """
         if self._finished:
             return None
+        self._check_goes_on()
         self._finished = True
         self._ctx.num_steps = 0
         with explained(self._fail):
@@ -227,7 +306,11 @@ class Trainer:
         if self._folder is None:
             return None
         if self.rank == 0:
-            update_run(self._folder, status="finished", result={"steps": self.num_updates, "seconds": self._interpreter.ledger.now()})
+            update_run(
+                self._folder,
+                status="finished",
+                result={"steps": self.num_updates, "seconds": self._interpreter.ledger.now() - self._evaluated_s},
+            )
         return Run.load(self._folder)
 
     def __enter__(self) -> Self:
@@ -242,6 +325,8 @@ class Trainer:
     def _check_goes_on(self) -> None:
         if self._finished:
             raise ConfigError("this Trainer is finished: make a new one to train on")
+        if self._is_evaluating:
+            raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
 
     def _gather(self, text: str) -> list[str]:
         return self._transport.gather_texts(text, self._patience("all ranks' first step"))
@@ -256,7 +341,7 @@ class Trainer:
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
             )
         if self._folder is not None:
-            seconds = self._interpreter.ledger.now()
+            seconds = self._interpreter.ledger.now() - self._evaluated_s
             row = {"step": step, "seconds": seconds, "samples": self._shares.samples, "bytes_sent": int(self._interpreter.bytes_sent)}
             value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
             numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, final
@@ -66,6 +66,9 @@ def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | N
     return torch.optim.Optimizer.profile_hook_step(step)
 
 
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what a loop changes between steps, in an optimizer's groups
+
+
 @final
 class Updater:
     """An optimizer with its schedule and clipping. Gradients lie in the parameters' `.grad` when `step` is called.
@@ -95,16 +98,35 @@ class Updater:
         self._layout = layout
         self._narrowed = self._narrow_groups()
         self._group_sizes = self._sizes()
+        self.keeps = False  # the norm, and the gradients, of the last update
+        self.grad_norm: Tensor | None = None  # of the last update of all parameters, before clipping; None if nobody asked
+        self.kept: dict[int, Tensor] = {}  # position of a parameter -> its gradient, as the optimizer left it
+        self._squares: list[Tensor] = []  # of the norms of an update's buckets so far
+        self.of_step: dict[int, list[dict[str, Any]]] = {}  # step -> what each group's update with its gradient uses: see `remember`
 
-    def step(self, bucket: int | None, lr_scale: float) -> None:
-        """One step of the optimizer; with a bucket, of its parameters only."""
+    @property
+    def clips(self) -> bool:
+        return self._clip_norm is not None
+
+    def remember(self, step: int) -> None:
+        """The update with this step's gradient uses the learning rates of now, also where it comes later."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule that advances before the first update asks for it
+        self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
+
+    def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
+        """One step of the optimizer; with a bucket, of its parameters only. `of`: the step of its gradient."""
         groups = self.optimizer.param_groups
         if bucket is not None and self._sizes() != self._group_sizes:  # a group was added, or a parameter to one
             self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        saved = [(group["params"], group["lr"]) for group in groups]
+            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        elif self.keeps:
+            self._measure(bucket)
+        past = self.of_step.get(of, [])
+        saved = [{name: group[name] for name in ("params", *SCHEDULED) if name in group} for group in groups]
         try:
+            for group, values in zip(groups, past, strict=False):  # a group may be new
+                group.update(values)
             for position, group in enumerate(groups):
                 if bucket is not None:
                     group["params"] = self._narrowed[bucket][position]
@@ -112,8 +134,8 @@ class Updater:
                     group["lr"] = group["lr"] * lr_scale
             self._step()
         finally:
-            for group, (params, lr) in zip(groups, saved, strict=True):
-                group["params"], group["lr"] = params, lr
+            for group, values in zip(groups, saved, strict=True):
+                group.update(values)
 
     def _step(self) -> None:
         if self._uncompiled_step is None or compiler_is_loaded():
@@ -121,6 +143,25 @@ class Updater:
             return
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
         self._uncompiled_step(self.optimizer)
+
+    def _measure(self, bucket: int | None) -> None:
+        """The norm of the gradients of now, or of the buckets whose turn it was since the last update of all parameters."""
+        parameters = self._parameters if bucket is None else [self._parameters[slot.index] for slot in self._layout.buckets[bucket].slots]
+        norm = nn.utils.get_total_norm([param.grad for param in parameters if param.grad is not None])
+        self._squares.append(norm.square())
+        if bucket is None or len(self._squares) == len(self._layout.buckets):
+            self.grad_norm, self._squares = torch.stack(self._squares).sum().sqrt(), []
+
+    def keep(self, indices: Iterable[int]) -> None:
+        """Copy the gradients with which these parameters were updated."""
+        for index in indices:
+            gradient = self._parameters[index].grad
+            if gradient is None:
+                self.kept.pop(index, None)
+            elif index in self.kept:
+                self.kept[index].copy_(gradient)
+            else:
+                self.kept[index] = gradient.clone()
 
     def advance_schedule(self) -> None:
         """All parameters have been updated once more."""
@@ -168,6 +209,11 @@ class Updater:
             self._schedule.load_state_dict(state["schedule"])
 
 
+def _own(value: Any) -> Any:
+    """A value that a schedule does not change in place."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def _scale(schedule: Any, factor: float) -> None:
     """What a schedule begins with or goes to, and so all it will say, times a factor."""
     for name in ("base_lrs", "max_lrs"):
@@ -188,9 +234,99 @@ def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: flo
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
+    whole = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
     if applies_buckets and clip_norm is not None:
-        raise ConfigError("clip_norm needs the whole gradient, but this method applies bucket by bucket: use apply='all', or no clip_norm")
+        raise ConfigError(f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no clip_norm")
     if applies_buckets and precision == "fp16":
         raise ConfigError(
-            "fp16 loss scaling must see the whole gradient, but this method applies bucket by bucket: use apply='all', or precision='bf16'"
+            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or precision='bf16'"
         )
+
+
+WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"})  # of torch
+AFTER = "unfreeze and add parameters first, and make the Trainer after that"
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model that sums or shards its gradients itself."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+                raise ConfigError(
+                    f"the model is wrapped in torch's {kind.__name__}, which sums gradients over ranks itself: give the Trainer the model "
+                    "inside (model.module) and call that one in the step's function, or make the Trainer instead of the wrapper"
+                )
+
+
+@final
+class Trained:
+    """What is trained, as it was when gradients were laid out, and what must not change while it trains.
+
+    Gradients of a parameter outside the layout are not averaged over the ranks, and nobody sets them back to None. So an
+    optimizer may hold parameters of the model only, and a parameter that was frozen at first stays frozen.
+
+    Args:
+        model, optimizer: whose parameters.
+        parameters: those in the layout.
+
+    Raises:
+        ConfigError: the optimizer holds trainable parameters that are not the model's, or none that are.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._laid_out = {id(param) for param in parameters}
+        named = list(model.named_parameters())
+        held = [param for group in optimizer.param_groups for param in group["params"]]
+        own = {id(param) for _, param in named}
+        if not any(id(param) in own for param in held):
+            raise ConfigError(
+                "the optimizer holds none of the model's parameters: make the optimizer from this model's parameters, "
+                "after the model was copied, wrapped or moved"
+            )
+        for place, param in self._held():
+            if param.requires_grad and id(param) not in self._laid_out:
+                raise ConfigError(
+                    f"the optimizer's {self._name(place, param)} is not the model's, and only the model's gradients are averaged over the "
+                    "ranks: give the Trainer one module that holds all parameters, such as nn.ModuleList([model, criterion])"
+                )
+        self._refresh([param for _, param in named])
+
+    def _held(self) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """(position, group) and parameter, of all that the optimizer holds."""
+        for number, group in enumerate(self._optimizer.param_groups):
+            for position, param in enumerate(group["params"]):
+                yield (position, number), param
+
+    def _refresh(self, of_model: Sequence[Tensor]) -> None:
+        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        outside = {id(param): param for param in (*of_model, *(param for _, param in self._held())) if id(param) not in self._laid_out}
+        self._outside = list(outside.values())
+
+    def _name(self, place: tuple[int, int], param: Tensor) -> str:
+        position, number = place
+        names = self._optimizer.param_groups[number].get("param_names")
+        own = next((name for name, other in self._model.named_parameters() if other is param), None)
+        name = own or (names[position] if names else f"shape {tuple(param.shape)}")
+        return f"parameter {position} of group {number} ({name})"
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a parameter outside the layout is trained now. Called once a step: it takes microseconds."""
+        for param in self._outside:
+            if param.requires_grad:
+                raise ConfigError(self._thawed(param))
+        groups = self._optimizer.param_groups
+        if len(groups) == len(self._sizes) and all(len(group["params"]) == size for group, size in zip(groups, self._sizes, strict=True)):
+            return
+        for place, param in self._held():
+            if param.requires_grad and id(param) not in self._laid_out:
+                raise ConfigError(
+                    f"the optimizer has got {self._name(place, param)} since the Trainer was made, which lays out gradients once: {AFTER}"
+                )
+        self._refresh(list(self._model.parameters()))
+
+    def _thawed(self, param: Tensor) -> str:
+        name = next((name for name, other in self._model.named_parameters() if other is param), None)
+        place = next((place for place, other in self._held() if other is param), None)
+        what = f"{name} of the model" if name else f"the optimizer's {self._name(place, param)}" if place else "a parameter"
+        return f"{what} has requires_grad=True now, and was frozen when the Trainer was made, which lays out gradients once: {AFTER}"

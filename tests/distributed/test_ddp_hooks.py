@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -352,6 +353,70 @@ def test_a_run_goes_on_from_its_saved_state(collective: Collective) -> None:
 
     for expected, found in shared_pool("torch", 2).run(run):
         assert_same(found, expected, 0)
+
+
+REMEMBERING = [
+    *(Once(codec=ErrorFeedback(codec=codec)) for codec in (TopK(fraction=0.3), Sign(), Linear8())),
+    PowerSGD(rank=1),
+    PowerSGD(rank=1, alternate=True, start_step=2),
+    Ring(codec=QSGD()),
+    Native(),
+]
+
+
+def stopped_and_resumed(collective: Collective, stops_after: int | None) -> Tensor:
+    """Parameters after the last step of DDP; model, optimizer, DDP and hook are made again after some steps, from what was saved."""
+
+    def begin(saved: list[dict[str, Any]] | None) -> tuple[Any, ...]:
+        state, hook = ddp_hook(collective=collective)
+        module = mlp()
+        optimizer = tiny.momentum(module.parameters())
+        if saved is not None:
+            for one, its in zip((module, optimizer, state), saved, strict=True):
+                one.load_state_dict(its)
+        return wrapped(module, (state, hook)), optimizer, state
+
+    model, optimizer, state = begin(None)
+    x, y = tiny.data(40)
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    for step in range(STEPS):
+        if step == stops_after:
+            held = io.BytesIO()
+            torch.save([model.module.state_dict(), optimizer.state_dict(), state.state_dict()], held)
+            state.close()
+            held.seek(0)
+            model, optimizer, state = begin(torch.load(held, weights_only=True))
+        optimizer.zero_grad()
+        cross_entropy(model(x[mine]), y[mine]).backward()
+        optimizer.step()
+    state.close()
+    return flat(model)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_run_of_several_buckets_resumes_bit_identically(num_ranks: int) -> None:
+    """A new DDP's first buckets are others than those whose residuals were saved."""
+
+    def run() -> list[list[Tensor]]:
+        return [[stopped_and_resumed(one, stop) for stop in (None, 4, STEPS - 1)] for one in REMEMBERING]
+
+    for per_rank in shared_pool("torch", num_ranks).run(run):
+        for collective, (whole, *resumed) in zip(REMEMBERING, per_rank, strict=True):
+            for found in resumed:
+                assert torch.equal(found, whole), f"{collective}: {relative_error(found, whole):.1e} off"
+
+
+def test_a_state_of_another_model_is_refused_in_the_first_step() -> None:
+    def run() -> str:
+        state, hook = ddp_hook(collective=PowerSGD())
+        in_ddp((state, hook), steps=3)
+        again, hook = ddp_hook(collective=PowerSGD())
+        again.load_state_dict(state.state_dict())
+        with pytest.raises(ConfigError) as caught:
+            one_gradient((again, hook), torch.zeros(6, 5))(torch.ones(6, 5))
+        return str(caught.value)
+
+    assert "saved with another model" in shared_pool("torch", 2).run(run)[0]
 
 
 def test_a_state_of_another_rank_is_refused() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
 from tests.laws import poison, tiny
-from workbench.algorithms import DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import AdaptiveDelaySGD, DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
@@ -593,3 +593,118 @@ def test_what_cannot_be_kept_or_comes_too_late_is_refused(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match="this Trainer is finished"):
             one.save(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the weights in mid-run, micro-batches, the gradient's norm
+
+IN_FLIGHT = [*KEPT, AdaptiveDelaySGD(max_delay=1, adapt_every=100), DiLoCo(every=2, delay=1), DiLoCo(every=2, fragments=2, eager=True)]
+
+
+def train_and_look(method: Algorithm, num_steps: int, looks: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Steps of a model with statistics and random numbers; with looks, what each step's end would leave."""
+    from workbench.runtimes.launch import world_here
+
+    rank, num_ranks = world_here()
+    torch.manual_seed(0)
+    model = Wavering().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(1000 + rank)
+    x, y = tiny.data(200)
+    seen = []
+
+    def everything() -> torch.Tensor:
+        return torch.cat([value.detach().reshape(-1).double() for value in model.state_dict().values()])
+
+    with Trainer(model, optimizer, method) as trainer:
+        for step in shares(num_ranks)[:num_steps]:
+            trainer.step(lambda mine=step[rank]: nn.functional.cross_entropy(model(x[mine]), y[mine]))
+            if looks:
+                with trainer.evaluating():
+                    seen.append(everything())
+    return everything(), seen
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_evaluating_shows_what_finish_leaves_and_training_continues_bit_identically(runtime: str) -> None:
+    def run() -> list[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]]:
+        found = []
+        for method in IN_FLIGHT:
+            ends = [train_and_look(method, num_steps, looks=False)[0] for num_steps in (1, 3, 4, NUM_STEPS)]
+            found.append((ends, *train_and_look(method, NUM_STEPS, looks=True)))
+        return found
+
+    for rank_found in shared_pool(runtime, 2).run(run):
+        for method, (ends, end, seen) in zip(IN_FLIGHT, rank_found, strict=True):
+            assert torch.equal(end, ends[-1]), f"{method}: looking changed the run"
+            for num_steps, expected in zip((1, 3, 4, NUM_STEPS), ends, strict=True):
+                assert torch.equal(seen[num_steps - 1], expected), f"{method}: after {num_steps} steps"
+
+
+def accumulate_with_ddp() -> tuple[torch.Tensor, list[float]]:
+    """DDP's own pattern: `no_sync` for all micro-batches but the last."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, optimizer = make()
+    x, y = tiny.data(200)
+    wrapped, norms = DistributedDataParallel(model), []
+    for step in shares(dist.get_world_size(), (6, 6)):
+        mine = step[dist.get_rank()]
+        optimizer.zero_grad()
+        for micro in range(3):
+            part = slice(mine.start + 2 * micro, mine.start + 2 * micro + 2)
+            with wrapped.no_sync() if micro < 2 else contextlib.nullcontext():
+                (nn.functional.cross_entropy(wrapped(x[part]), y[part]) / 3).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.2)))
+        optimizer.step()
+    return parameters(model), norms
+
+
+def accumulate_with_trainer(method: Algorithm, whole: bool) -> tuple[torch.Tensor, list[float]]:
+    from workbench.runtimes.launch import world_here
+
+    rank, num_ranks = world_here()
+    model, optimizer = make(seed=rank)
+    x, y = tiny.data(200)
+    norms, size = [], 6 if whole else 2
+    with Trainer(model, optimizer, method, clip_norm=0.2) as trainer:
+        for step in shares(num_ranks, (6, 6)):
+            mine = step[rank]
+            starts = range(mine.start, mine.stop, size)
+            trainer.step([lambda at=at: nn.functional.cross_entropy(model(x[at : at + size]), y[at : at + size]) for at in starts])
+            norms.append(trainer.grad_norm)
+    return parameters(model), norms  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("method", [SynchronousSGD(), LayerwiseSGD(bucket_bytes=64)], ids=str)
+def test_micro_batches_are_ddps_accumulation_and_one_big_batch_and_so_is_the_norm(method: Algorithm) -> None:
+    pool = shared_pool("torch", 2)
+    expected, norms = pool.run(accumulate_with_ddp)[0]
+    assert max(norms) > 0.2, "nothing was clipped"
+    for whole in (False, True):
+        for found, measured in pool.run(accumulate_with_trainer, method, whole):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+            assert measured == pytest.approx(norms, rel=1e-12)
+
+
+def train_scheduled(method: Algorithm) -> torch.Tensor:
+    from workbench.runtimes.launch import world_here
+
+    rank, num_ranks = world_here()
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=NUM_STEPS)
+    x, y = tiny.data(200)
+    with Trainer(model, optimizer, method) as trainer:
+        for step in shares(num_ranks):
+            trainer.step(lambda mine=step[rank]: nn.functional.cross_entropy(model(x[mine]), y[mine]))
+            if scheduler.last_epoch < NUM_STEPS - 1:
+                scheduler.step()
+    return parameters(model)
+
+
+def test_dear_is_synchronous_under_a_scheduler_of_the_loops_own() -> None:
+    """One cycle changes the learning rate and the momentum at every step."""
+    pool = shared_pool("torch", 2)
+    torch.testing.assert_close(
+        pool.run(train_scheduled, DeAR(bucket_bytes=64))[0], pool.run(train_scheduled, SynchronousSGD())[0], rtol=1e-12, atol=1e-14
+    )

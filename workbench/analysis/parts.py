@@ -29,6 +29,7 @@ class Parts:
         wait_s: receiving from a rank that was not sending yet.
         wire_s: receiving from one that was; all of a receive whose send was not recorded.
         decode_s, sum_s, encode_s: of local work.
+        note: why all is 0, where the trace holds no message and no work on one; a table shows it.
     """
 
     rank: Steps
@@ -37,6 +38,7 @@ class Parts:
     decode_s: Floats
     sum_s: Floats
     encode_s: Floats
+    note: str = ""
 
     def total(self) -> dict[str, float]:
         """Each part's seconds, over all ranks."""
@@ -51,7 +53,7 @@ class Parts:
         rows: list[dict[str, Any]] = [{"rank": rank, **self.of_rank(rank)} for rank in self.rank.tolist()]
         if rows:
             rows.append({"rank": "mean", **{name: value / len(self.rank) for name, value in self.total().items()}})
-        return Table(rows, PART_COLUMNS, caption="Seconds of communication by part")
+        return Table(rows, PART_COLUMNS, caption=self.note or "Seconds of communication by part")
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -63,6 +65,10 @@ class Parts:
 
 
 PART_NAMES = ("wait_s", "wire_s", "decode_s", "sum_s", "encode_s")
+NO_MESSAGES = (
+    "This trace holds no message and no work on one: its collectives are the library's own, or it is a torch profile, which shows "
+    "each as one piece (see overlap). Parts are of runs with a collective of workbench.collectives, such as Ring()"
+)
 PART_COLUMNS = (Column("rank", "rank"), *(Column(name, name.removesuffix("_s"), seconds) for name in PART_NAMES))
 
 
@@ -94,7 +100,9 @@ def parts(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None 
         for kind in WORK:
             table = spans.of_rank(rank).select(steps=steps, kinds=[kind]).table
             columns[f"{kind}_s"].append(_covered(table["start_s"], table["end_s"]))
-    return Parts(rank=np.array(chosen, np.int64), **{name: np.array(column, float) for name, column in columns.items()})
+    found = {name: np.array(column, float) for name, column in columns.items()}
+    note = "" if spans.is_kind(["recv", *WORK]).any() else NO_MESSAGES
+    return Parts(rank=np.array(chosen, np.int64), **found, note=note)
 
 
 def _sending_since(spans: Spans) -> Floats:

@@ -19,15 +19,15 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.words import PAUSE, RESUME, STOP, write_word
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
-from workbench.trace.run import XAxis, YAxis
 from workbench.trace.store import OVER, read_info
+from workbench.trace.views import Views
 
 POLL_S = 0.05
 CAUSE_S = 2.0  # how long the cause of a failure may come after the ranks that left because of it
 
 
 @final
-class RunHandle:
+class RunHandle(Views):
     """Returned at once by `Cluster.train`; the last expression of a cell shows it live.
 
     Args:
@@ -160,47 +160,8 @@ class RunHandle:
             interrupt_ranks(self._engines.client, targets)
         return self
 
-    def summary(self) -> dict[str, Any]:
-        """The run so far in plain values: see `workbench.analysis.summary`."""
-        from workbench.analysis import summary
-
-        return summary(self.run)
-
-    def overlap(self, steps: slice | None = None) -> Any:
-        """Hidden and exposed communication and idle time, by rank and step: see `workbench.analysis.overlap`."""
-        from workbench.analysis import run_overlap
-
-        return run_overlap(self.run, steps)
-
-    def critical_path(self, steps: slice | None = None) -> Any:
-        """The chain of spans, over ranks and through messages, that ends each step: see `workbench.analysis.critical_path`."""
-        from workbench.analysis import run_critical_path
-
-        return run_critical_path(self.run, steps)
-
-    def parts(self, steps: slice | None = None) -> Any:
-        """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
-        from workbench.analysis import run_parts
-
-        return run_parts(self.run, steps)
-
-    def timeline(self, steps: slice | None = None, **options: Any) -> Any:
-        """A figure of what each rank did when: see `workbench.plots.timeline`."""
-        from workbench.plots import timeline
-
-        return timeline(self.run, steps, **options)
-
-    def per_step(self, steps: slice | None = None) -> Any:
-        """A figure of what each step's time went on, and of its critical path: see `workbench.plots.per_step`."""
-        from workbench.plots import per_step
-
-        return per_step(self.run, steps)
-
-    def curves(self, x: XAxis = "seconds", y: YAxis = "loss", **options: Any) -> Any:
-        """A figure of a convergence curve, as far as it goes: see `workbench.plots.curves`."""
-        from workbench.plots import curves
-
-        return curves([self.run], x, y, **options)
+    def _recorded(self) -> Run:
+        return self.run
 
     def abandon(self, reason: str) -> None:
         """Book that nobody will answer any more: the cluster was ended while it trained."""

@@ -40,7 +40,9 @@ def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_
     num = len(data)  # type: ignore[arg-type]
     batch = _shapes_of(fetch(data, [index % num for index in range(2)]), size)
     with torch.device("meta"):
-        model = problem.model().train()
+        model = problem.model()
+        if not model.training:  # parts may be frozen (BatchNorm), and stay so
+            model.train()
     parameters = [param for _, param in trainable(model)]
     place = {id(param): index for index, param in enumerate(parameters)}
     modules = list(model.modules())

@@ -125,7 +125,9 @@ class _Bench:
 
     def __init__(self, problem: Problem, optimizer: OptimizerFactory | None, device: torch.device | str | None) -> None:
         self.problem = problem
-        self.model = problem.model().train()
+        self.model = problem.model()
+        if not self.model.training:  # parts may be frozen (BatchNorm), and stay so
+            self.model.train()
         if device is not None:
             self.model = self.model.to(device)
         parameters = [param for param in self.model.parameters() if param.requires_grad]

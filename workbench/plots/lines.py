@@ -14,7 +14,8 @@ from plotly.subplots import make_subplots
 
 from workbench.analysis.labels import distinct_labels
 from workbench.plots.style import CYCLE, TEMPLATE, faded, legend_below, safe
-from workbench.trace.run import Run, XAxis, YAxis, as_runs
+from workbench.trace.run import Run, as_runs
+from workbench.trace.views import XAxis, YAxis
 
 MAX_POINTS = 1000  # about what a screen can show; the faint curve behind has half of it
 HEIGHT = 430

@@ -23,8 +23,9 @@ from workbench.plots.moving import MovingFigure
 from workbench.plots.pace import pause_after
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
-from workbench.trace.run import Run, XAxis, as_runs
+from workbench.trace.run import Run, as_runs
 from workbench.trace.store import OVER
+from workbench.trace.views import XAxis
 
 INTERVAL_S = 0.2  # every update sends whole curves to the browser: five a second look continuous
 LIVE_POINTS = 500

@@ -3,8 +3,10 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -68,6 +70,8 @@ class DDPHook:
         self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order in which DDP first brought them
         self._buckets: dict[int, Bucket] = {}
         self._memory: dict[Signature, dict[str, Tensor]] = {}
+        self._cut: list[Signature] = []  # buckets of a loaded state, in which the next step is summed
+        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []  # DDP's own, until that step's last has come
         self._error: BaseException | None = None
 
     @property
@@ -86,19 +90,59 @@ class DDPHook:
 
     def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
-        known = self._known(bucket, buffer)
+        self._check(buffer)
         future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
+        if self._cut:
+            self._wait_for_all(bucket, future)
+        else:
+            self._submit(self._known(bucket.index(), bucket.parameters(), partial(_layout_of, bucket, buffer)), buffer, future)
+        if bucket.is_last():
+            self._forget_beyond(max(bucket.index(), len(self._cut) - 1))
+            self._cut, self._waiting = [], []
+            self.step += 1
+        return future.then(_value)  # raises there what went wrong: DDP asks a future for its value, and takes an exception for one
+
+    def _submit(self, known: Bucket, buffer: Tensor, future: Future[Tensor], program: Program | None = None) -> None:
+        """Average on the lane; the future's value is the buffer."""
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
         self._num_started += 1
         tags = (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
         endpoint = Endpoint(self._transport.for_lane(0), self._ledger, self._post, spins=LANE_SPINS, tags=tags, strand=self._num_started)
-        strand = Strand(self._average(known, buffer, self.step, ready), endpoint, self._ledger, _refuse)
+        strand = Strand(program or self._average(known, buffer, self.step, ready), endpoint, self._ledger, _refuse)
         strand.handle.then = partial(self._end, strand.handle, future, buffer, self.step)
         self._lane.submit(strand)
-        if bucket.is_last():
-            self._forget_beyond(bucket.index())
-            self.step += 1
-        return future.then(_value)  # raises there what went wrong: DDP asks a future for its value, and takes an exception for one
+
+    def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
+        """The first step after a state was loaded: DDP has cut its buckets as at its very start, and what is remembered belongs to
+        those of the saved run. So when all gradients are there, they are averaged in those buckets and copied back.
+        """
+        self._waiting.append((bucket, future))
+        if not bucket.is_last():
+            return
+        parts: dict[int, tuple[Tensor, Tensor]] = {}  # number of a parameter -> the parameter, its gradient in DDP's buffer
+        for one, _ in self._waiting:
+            for param, gradient in zip(one.parameters(), one.gradients(), strict=True):
+                parts[self._numbers.setdefault(param, len(self._numbers))] = (param, gradient)
+        saved = {number: tuple(shape) for signature in self._cut for number, *shape in signature}
+        if saved != {number: tuple(param.shape) for number, (param, _) in parts.items()}:
+            raise ConfigError("the state of the hook was saved with another model, or with other parameters frozen: load it with the same")
+        for index, signature in enumerate(self._cut):
+            pairs = [parts[number] for number, *_ in signature]
+            parameters, gradients = [param for param, _ in pairs], [gradient for _, gradient in pairs]
+            joined = torch.cat([_as_it_lies(gradient) for gradient in gradients])
+            known = self._known(index, parameters, partial(_layout_of_parameters, index, parameters, joined))
+            ready = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
+            last = index == len(self._cut) - 1
+            done: Future[Tensor] = Future(devices=[joined.device]) if joined.is_cuda else Future()
+            program = self._average_and_return(known, joined, gradients, self.step, ready)
+            if last:  # the lane goes in order, so the others are over by then
+                done.then(partial(_end_all, self._waiting))
+            self._submit(known, joined, done, program)
+
+    def _average_and_return(self, bucket: Bucket, joined: Tensor, gradients: list[Tensor], step: int, ready: Any) -> Program:
+        yield from self._average(bucket, joined, step, ready)
+        for gradient, mean in zip(gradients, joined.split([gradient.numel() for gradient in gradients]), strict=True):
+            _as_it_lies(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
         """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may be too large where the mean is not."""
@@ -134,8 +178,7 @@ class DDPHook:
 
     # -- what is remembered ------------------------------------------------------------------------------------
 
-    def _known(self, bucket: dist.GradBucket, buffer: Tensor) -> Bucket:
-        """What is in the bucket; its memory is that of the same parameters, if there is any."""
+    def _check(self, buffer: Tensor) -> None:
         if buffer.is_sparse:
             raise ConfigError("a sparse gradient cannot be sent through ddp_hook: make the embedding with sparse=False")
         if buffer.device != self._transport.device:
@@ -143,12 +186,14 @@ class DDPHook:
                 f"a bucket lies on {buffer.device}, and ddp_hook was made for {self._transport.device}: with NCCL call "
                 "torch.cuda.set_device before ddp_hook; with gloo keep the model on the CPU"
             )
-        index, params = bucket.index(), bucket.parameters()
+
+    def _known(self, index: int, params: list[Tensor], make_layout: Callable[[], Layout]) -> Bucket:
+        """What is in the bucket of that number; its memory is that of the same parameters, if there is any."""
         numbers = [self._numbers.setdefault(param, len(self._numbers)) for param in params]
         signature = tuple((number, *param.shape) for number, param in zip(numbers, params, strict=True))
         before = self._buckets.get(index)
         if before is None or before.signature != signature:
-            layout = _layout_of(bucket, buffer)
+            layout = make_layout()
             memory = self._memory.setdefault(signature, {})
             ctx = Context(self.rank, self.num_workers, layout=layout, seed=derive_seed(self.seed, f"ddp/{index}"), memory=memory)
             ctx.link = self._link
@@ -172,21 +217,27 @@ class DDPHook:
             for signature, memory in self._memory.items()
             if memory
         ]
-        return {**self._place(), "step": self.step, "memory": kept}
+        cut = [[list(item) for item in self._buckets[index].signature] for index in sorted(self._buckets)]
+        return {**self._place(), "step": self.step, "memory": kept, "buckets": cut}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave on this rank, with the same model.
+        """Continue from what `state_dict` gave on this rank, with the same model: the gradients are bit-identical to those of a run
+        that was not stopped. Call it before the first step.
 
-        Its residuals are used from the moment on when DDP has cut its buckets as they were: the second step.
+        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's buckets, after
+        backward. A state that was saved after the very first step is the exception: DDP was about to cut its buckets again, and how
+        it would have done so is not in the state.
 
         Raises:
-            ConfigError: it is of another rank, number of ranks or collective.
+            ConfigError: it is of another rank, number of ranks or collective; in the first step, of another model.
         """
         for name, value in self._place().items():
             if saved[name] != value:
                 raise ConfigError(f"the state of the hook was saved with {name} {saved[name]}, and not {value}: load each rank's own")
         self.step = saved["step"]
         self._buckets.clear()
+        self._numbers.clear()  # a loaded state numbers parameters as a new DDP brings them
+        self._cut = [tuple(tuple(item) for item in signature) for signature in saved.get("buckets", ())]
         self._memory = {
             tuple(tuple(item) for item in kept["parameters"]): {
                 name: value.to(self._transport.device if value.ndim else "cpu", copy=True) for name, value in kept["values"].items()
@@ -277,6 +328,44 @@ def _value(future: Future[Tensor]) -> Tensor:
 
 def _refuse(request: Request, _strand: int) -> Any:
     raise TypeError(f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums")
+
+
+def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:
+    """DDP's own buckets are averaged, or none of them will be."""
+    try:
+        done.value()
+    except Exception as error:  # noqa: BLE001 - whatever it was, DDP waits for it on every future
+        for _, future in waiting:
+            future.set_exception(error)  # type: ignore[arg-type]  # its annotation is a slip
+        return
+    for bucket, future in waiting:
+        future.set_result(bucket.buffer())
+
+
+def _as_it_lies(gradient: Tensor) -> Tensor:
+    """A gradient in DDP's buffer as a flat view, its numbers in order of memory (channels last, say)."""
+    return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
+
+
+def _layout_of_parameters(index: int, parameters: list[Tensor], joined: Tensor) -> Layout:
+    """One of the buckets that DDP made before, as `_layout_of` had it."""
+    offsets = [0, *accumulate(param.numel() for param in parameters)]
+    dtype = torch.promote_types(torch.float32, joined.dtype)
+    slots = tuple(
+        Slot(
+            index=place,
+            name=f"parameter {place} of bucket {index}",
+            shape=tuple(param.shape),
+            stride=tuple(torch.empty_like(param, device="meta").stride()),
+            offset=offset,
+            numel=param.numel(),
+            bucket=0,
+            dtype=param.dtype,
+        )
+        for place, (param, offset) in enumerate(zip(parameters, offsets, strict=False))
+    )
+    end = joined.numel()
+    return Layout(slots, (BucketSlice(0, slots, 0, end, end),), end, dtype, joined.device)
 
 
 def _layout_of(bucket: dist.GradBucket, buffer: Tensor) -> Layout:

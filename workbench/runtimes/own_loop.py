@@ -5,12 +5,15 @@ Checkpoints are those of a run (`kept`), in a folder that the loop names, and wr
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -20,19 +23,26 @@ from torch import Tensor
 
 from workbench.backward import Micro
 from workbench.errors import ConfigError
-from workbench.ops import EndStep
-from workbench.program import Algorithm, Context
+from workbench.gradients import Gradient
+from workbench.ops import EndStep, Ticket
+from workbench.program import Algorithm, Context, Replicas
+from workbench.runtimes.agreement import share_tensors
 from workbench.runtimes.alike import holds_alike, without_alike
 from workbench.runtimes.checkpoint import random_state, take_checkpoint
+from workbench.runtimes.guard import Guard
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.kept import part_of, remove_old_parts, write_part
 from workbench.runtimes.part import said_by, save_part
 from workbench.runtimes.restore import go_on_from
 from workbench.settings import describe
-from workbench.trace.recorder import FileRecorder, Recorder
+from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.store import new_run
 from workbench.trace.who import when_begun
 
+Closure = Callable[[], Tensor]
+Losses = Closure | Sequence[Closure] | None
+
+CHECKED_STEPS = 3  # a loop that scales its losses does so from its first step on
 OWN = "own"  # of a part: the loop's own values, and what was counted
 
 
@@ -47,30 +57,36 @@ class Shares:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted; None: not known yet
+        self._num_checked = 0  # steps whose losses were looked at for a GradScaler's factor
         self.samples = 0
 
-    def weigh(self, closure: Callable[[], Tensor] | None, num_samples: int | None, gather: Callable[[str], list[str]]) -> list[Micro]:
-        """This step's batch.
+    def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
+        """This step's micro-batches.
 
         Args:
             gather: a text of each rank -> all of them.
 
         Raises:
-            ConfigError: samples are counted on some ranks or steps only.
+            ConfigError: samples are counted on some ranks or steps only, or what is given is not a function or several.
         """
-        if num_samples is not None and num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        closures, numbers = _micro_batches(loss, num_samples)
+        counted, total = numbers is not None, sum(numbers or ())
         if self._unit is None:
-            self._unit = _unit_of(gather("0" if closure is None else "" if num_samples is None else str(num_samples)))
-        if closure is None:
+            self._unit = _unit_of(gather("0" if not closures else str(total) if counted else ""))
+        if not closures:
             return []
         assert self._unit is not None
-        if (num_samples is None) != (self._unit == 0):
+        if counted == (self._unit == 0):
             raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
-        if num_samples is None:
-            return [Micro(closure, 1.0 / self._num_workers, 1)]
-        self.samples += num_samples * self._num_workers  # exact where batches are equal
-        return [Micro(closure, num_samples / (self._unit * self._num_workers), num_samples)]
+        if self._num_checked < CHECKED_STEPS:
+            self._num_checked += 1
+            closures = [_checked(closure) for closure in closures]
+        if numbers is None:
+            share = 1.0 / (self._num_workers * len(closures))
+            return [Micro(closure, share, 1) for closure in closures]
+        self.samples += total * self._num_workers  # exact where batches are equal
+        nominal = self._unit * self._num_workers
+        return [Micro(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """To be kept."""
@@ -81,6 +97,38 @@ class Shares:
         self.samples = int(state["samples"])
         if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
             self._unit = state["unit"]
+
+
+def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tuple[list[Closure], Sequence[int] | None]:
+    """The functions of a step's micro-batches and, if they are counted, the samples of each."""
+    given: Any = [] if loss is None else loss if isinstance(loss, list | tuple) else [loss]
+    closures: list[Closure] = list(given)
+    for closure in closures:
+        if not callable(closure):
+            raise ConfigError(
+                f"step() takes a function that computes the loss, and was given a {type(closure).__name__}: "
+                "trainer.step(lambda: loss_fn(model(x), y)), or a list of such functions, one a micro-batch"
+            )
+    if num_samples is None or isinstance(num_samples, int):
+        numbers = None if num_samples is None else [num_samples]
+        if numbers is not None and len(closures) > 1:
+            raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give a list, the samples of each")
+    else:
+        numbers = [int(number) for number in num_samples]
+    if numbers is not None and any(number < 1 for number in numbers):
+        raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+    if numbers is not None and closures and len(numbers) != len(closures):
+        raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
+    return closures, numbers
+
+
+def _checked(closure: Closure) -> Closure:
+    def loss() -> Tensor:
+        value = closure()
+        check_unscaled(value)
+        return value
+
+    return loss
 
 
 def _unit_of(everyone: list[str]) -> int | None:
@@ -169,6 +217,130 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
     recorder = FileRecorder(folder, transport.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
     interpreter.recorder = interpreter.ledger.recorder = recorder
     return folder, recorder
+
+
+@final
+class Ahead:
+    """The model as the end of training would leave it now, and back again.
+
+    A second program of the algorithm goes to its end from a copy of the first one's state: it applies what is in flight and makes
+    the replicas equal, with copies of the optimizer's state and of what codecs remember. `undo` restores every value, so the first
+    program, which waits at its step's end, notices nothing. Every rank makes one.
+
+    Args:
+        end: the last step's end.
+    """
+
+    def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context, end: EndStep) -> None:
+        self._interpreter, self._replica = interpreter, interpreter.replica
+        replica, self._bytes_sent = interpreter.replica, interpreter.ledger.bytes_sent
+        buffers = replica.float_buffers()
+        self._values: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in buffers]
+        self._restored: list[Callable[[], object]] = []
+        self._recorder = interpreter.recorder
+        interpreter.recorder = interpreter.ledger.recorder = NullRecorder()
+        try:
+            if end.step >= 0 and _owes(algorithm, end.state):
+                interpreter.complete_all(end.state)
+                self._set_aside()
+                here = end.step + 1
+                memory = {name: value.clone() for name, value in ctx.memory.items()}
+                copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
+                interpreter.advance(algorithm.worker(copied))
+            if buffers:
+                share_tensors(buffers, interpreter.transport, interpreter)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _set_aside(self) -> None:
+        """Keep what an update changes; the optimizer works with copies of its state."""
+        replica, updater = self._replica, self._replica.updater
+        self._values += [(param, param.detach().clone()) for param in replica.parameters]
+        staleness, updates, of_step = self._interpreter.staleness, list(replica.updates), dict(updater.of_step)
+        kept, norm = {index: value.clone() for index, value in updater.kept.items()}, updater.grad_norm
+        scale = replica.loss_scale and (replica.loss_scale.value, replica.loss_scale.good)
+        for optimizer in _optimizers(updater.optimizer):
+            state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
+            for param, own in state.items():
+                optimizer.state[param] = deepcopy(own)
+            self._restored += [optimizer.state.clear, partial(optimizer.state.update, state)]
+            self._restored += [partial(group.update, values) for group, values in zip(optimizer.param_groups, groups, strict=True)]
+
+        def restore() -> None:
+            self._interpreter.staleness, replica.updates = staleness, updates
+            updater.of_step, updater.kept, updater.grad_norm = of_step, kept, norm
+            if replica.loss_scale is not None and scale is not None:
+                replica.loss_scale.value, replica.loss_scale.good = scale
+            if isinstance(replica.guard, Guard):
+                replica.guard.take()
+
+        self._restored.append(restore)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        for restore in self._restored:
+            restore()
+        self._interpreter.recorder = self._interpreter.ledger.recorder = self._recorder
+        self._interpreter.ledger.bytes_sent = self._bytes_sent
+
+
+def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:
+    """Whether the end of training would change parameters."""
+    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in state)
+
+
+def _copies(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A program's state, its tickets completed, in memory of its own."""
+    return tuple(Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item) for item in state)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Gradient):
+        return value.copy()
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    """An optimizer and those inside it (ZeRO's)."""
+    yield optimizer
+    for inner in vars(optimizer).values():
+        if isinstance(inner, torch.optim.Optimizer):
+            yield from _optimizers(inner)
+
+
+def check_unscaled(loss: Tensor) -> None:
+    """Raise `ConfigError` for a loss that a `torch.amp.GradScaler` has scaled.
+
+    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last operations before
+    the loss tell whether a scaler holds one of their factors.
+    """
+    nodes = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn is not None else []
+    for node in nodes:  # grows on the way
+        factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
+        if isinstance(factor, Tensor) and not factor.ndim and not factor.requires_grad and _scaler_of(factor):
+            raise ConfigError(
+                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss itself, "
+                "and give the Trainer precision='fp16', which scales the loss and unscales the gradients"
+            )
+        if len(nodes) < NUM_NODES:
+            nodes += [before for before, _ in node.next_functions if before is not None and before.name() in _ELEMENTWISE]
+
+
+NUM_NODES = 16  # of the graph, from the loss on
+_ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "Sub", "Mean", "Sum", "ToCopy", "View", "Squeeze"))
+
+
+def _scaler_of(factor: Tensor) -> bool:
+    """Whether an enabled GradScaler holds this tensor."""
+    for holder in gc.get_referrers(factor):
+        scalers = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
+        if any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in scalers):
+            return True
+    return False
 
 
 def _check_plain(own: Any) -> None:

@@ -16,6 +16,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
 from workbench.program import Algorithm
+from workbench.replica import evaluation_mode
 from workbench.rng import derive_seed
 from workbench.runtimes.assembly import build_replica
 from workbench.runtimes.findings import Found, LossWatch, entries_of
@@ -53,6 +54,9 @@ class Worker:
         _check_accuracy(problem, self._test)
         self.replica.compiled = settings.compile
         self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
+        for module in (self.replica.model, self._forward):
+            if not module.training:  # a constructor may freeze parts (BatchNorm), and not the whole
+                module.train()
 
     def minibatch(self, step: int, rank: int | None = None) -> list[Micro]:
         """This rank's micro-batches of a step (or another's, for whom it stands); none if it has no samples in it.
@@ -68,8 +72,6 @@ class Worker:
             torch.default_generator.manual_seed(seed)  # all that torch.manual_seed does for the CPU; for CUDA it keeps a stack: 0.4 ms
         else:
             torch.manual_seed(seed)
-        if not self._forward.training:
-            self._forward.train()
         parts = torch.tensor_split(indices, self.settings.num_micro) if self.settings.num_micro > 1 else (indices,)
         return [self._micro(part) for part in parts if len(part)]
 
@@ -138,8 +140,11 @@ class Worker:
     @torch.no_grad()
     def evaluate(self, share: int, num_shares: int) -> dict[str, Any]:
         """Sums over one share of the test data, so that shares of several ranks add up to the whole."""
+        with evaluation_mode(self.replica.model) as model:
+            return self._sums(model, share, num_shares)
+
+    def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
-        model = self.replica.model.eval()
         sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0}
         indices = torch.arange(share, len(self._test), num_shares)  # type: ignore[arg-type]
         for part in torch.split(indices, EVALUATION_BATCH):
@@ -152,7 +157,6 @@ class Worker:
                 correct, judged = self.problem.correct(model, batch)
                 sums["correct"] = (sums["correct"] or 0) + int(correct)
                 sums["judged"] = (sums["judged"] or 0) + judged
-        model.train()
         return sums
 
     def _lr(self) -> float | None:

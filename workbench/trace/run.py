@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +20,8 @@ from workbench.trace.read import Trace, align, read_events, read_failures, read_
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
 from workbench.trace.store import FORMAT, read_info, write_info
+from workbench.trace.views import Views, XAxis, YAxis
 
-XAxis = Literal["steps", "seconds", "samples", "bytes"]
-YAxis = Literal["loss", "test_loss", "accuracy"]
 DUE_FOLDER = "evaluations"  # in a run's folder: parameters of evaluations that are still to be made
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
 
@@ -32,7 +33,7 @@ def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Run:
+class Run(Views):
     """One training run.
 
     Attributes:
@@ -78,7 +79,21 @@ class Run:
 
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
-        return f"<Run {self.id}: {self.label}, {self.info.get('status', 'unknown')}, {len(self.metrics)} ranks, {rows} rows of metrics>"
+        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
+        return f"<Run {self.id}: {self.label}, {self.info.get('status', 'unknown')}, {ranks}, {rows} rows of metrics>"
+
+    def _repr_html_(self) -> str:
+        """The run's row of the table of runs, and what it failed of."""
+        analysis = import_module("workbench.analysis")
+        return f"{escape(repr(self))}{analysis.compare([self])._repr_html_()}{escape(str(self.info.get('error') or ''))}"
+
+    def _recorded(self) -> Run:
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that left something: metrics, or a trace alone (a profile)."""
+        return len(set(self.metrics) | set(self.traces or ()))
 
     @property
     def id(self) -> str:
