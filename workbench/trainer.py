@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import Replica
 from workbench.runtimes.agreement import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.background import check_lanes
@@ -26,6 +26,7 @@ from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import cause_of, transport_here
 from workbench.runtimes.link import measure_link
+from workbench.runtimes.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.own_loop import LoopKeeper, Shares, open_record
 from workbench.runtimes.presence import Presence
 from workbench.settings import PROGRESS, check_guard
@@ -121,6 +122,8 @@ class Trainer:
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "presence": self._presence}
             self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, **more)
             self._patience = self._interpreter.ledger.patience
+            self._barrier = MonitoredBarrier(self._transport)
+            self._interpreter.ledger.watch = self._barrier.look
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.num_lanes)
@@ -157,6 +160,7 @@ class Trainer:
         """
         self._check_goes_on()
         with explained(self._fail):
+            self._barrier.steps = self._end.step + 2
             self._next = self._shares.weigh(closure, num_samples, self._gather)
             end = self._interpreter.advance(self._program)
             assert end is not None, "a program ended that was not told to"
@@ -184,6 +188,7 @@ class Trainer:
         """
         self._check_goes_on()
         with explained(self._fail):
+            self._meet("save")
             words = self._keeper.save(Path(folder), self._end, own, self._shares.state(), keep)
         if words:
             raise OSError(words)
@@ -203,8 +208,10 @@ class Trainer:
         with explained(self._fail):
             if self._end.step >= 0:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
+            self._meet("load")
             num_steps, kept = self._keeper.load(Path(folder))
             self._shares.load(kept)
+            self._barrier.steps = num_steps
             self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
@@ -218,6 +225,7 @@ class Trainer:
         self._finished = True
         self._ctx.num_steps = 0
         with explained(self._fail):
+            self._meet("finish", counted=self._algorithm.replicas != Replicas.NEVER)
             self._interpreter.advance(self._program)
             self._look(self._interpreter.ledger.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
@@ -241,6 +249,10 @@ class Trainer:
     def _check_goes_on(self) -> None:
         if self._finished:
             raise ConfigError("this Trainer is finished: make a new one to train on")
+
+    def _meet(self, what: str, *, counted: bool = True) -> None:
+        """Wait until all ranks have called the same: what follows are collectives, which must not meet those of another call."""
+        self._barrier.wait(what, self._patience(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
     def _gather(self, text: str) -> list[str]:
         return self._transport.gather_texts(text, self._patience("all ranks' first step"))

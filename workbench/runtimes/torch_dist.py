@@ -252,6 +252,20 @@ class TorchTransport(Transport):
     def announce_failure(self, words: str) -> None:
         self._store.set(self._key, words[:4000])
 
+    def arrive(self, number: int, text: str) -> None:
+        # The count first, then who came last: of two texts the last one differs from what some rank said, and that rank sees it.
+        self._store.add(f"{self._key}/barrier-{number}/{text}", 1)
+        self._store.set(f"{self._key}/barrier-{number}", f"{self.rank} {text}")
+
+    def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
+        key = f"{self._key}/barrier-{number}"
+        if not self._store.check([key]):
+            return 0, None
+        rank, _, last = self._store.get(key).decode().partition(" ")
+        if last != text:
+            return 0, (int(rank), last)
+        return int(self._store.get(f"{key}/{text}")), None
+
     def peer_failure(self) -> str | None:
         if self._store.check([self._key]):
             return self._store.get(self._key).decode()

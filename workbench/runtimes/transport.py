@@ -102,6 +102,14 @@ class Transport(ABC):
     def peer_failure(self) -> str | None:
         """What a failing peer announced, if any did."""
 
+    def arrive(self, number: int, text: str) -> None:
+        """Say, out of band, that this rank has come to a barrier of that number, and what it calls; never blocks. See `monitored_barrier`."""
+        raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
+
+    def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
+        """How many ranks have come to it with that text, and one (rank, text) that came with another, if there is one."""
+        raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
+
     @property
     def bound(self) -> bool:
         """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
