@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -29,6 +31,7 @@ from workbench.runtimes.link import measure_link
 from workbench.runtimes.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.own_loop import LoopKeeper, Shares, open_record
 from workbench.runtimes.presence import Presence
+from workbench.runtimes.process_end import ProcessEnd
 from workbench.settings import PROGRESS, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
 from workbench.trace.run import Run
@@ -120,10 +123,19 @@ class Trainer:
                 self._guard = self.replica.guard = Guard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
             helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "presence": self._presence}
-            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, **more)
+            here = weakref.ref(self)  # or what outlives this would hold it
+
+            def micros(_step: int) -> list[Micro]:
+                trainer = here()
+                return [] if trainer is None else trainer._next
+
+            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, **more)
             self._patience = self._interpreter.ledger.patience
             self._barrier = MonitoredBarrier(self._transport)
             self._interpreter.ledger.watch = self._barrier.look
+            self._process_end = ProcessEnd(self._transport, self._interpreter, self._presence, self._barrier)
+            self._collected = weakref.finalize(self, self._process_end.collected)
+            self._collected.atexit = False
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.num_lanes)
@@ -216,12 +228,14 @@ class Trainer:
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
-        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it.
+        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it, after the same step.
+
+        Called again, as after the `with`, it returns the same.
 
         The model's buffers (BatchNorm's statistics) are rank 0's then, on all ranks.
         """
         if self._finished:
-            return None
+            return None if self._folder is None else Run.load(self._folder)
         self._finished = True
         self._ctx.num_steps = 0
         with explained(self._fail):
@@ -257,9 +271,6 @@ class Trainer:
     def _gather(self, text: str) -> list[str]:
         return self._transport.gather_texts(text, self._patience("all ranks' first step"))
 
-    def _micros(self, step: int) -> list[Micro]:
-        return self._next
-
     def _book(self, step: int, loss: Tensor | None) -> None:
         found = self._look(step)
         if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would have to wait
@@ -293,19 +304,26 @@ class Trainer:
     def _fail(self, error: BaseException) -> BaseException:
         """Tell the others, and let the model go; what is to be raised."""
         error = cause_of(error, self._transport, self._presence)
+        words = ""
         if not isinstance(error, PeerFailed):
             words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             if hasattr(self, "_interpreter"):
                 words = words.replace("failed:", f"failed at step {self._interpreter.ledger.step}:", 1)
-            self._transport.announce_failure(words)
+            with suppress(RuntimeError):  # the process that kept the store is gone
+                self._transport.announce_failure(words)
             if self._folder is not None:
                 update_run(self._folder, status="failed", error=words)
         self._finished = True
-        self._release()
+        self._release(words)
         return error
 
-    def _release(self) -> None:
-        part(self._presence)
+    def _release(self, words: str = "") -> None:
+        part(self._presence, words)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
             if hasattr(self, name):  # not after a failure while this was made
                 getattr(self, name).close()
+        if hasattr(self, "_process_end"):
+            self._collected.detach()
+            self._process_end.failed = True
+            if self._interpreter.ended:
+                self._process_end.forget()
