@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from workbench.backward import Micro
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import Replica, evaluation_mode
 from workbench.runtimes.agreement import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.background import check_lanes
@@ -27,8 +28,10 @@ from workbench.runtimes.helper import start_helper
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.launch import cause_of, transport_here
 from workbench.runtimes.link import measure_link
+from workbench.runtimes.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.own_loop import Ahead, LoopKeeper, Losses, Shares, open_record
 from workbench.runtimes.presence import Presence
+from workbench.runtimes.process_end import ProcessEnd
 from workbench.settings import PROGRESS, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
 from workbench.trace.run import Run
@@ -131,8 +134,19 @@ class Trainer:
                 self._guard = self.replica.guard = Guard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
             helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "presence": self._presence}
-            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, self._micros, **more)
+            here = weakref.ref(self)  # or what outlives this would hold it
+
+            def micros(_step: int) -> list[Micro]:
+                trainer = here()
+                return [] if trainer is None else trainer._next
+
+            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, **more)
             self._patience = self._interpreter.ledger.patience
+            self._barrier = MonitoredBarrier(self._transport)
+            self._interpreter.ledger.watch = self._barrier.look
+            self._process_end = ProcessEnd(self._transport, self._interpreter, self._presence, self._barrier)
+            self._collected = weakref.finalize(self, self._process_end.collected)
+            self._collected.atexit = False
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.num_lanes)
@@ -173,6 +187,7 @@ class Trainer:
         """
         self._check_goes_on()
         with explained(self._fail):
+            self._barrier.steps = self._end.step + 2
             self.replica.updater.remember(self._end.step + 1)
             self._next = self._shares.weigh(closure, num_samples, self._gather)
             end = self._interpreter.advance(self._program)
@@ -227,6 +242,7 @@ class Trainer:
         self._check_goes_on()
         begin = time.perf_counter()
         with explained(self._fail):
+            self._meet("evaluating")
             ahead = Ahead(self._algorithm, self._interpreter, self._ctx, self._end)
         self._is_evaluating = True
         try:
@@ -260,6 +276,7 @@ class Trainer:
         """
         self._check_goes_on()
         with explained(self._fail):
+            self._meet("save")
             words = self._keeper.save(
                 Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
             )
@@ -281,23 +298,28 @@ class Trainer:
         with explained(self._fail):
             if self._end.step >= 0:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
+            self._meet("load")
             num_steps, kept = self._keeper.load(Path(folder))
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
+            self._barrier.steps = num_steps
             self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
-        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it.
+        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it, after the same step.
+
+        Called again, as after the `with`, it returns the same.
 
         The model's buffers (BatchNorm's statistics) are rank 0's then, on all ranks.
         """
         if self._finished:
-            return None
+            return None if self._folder is None else Run.load(self._folder)
         self._check_goes_on()
         self._finished = True
         self._ctx.num_steps = 0
         with explained(self._fail):
+            self._meet("finish", counted=self._algorithm.replicas != Replicas.NEVER)
             self._interpreter.advance(self._program)
             self._look(self._interpreter.ledger.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
@@ -328,11 +350,12 @@ class Trainer:
         if self._is_evaluating:
             raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
 
+    def _meet(self, what: str, *, counted: bool = True) -> None:
+        """Wait until all ranks have called the same: what follows are collectives, which must not meet those of another call."""
+        self._barrier.wait(what, self._patience(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
+
     def _gather(self, text: str) -> list[str]:
         return self._transport.gather_texts(text, self._patience("all ranks' first step"))
-
-    def _micros(self, step: int) -> list[Micro]:
-        return self._next
 
     def _book(self, step: int, loss: Tensor | None) -> None:
         found = self._look(step)
@@ -370,19 +393,26 @@ class Trainer:
     def _fail(self, error: BaseException) -> BaseException:
         """Tell the others, and let the model go; what is to be raised."""
         error = cause_of(error, self._transport, self._presence)
+        words = ""
         if not isinstance(error, PeerFailed):
             words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             if hasattr(self, "_interpreter"):
                 words = words.replace("failed:", f"failed at step {self._interpreter.ledger.step}:", 1)
-            self._transport.announce_failure(words)
+            with suppress(RuntimeError):  # the process that kept the store is gone
+                self._transport.announce_failure(words)
             if self._folder is not None:
                 update_run(self._folder, status="failed", error=words)
         self._finished = True
-        self._release()
+        self._release(words)
         return error
 
-    def _release(self) -> None:
-        part(self._presence)
+    def _release(self, words: str = "") -> None:
+        part(self._presence, words)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
             if hasattr(self, name):  # not after a failure while this was made
                 getattr(self, name).close()
+        if hasattr(self, "_process_end"):
+            self._collected.detach()
+            self._process_end.failed = True
+            if self._interpreter.ended:
+                self._process_end.forget()

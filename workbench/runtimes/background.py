@@ -186,6 +186,11 @@ class Background:
             self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.ledger, self._post)
         return self._beside[lane]
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is under way, and no thread of a lane is left."""
+        return not self.transport.in_flight and all(lane.ended for lane in self._lanes.values())
+
     def close(self) -> None:
         """End the threads and the helper; work still in them is abandoned."""
         for lane in self._lanes.values():

@@ -35,11 +35,11 @@ def keep_company(owner: Any, transport: Transport, timeout_s: float | None, *, a
     return presence.__enter__()
 
 
-def part(presence: Presence | None) -> None:
-    """Leave in order, if one is there; the last takes the folder away."""
+def part(presence: Presence | None, words: str = "") -> None:
+    """Leave in order, if one is there, and say why if that is before the end; the last takes the folder away."""
     if presence is None:
         return
-    presence.leave()
+    presence.leave(words)
     rows = [present(presence.folder, rank) for rank in range(presence.num_ranks)]
     if all(row is None or state_of(row) == "gone" for row in rows):
         shutil.rmtree(presence.folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, final
 
@@ -28,6 +29,7 @@ class Ledger:
         self.step = 0
         self.bytes_sent = 0.0
         self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
+        self.watch: Callable[[], object] | None = None  # called by whoever waits, and raises what must end the wait
         self._transport = transport
         self._timeout_s = timeout_s
         self._presence = presence
@@ -71,7 +73,10 @@ class Ledger:
     def _failed(self) -> str | None:
         if self.failure is not None:
             raise self.failure
-        return self._transport.peer_failure()
+        words = self._transport.peer_failure()
+        if words is None and self.watch is not None:
+            self.watch()
+        return words
 
 
 @final

@@ -273,6 +273,15 @@ class Interpreter:
         self._num_waits += 1
         return None if found < 0 else (found, self._wait(tickets[found]))
 
+    def tick(self) -> bool:
+        """Look after what is in flight where no thread does; whether anything moved."""
+        return self._background.tick()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left in the background after `close`."""
+        return self._background.ended
+
     def complete_all(self, state: tuple[Any, ...]) -> None:
         """Wait for every ticket in a program's state, so that it can be kept."""
         for item in state:

@@ -116,7 +116,8 @@ def cause_of(error: BaseException, transport: Transport, presence: Presence | No
     words = presence.diagnose(transport.peer_failure)
     if words is None:
         return error
-    transport.announce_failure(words)
+    with suppress(RuntimeError):  # the process that kept the store is gone
+        transport.announce_failure(words)
     return PeerFailed(words)
 
 

@@ -27,7 +27,7 @@ from workbench.runtimes.mpi_survivors import is_fault_tolerant, shrunk
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
 from workbench.units import MIB
 
-FAILURE_TAG = 7
+FAILURE_TAG, ARRIVAL_TAG = 7, 8
 LONG_BYTES = 16 * MIB  # of a call before which ranks meet twice
 _JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier that was begun
 
@@ -68,6 +68,8 @@ class MpiTransport(Transport):
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
         self._announced: list[Any] = []
+        self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> what it said there
+        self._said: list[Any] = []  # what this rank said, until it was received
         self._collectives = self._comm
         self._bound = False  # its peers count on this rank for a call that they could not leave
 
@@ -178,6 +180,27 @@ class MpiTransport(Transport):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # it is gone itself
                     self._announced.append(self._control.Isend([payload, MPI.BYTE], peer, FAILURE_TAG))
+
+    def arrive(self, number: int, text: str) -> None:
+        self._arrived.setdefault(number, {})[self.rank] = text
+        payload = f"{number} {text}".encode()
+        self._said = [request for request in self._said if not request.Test()]
+        for peer in range(self.num_workers):
+            if peer != self.rank:
+                with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # it is gone itself
+                    self._said.append(self._control.Isend([payload, MPI.BYTE], peer, ARRIVAL_TAG))
+
+    def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
+        with suppress(MPI.Exception) if self.can_shrink else nullcontext():
+            while (message := self._control.Improbe(MPI.ANY_SOURCE, ARRIVAL_TAG, status := MPI.Status())) is not None:
+                payload = bytearray(status.Get_count(MPI.BYTE))
+                message.Recv([payload, MPI.BYTE])
+                which, _, said = payload.decode(errors="replace").partition(" ")
+                self._arrived.setdefault(int(which), {})[status.Get_source()] = said
+        self._arrived.pop(number - 1, None)
+        rows = self._arrived.get(number, {})
+        other = next(((rank, said) for rank, said in list(rows.items()) if said != text), None)
+        return len(rows), other
 
     def peer_failure(self) -> str | None:
         if not self._failure and (words := self._words()) is not None:

@@ -30,6 +30,7 @@ LOST_S = 60.0  # nobody on another host was heard of for so long: longer than ne
 SILENT_S = 3.0  # a rank that has not written for so long does not run, or its host is not reached
 DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for who is gone
 NUM_WATCHED = 4  # so many ranks behind each one are looked at: all that are there watch the first of those that are gone
+LEFT = "left-"  # files of ranks that left before the end
 MOST_NAMED, TAIL_BYTES = 4, 8192
 KINDS: dict[str, Any] = {"host": str, "place": str, "pid": int, "started_s": float, "waits": str | None, "does": str, "step": int}
 # What a rank whose peer died is told: by gloo, by the store that torch.distributed meets at, by an MPI that survives.
@@ -157,13 +158,20 @@ class Presence:
         self.leave()
         self._thread.join(BEAT_S)
 
-    def leave(self) -> None:
-        """In order: nobody takes this rank for one that is gone."""
+    def leave(self, words: str = "") -> None:
+        """In order: nobody takes this rank for one that is gone. `words`: why it leaves early, for those that lose a connection."""
         with self._writing:
+            if words and not self._over.is_set():
+                with contextlib.suppress(OSError):
+                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(words)
             self._over.set()
             self.announce = None
             with contextlib.suppress(OSError):
                 self._path(self.rank).unlink()
+
+    def end_thread(self) -> None:
+        """After `leave`, where the process ends."""
+        self._thread.join(BEAT_S)
 
     def trains(self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None) -> None:
         """From here on, on the calling thread: see `Whereabouts`."""
@@ -234,10 +242,17 @@ class Presence:
         while (words := self.who_is_gone()) is None:
             with contextlib.suppress(RuntimeError):  # where peers leave word may be gone as well
                 words = told()
+            words = words or self._words_left()
             if words is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         return words
+
+    def _words_left(self) -> str | None:
+        """Of the lowest rank that said why it left."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
+        return None
 
     def _look(self, peer: int) -> str | None:
         end = self.end_of(peer, idle=True)

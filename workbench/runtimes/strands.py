@@ -224,6 +224,11 @@ class Lane:
         """End the thread behind what was submitted, and do not wait: who owned it is collected, perhaps on that very thread."""
         self._queue.put(None)
 
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has."""
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         self.leave()
         self._thread.join(timeout=1.0)
@@ -290,6 +295,11 @@ class Round:
     def _end(self, strand: Strand, error: BaseException) -> None:
         strand.fail(error)
         self._active.remove(strand)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has."""
+        return not self._thread.is_alive()
 
     def close(self) -> None:
         self._arrived.put(None)

@@ -17,7 +17,7 @@ from workbench.errors import ConfigError, LaunchError, Stalled
 from workbench.gradients import block_bounds
 from workbench.runtimes.survivors import AnyHandle, PeerHandle
 from workbench.runtimes.torch_groups import Meeting
-from workbench.runtimes.torch_works import StreamHandle, Waiters, WorkHandle, wait_inside
+from workbench.runtimes.torch_works import StreamHandle, Waiters, Works, close_connections, wait_inside
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
 from workbench.units import MIB
 
@@ -118,6 +118,7 @@ class TorchTransport(Transport):
             here = f"{ranks_here(self.num_workers)} ranks and {torch.cuda.device_count()} GPUs on this host"
             self.notes.append(f"{here}: NCCL wants a GPU for each rank, so the ranks compute on the CPU and speak gloo")
         self._waiters = Waiters()
+        self._works = Works()
         self.outlives_peers = self.can_shrink = backend == "gloo" and among is None
         self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any cannot be
 
@@ -136,7 +137,7 @@ class TorchTransport(Transport):
         )
         self._meeting, self._numbers, self._groups, self._lanes = None, None, [], [[] for _ in range(max(1, num_lanes))]
         self.library, self.notes, self.outlives_peers, self.can_shrink = "torch.distributed gloo", [], True, True
-        self._waiters, self._fans = Waiters(), {}
+        self._waiters, self._fans, self._works = Waiters(), {}, Works()
         return self
 
     @property
@@ -174,7 +175,8 @@ class TorchTransport(Transport):
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         self._check_type(flat)
-        return self._collective(dist.all_reduce(flat, group=self._group, async_op=True), flat)
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        return StreamHandle(work) if flat.is_cuda else self._works.watch(work)
 
     def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
         bounds, table = self._table(flat)
@@ -206,9 +208,6 @@ class TorchTransport(Transport):
 
     def barrier(self, patience: Patience) -> None:
         wait_inside(dist.all_reduce(torch.zeros(1), group=self._host_group, async_op=True), patience)
-
-    def _collective(self, work: Any, flat: Tensor) -> Handle:
-        return StreamHandle(work) if flat.is_cuda else WorkHandle(work)
 
     def _wait(self, work: Any, flat: Tensor, patience: Patience) -> None:
         """On the calling thread, for what it began itself."""
@@ -301,6 +300,20 @@ class TorchTransport(Transport):
     def announce_failure(self, words: str) -> None:
         self._store.set(self._key, words[:4000])
 
+    def arrive(self, number: int, text: str) -> None:
+        # The count first, then who came last: of two texts the last one differs from what some rank said, and that rank sees it.
+        self._store.add(f"{self._key}/barrier-{number}/{text}", 1)
+        self._store.set(f"{self._key}/barrier-{number}", f"{self.rank} {text}")
+
+    def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
+        key = f"{self._key}/barrier-{number}"
+        if not self._store.check([key]):
+            return 0, None
+        rank, _, last = self._store.get(key).decode().partition(" ")
+        if last != text:
+            return 0, (int(rank), last)
+        return int(self._store.get(f"{key}/{text}")), None
+
     def peer_failure(self) -> str | None:
         if self._store.check([self._key]):
             return self._store.get(self._key).decode()
@@ -319,6 +332,18 @@ class TorchTransport(Transport):
 
     def _all_groups(self) -> set[dist.ProcessGroup]:
         return {self._host_group, *self._groups, *(group for groups in self._lanes for group in groups)}
+
+    @property
+    def in_flight(self) -> bool:
+        return self._works.pending() or bool(self._waiters.busy)
+
+    def cut(self) -> None:
+        if self._backend != "gloo":
+            return
+        for group in self._all_groups():
+            close_connections(group, self.rank, self.num_workers)
+        self._works.wait()
+        self._waiters.close()
 
     def _all_came_to_the_end(self) -> bool:
         if self.members is not None and self.members.look(now=True):

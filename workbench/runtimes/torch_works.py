@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import weakref
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, final
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from workbench.runtimes.transport import Handle, Patience
 
 LOOK = timedelta(seconds=0.1)  # between two looks for failed peers
+CUT_TAG = 31_000  # nobody sends with it
 JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
 
 
@@ -59,6 +64,41 @@ class WorkHandle(Handle):
         while not self._event.wait(0.1):
             patience.check()
         self.poll()
+
+
+@final
+class Works:
+    """The collectives that gloo is at work on, which call Python at their end: that must not come while the interpreter ends."""
+
+    def __init__(self) -> None:
+        self._handles: weakref.WeakSet[WorkHandle] = weakref.WeakSet()  # a work holds its handle until its end
+
+    def watch(self, work: Any) -> WorkHandle:
+        handle = WorkHandle(work)
+        self._handles.add(handle)
+        return handle
+
+    def pending(self) -> bool:
+        """Whether one has not ended."""
+        return any(handle.finished_s is None for handle in list(self._handles))
+
+    def wait(self) -> None:
+        """Until all have ended, for `JOIN_S` at most."""
+        deadline = time.monotonic() + JOIN_S
+        while self.pending() and time.monotonic() < deadline:
+            time.sleep(1e-3)
+
+
+def close_connections(group: dist.ProcessGroup, rank: int, num_ranks: int) -> None:
+    """Close all connections of a gloo group, which ends with an error what waits in it.
+
+    `abort` and `shutdown` do nothing on gloo. A receive that takes too long closes them.
+    """
+    if num_ranks > 1:
+        with contextlib.suppress(RuntimeError, ValueError):
+            work = dist.irecv(torch.zeros(1), group=group, group_src=(rank + 1) % num_ranks, tag=CUT_TAG)
+            if work is not None:
+                work.wait(timedelta(milliseconds=1))
 
 
 @final
@@ -150,6 +190,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self.closed = False
+        self.busy: set[int] = set()  # threads that wait in the library now
         self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()  # an entry a thread; no semaphore: a handle may be dropped inside one
         self._threads: list[threading.Thread] = []
@@ -168,9 +209,12 @@ class Waiters:
         self._tasks.put(handle)
 
     def _run(self) -> None:
+        me = threading.get_ident()
         while (handle := self._tasks.get()) is not None:
+            self.busy.add(me)
             handle.run()
             del handle
+            self.busy.discard(me)
             self._idle.put(None)
 
     def close(self) -> None:

@@ -110,6 +110,14 @@ class Transport(ABC):
     def peer_failure(self) -> str | None:
         """What a failing peer announced, if any did."""
 
+    def arrive(self, number: int, text: str) -> None:
+        """Say, out of band, that this rank has come to a barrier of that number, and what it calls; never blocks."""
+        raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
+
+    def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
+        """How many ranks have come to it with that text, and one (rank, text) that came with another, if there is one."""
+        raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
+
     @property
     def bound(self) -> bool:
         """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
@@ -134,6 +142,14 @@ class Transport(ABC):
 
     def abandon(self) -> None:  # noqa: B027 - most libraries need nothing
         """A rank has left: what is under way will not end. Lets go whoever waits for it in the library, on every rank that remains."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the library, or a thread that waits in it, is at work on something."""
+        return False
+
+    def cut(self) -> None:  # noqa: B027 - most libraries need nothing
+        """At the end of the process: whatever still waits in the library for other ranks comes back at once, with an error."""
 
     def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
         """Go on as these ranks alone, numbered anew in this order; each of them must call it. They meet at `place`, a new file."""

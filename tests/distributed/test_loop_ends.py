@@ -1,0 +1,53 @@
+"""Ranks of a user's own loop that do not do the same, or end early: one clear error on all, and never an abort in the library."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.pool import ROOT, our_environment
+
+# case/method -> what rank 0 says and its status, what rank 1 says and its status
+MORE = (r"rank [01] calls finish\(\) after \d steps?, but rank [01] (has begun|calls finish\(\) after) \d steps: .*DistributedSampler", 1)
+SAVE = (r"rank [01] calls .* after \d steps, but rank [01] .*: call save\(\) on every rank", 1)
+ALONE = (r"rank [01] calls finish\(\) after 3 steps, but rank [01]|but rank [01] calls finish\(\) after 3 steps", 1)
+LEFT = r"rank 1 (has )?ended (without finish\(\) )?after 3 steps"
+FORGOT = (r"RuntimeWarning: rank \d ended after 5 steps without trainer.finish\(\).*use `with Trainer", 0)
+CASES = {
+    **{f"one more/{method}": (MORE, MORE) for method in ("synchronous", "ring", "pipe", "pipe-ring", "dear", "local")},
+    **{f"save alone/{method}": (SAVE, SAVE) for method in ("synchronous", "pipe-ring", "dear")},
+    **{f"finish alone/{method}": (ALONE, ALONE) for method in ("synchronous", "pipe", "dear")},
+    **{f"no finish/{method}": (FORGOT, FORGOT) for method in ("synchronous", "pipe", "pipe-ring", "dear")},
+    "exit/pipe-ring": ((LEFT, 1), ("RuntimeWarning: rank 1 ended after 3 steps", 7)),
+    "outside/dear": ((LEFT, 1), ("ZeroDivisionError: division by zero", 1)),
+    "closure/pipe": (("PeerFailed: rank 1 failed at step 3: ZeroDivisionError", 1), ("ZeroDivisionError", 1)),
+}
+PROMPT_S = 20.0  # of a case, on a busy machine; the time-out of the Trainer is 30 s
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
+    """Of all cases, by case and rank."""
+    folder: Path = tmp_path_factory.mktemp("ends")
+    command = [sys.executable, "-m", "tests.distributed.ends", str(folder), "2", *CASES]
+    done = subprocess.run(
+        command, env=our_environment({}) | {"PATH": ""}, cwd=ROOT, capture_output=True, text=True, timeout=400, check=True
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {(row["case"], row["rank"]): row for row in rows}
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_that_differ_or_end_early_end_in_a_clear_error_on_all(case: str, ends: dict[tuple[str, int], dict[str, Any]]) -> None:
+    for rank, (words, status) in enumerate(CASES[case]):
+        row = ends[case, rank]
+        assert row["status"] == status, row["text"]
+        assert re.search(words, row["text"]), row["text"]
+        assert row["seconds"] < PROMPT_S, row["text"]
