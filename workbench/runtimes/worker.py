@@ -82,6 +82,10 @@ class Worker:
         due = self.sampler.ends_epoch(step) if every is None else every > 0 and (step + 1) % every == 0
         return self._test is not None and due and step + 1 < self.num_steps
 
+    def due_steps(self) -> list[int]:
+        """The steps after which the test data are due, but for the last."""
+        return [step for step in range(self.num_steps) if self.evaluates_after(step)]
+
     def deal_anew(self, origin: tuple[int, int]) -> None:
         """From a step on, behind so many samples, deal the data in the batches of these ranks: see `Sampler.origin`."""
         self.sampler = replace(self.sampler, origin=origin)
@@ -111,6 +115,10 @@ class Worker:
         """What an evaluation looks at, kept for one that comes later: parameters, and buffers such as BatchNorm's."""
         return self.evaluated_parameters().cpu(), [buffer.cpu().clone() for buffer in self.replica.float_buffers()]
 
+    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+        """The shards' parameters, by their numbers, as `evaluated_parameters` lays them out."""
+        return torch.cat([parts[number].reshape(-1).to(self.replica.layout.dtype) for number in sorted(parts)])
+
     @torch.no_grad()
     def evaluate_snapshot(self, snapshot: tuple[Tensor, list[Tensor]]) -> dict[str, Any]:
         """The whole test set at a snapshot."""
@@ -139,7 +147,7 @@ class Worker:
         """Sums over one share of the test data, so that shares of several ranks add up to the whole."""
         assert self._test is not None
         model = self.replica.model.eval()
-        sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0}
+        sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0, "shares": num_shares}
         indices = torch.arange(share, len(self._test), num_shares)  # type: ignore[arg-type]
         for part in torch.split(indices, EVALUATION_BATCH):
             if not len(part):

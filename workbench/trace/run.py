@@ -184,8 +184,9 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         """Each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
 
-        An evaluation counts once every rank has reported its share; where a run went on as fewer, every one of those, and what the
-        others had sent counts too. In a finished run, ranks that never evaluate are not waited for.
+        One that a single rank did for all counts at once. Else it counts once every rank has reported its share; where a run went on as
+        fewer, every one of those, and what the others had sent counts too. In a finished run, ranks that never evaluate are not waited
+        for.
         """
         table = self.rows(evaluations=True)
         everyone = expected = {rank for rank, rows in self.metrics.items() if rows}
@@ -194,9 +195,10 @@ class Run:
         found, steps = [], self.rows()
         for step, shares in table.items():
             there = self._there(step, everyone)
-            if not expected & there <= set(shares):
+            whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())
+            if not whole and not expected & there <= set(shares):
                 continue
-            gone = _latest(steps, step, everyone - there - set(shares))
+            gone = {} if whole else _latest(steps, step, everyone - there - set(shares))
             parts = [row["evaluation"] for row in shares.values()]
             count = sum(part["count"] for part in parts)
             judged = sum(part["judged"] or 0 for part in parts)
