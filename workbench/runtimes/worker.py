@@ -15,7 +15,7 @@ from workbench.backward import Micro
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Replicas
 from workbench.rng import derive_seed
 from workbench.runtimes.assembly import build_replica
 from workbench.runtimes.findings import Found, LossWatch, entries_of
@@ -245,7 +245,9 @@ def check_what(algorithm: Any, problem: Any, runtime: str) -> None:
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
     """What `run.json` says of a run before it begins."""
     record = algorithm.settings()
+    whose = _evaluated_words(algorithm)
     return {
+        **({"evaluated": whose} if whose else {}),
         "clock": "virtual" if runtime == "simulated" else "wall",
         "method": {
             "name": type(algorithm).__name__,
@@ -259,6 +261,15 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
         "versions": {"torch": torch.__version__ + ""},
         "notes": [problem.note] if problem.note else [],
     }
+
+
+def _evaluated_words(algorithm: Algorithm) -> str:
+    """Whose parameters are evaluated where replicas differ between steps; "" where all are equal."""
+    if algorithm.has_servers:
+        return "the servers' parameters"
+    if algorithm.replicas == Replicas.NEVER:
+        return "rank 0's replica alone"
+    return "the mean of all replicas" if algorithm.replicas == Replicas.AT_END else ""
 
 
 def model_info(layout: Layout) -> dict[str, Any]:

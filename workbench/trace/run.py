@@ -72,7 +72,38 @@ class Run:
 
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
-        return f"<Run {self.id}: {self.label}, {self.info.get('status', 'unknown')}, {len(self.metrics)} ranks, {rows} rows of metrics>"
+        state = self.trouble or str(self.info.get("status", "unknown"))
+        return f"<Run {self.id}: {self.label}, {state}, {len(self.metrics)} ranks, {rows} rows of metrics>"
+
+    @property
+    def trouble(self) -> str:
+        """Of a run that failed or was killed: its state, the step that it reached, the error in one line with its rank; else "".
+
+        >>> Run(info={"status": "failed", "error": "rank 1: the loss is nan"}, metrics={}).trouble
+        'failed before the end of its first step: rank 1: the loss is nan'
+        """
+        status = self.info.get("status")
+        if status not in ("failed", "killed", "lost"):
+            return ""
+        steps = self.rows()
+        where = f"after step {max(steps)}" if steps else "before the end of its first step"
+        return f"{status} {where}: {self._cause()}"
+
+    def _cause(self) -> str:
+        """The first line of the error, with the rank that it is of."""
+        error = str(self.info.get("error") or "").strip()
+        told = next((item for item in self.failures.items() if item[1].get("error")), None)
+        if not error and told is not None:
+            error = str(told[1]["error"]).strip()
+        line = error.splitlines()[0] if error else "no reason was recorded"
+        return line if told is None or "rank" in line else f"rank {told[0]}: {line}"
+
+    @property
+    def evaluated(self) -> str:
+        """Whose parameters its evaluations look at where replicas differ; "" where all ranks hold the same."""
+        method = str((self.info.get("method") or {}).get("name") or "")
+        words = str(self.info.get("evaluated") or "")
+        return f"accuracy is of {words}" if method and words else ""
 
     @property
     def id(self) -> str:
