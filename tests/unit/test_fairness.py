@@ -13,6 +13,7 @@ from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, SoftsyncS
 from workbench.analysis import compare
 from workbench.analysis.fairness import updates_per_batch
 from workbench.analysis.labels import distinct_labels
+from workbench.analysis.runs_table import runs_table
 from workbench.costs import Compute, Network
 from workbench.plots import curves
 from workbench.program import Algorithm
@@ -86,6 +87,13 @@ def test_a_failed_run_looks_failed() -> None:
     assert figure.data[-1].name == "SynchronousSGD, failed"
     empty = replace(failed(run), metrics={})
     assert "rank 1: mat1" in curves([empty]).layout.annotations[-1].text, "empty axes say why"
+
+
+def test_the_list_of_runs_says_what_failed(tmp_path: Path) -> None:
+    run = failed(simulated(SynchronousSGD()))
+    run.save(tmp_path / "one")
+    simulated(AsyncSGD()).save(tmp_path / "two")
+    assert runs_table(root=tmp_path).footnotes == ("one: failed after step 5: rank 1: mat1 and mat2 shapes cannot be multiplied",)
 
 
 def test_a_run_that_did_not_fail_has_no_trouble() -> None:
