@@ -43,6 +43,7 @@ class Master:
         self._make_optimizer, self._schedule = make_optimizer, schedule
         self._updaters: dict[int, Updater] = {}  # bucket -> its own, made at its first update
         self.updates = [0] * len(layout.buckets)
+        self.progress = [0.0] * len(layout.buckets)  # steps of the run that the updates complete: see `runtimes.milestones`
         self.control_seen = 0
         self._lr: float | None = None  # that was set in the run
         self.guard: Guard | None = None  # looks at what is applied
@@ -81,6 +82,12 @@ class Master:
             values = self.average.values if self.average is not None else self.parameters
             return [value.detach().clone() for value in values]
 
+    def evaluated_shard(self, bucket: int) -> dict[int, Tensor]:
+        """The same of one shard: number of the parameter -> a copy."""
+        with self._updating:
+            values = self.average.values if self.average is not None else self.parameters
+            return {slot.index: values[slot.index].detach().clone() for slot in self.layout.buckets[bucket].slots}
+
     def _apply(self, gradient: Gradient, lr_scale: float) -> int:
         buckets = range(len(self.updates)) if gradient.bucket is None else (gradient.bucket,)
         staleness = max(self.updates[bucket] for bucket in buckets) - gradient.version
@@ -113,6 +120,7 @@ class Master:
         """All that a resumed server needs."""
         updaters = {bucket: updater.state() for bucket, updater in self._updaters.items()}
         kept = {"parameters": [param.detach() for param in self.parameters], "updaters": updaters, "updates": list(self.updates)}
+        kept["progress"] = list(self.progress)
         return {**kept, "average": self.average.state() if self.average else None}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -122,5 +130,6 @@ class Master:
         for bucket, kept in state["updaters"].items():
             self._updater(bucket).load(kept)
         self.updates = list(state["updates"])
+        self.progress = [float(number) for number in state.get("progress", self.updates)]
         if self.average is not None and state["average"] is not None:
             self.average.load(state["average"])

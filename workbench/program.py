@@ -236,6 +236,13 @@ class Algorithm(ABC):
         """How many ranks, from rank 0 on, compute gradients."""
         return num_ranks
 
+    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
+        """How many steps of the run one update of a server completes, with so many workers' gradients (late ones count).
+
+        The schedule of evaluations is counted in these. A step is a minibatch of each worker.
+        """
+        return num_gradients / num_workers
+
     def goes_on_without(self, rank: int, num_ranks: int) -> bool:
         """Whether the others can go on as they are when that rank's process ends; rank 0 keeps the record, and is always needed."""
         return False

@@ -69,6 +69,9 @@ class Wrapper(Algorithm):
     def has_servers(self) -> bool:
         return self.inner.has_servers
 
+    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
+        return self.inner.steps_per_update(num_gradients, num_workers)
+
     @property
     def asynchronous(self) -> bool:
         return self.inner.asynchronous

@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.notebooks.from_records import accuracy_of, step_seconds_of
 from workbench import resources
 from workbench.experiments.notebooks import run_notebook, tagged_text
 
@@ -60,6 +61,24 @@ def test_the_tour_runs_and_shows_what_it_promises(runs: Path, tmp_path: Path) ->
     found = [json.loads(path.read_text()) for path in runs.glob("*/run.json")]
     assert sorted(info["method"]["name"] for info in found) == ["LayerwiseSGD", "PipeSGD", "PipeSGD", "SynchronousSGD"]
     assert all(info["status"] == "finished" for info in found)
+    check_answer(runs, tagged_text(executed, "answer"))
+
+
+def check_answer(runs: Path, answer: str) -> None:
+    """The sentence's numbers, from the records of the synchronous run and of the first of Pipe-SGD."""
+    named = {path.parent: json.loads(path.read_text()) for path in sorted(runs.glob("*/run.json"))}
+    in_time = sorted(named, key=lambda folder: named[folder]["created"])
+    (synchronous,) = (folder for folder in in_time if named[folder]["method"]["name"] == "SynchronousSGD")
+    pipe = next(folder for folder in in_time if named[folder]["method"]["name"] == "PipeSGD" and named[folder]["runtime"] != "simulated")
+    told = re.search(r"step is ([\d.]+) times as fast .* accuracy ([\d.]+) points (lower|higher|away)", answer)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(step_seconds_of(synchronous) / step_seconds_of(pipe), abs=0.0051)
+    lost = 100 * (accuracy_of(synchronous) - accuracy_of(pipe))
+    assert float(told[2]) == pytest.approx(abs(lost), abs=0.051)
+    assert told[3] == ("lower" if lost > 0 else "higher" if lost < 0 else "away")
+    virtual = re.search(r"simulated workers on .* it is ([\d.]+) times as fast", answer)
+    assert virtual is not None
+    assert 1.0 <= float(virtual[1]) <= 2.0, "width 2 hides communication behind compute or the other way round: at most twice as fast"
 
 
 @pytest.mark.mpi

@@ -64,6 +64,10 @@ class BackupSGD(ServerMethod):
     def max_staleness(self) -> int:
         return 0
 
+    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
+        """One: the run has as many updates as steps, whatever was dropped."""
+        return 1.0
+
     def check(self, num_ranks: int) -> None:
         ServerMethod.check(self, num_ranks)
         workers = self.num_computing(num_ranks)

@@ -31,6 +31,12 @@ def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[st
             if len(set(values)) > 1:
                 for position, value in zip(group, values, strict=True):
                     labels[position] += f", {value}" if value else ""
+    rates = {run.info["settings"]["lr"] for run in runs if (run.info.get("settings") or {}).get("lr") is not None}
+    if len(rates) > 1:
+        for position, run in enumerate(runs):
+            rate = (run.info.get("settings") or {}).get("lr")
+            if rate is not None and f"lr={rate}" not in labels[position]:
+                labels[position] += f", lr={rate}"
     return labels
 
 
@@ -42,7 +48,7 @@ def _facts(run: Run, repetitions: bool) -> dict[str, str]:
     found["runtime"] = str(info.get("runtime") or "")
     found["workers"] = f"{info['num_workers']} workers" if info.get("num_workers") else ""
     found["problem"] = str((info.get("problem") or {}).get("name") or "")
-    names = ("batch_size", "lr", "num_micro", "precision", "optimizer", "schedule")
+    names = ("batch_size", "lr", "num_micro", "precision", "optimizer", "schedule", "epochs", "steps")
     found |= {name: f"{name}={settings[name]}" for name in names if settings.get(name) is not None}
     if repetitions:
         found["seed"] = f"seed {settings['seed']}" if "seed" in settings else ""

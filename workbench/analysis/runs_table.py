@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_value, same_word, unknown
 from workbench.trace.index import Index, state_of
 from workbench.trace.read import metrics_paths
@@ -41,6 +41,7 @@ ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
 )
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+MOST_TOLD = 8  # failures below a table
 RESULTS_NAME = ".results.jsonl"
 
 
@@ -134,7 +135,20 @@ def runs_table(
         rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
     rows = _in_order(rows, sort_key, sort.startswith("-"), limit)
     shown = tuple(Column(key, TITLES.get(key, key), TEXTS.get(key, str)) for key in column_keys)
-    return Table(add_results(rows, root), shown, caption="\n".join(f"skipped: {reason}" for reason in listing.damaged))
+    caption = "\n".join(f"skipped: {reason}" for reason in listing.damaged)
+    return Table(add_results(rows, root), shown, caption=caption, footnotes=_troubles(rows))
+
+
+def _troubles(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Of the last of these runs that failed: the step each reached, and its error with the rank."""
+    failed = [row for row in rows if row["status"] in ("failed", "killed", "lost")]
+    found = [f"and {len(failed) - MOST_TOLD} more that failed"] if len(failed) > MOST_TOLD else []
+    for row in failed[-MOST_TOLD:]:
+        try:
+            found.append(f"{row['run']}: {Run.load(Path(row['folder'])).trouble or row['status']}")
+        except (OSError, WorkbenchError):  # removed meanwhile
+            found.append(f"{row['run']}: {row['status']}")
+    return tuple(found)
 
 
 def row_of(run: StoredRun) -> dict[str, Any]:

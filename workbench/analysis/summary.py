@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from workbench.analysis.critical import CriticalPath, critical_path
+from workbench.analysis.fairness import notes_of
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
@@ -132,7 +133,7 @@ COLUMNS = (
     Column("exposed_s", "exposed (mean)", seconds),
     Column("overlap", "overlap", percent),
     Column("bytes_sent", "sent", num_bytes),
-    Column("staleness_max", "staleness"),
+    Column("staleness_max", "staleness (max)"),
     Column("steps", "steps"),
     Column("workers", "workers"),
     Column("runtime", "runtime"),
@@ -180,5 +181,8 @@ def compare(runs: Iterable[Run]) -> Comparison:
     """
     runs = as_runs(runs)
     notes = sorted({str(note) for run in runs if (note := (run.info.get("problem") or {}).get("note"))})
-    rows = [{"label": label, **summary(run)} for label, run in zip(distinct_labels(runs), runs, strict=True)]
-    return Comparison(rows, COLUMNS, caption="; ".join(notes), runs=runs)
+    labels = distinct_labels(runs)
+    rows = [{"label": label, **summary(run)} for label, run in zip(labels, runs, strict=True)]
+    state = (Column("status", "state"),) if any(run.trouble for run in runs) else ()
+    columns = (COLUMNS[0], *state, *COLUMNS[1:])
+    return Comparison(rows, columns, caption="; ".join(notes), footnotes=tuple(notes_of(runs, labels)), runs=runs)

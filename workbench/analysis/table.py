@@ -100,6 +100,7 @@ class Table:
     rows: Sequence[dict[str, Any]]
     columns: tuple[Column, ...]
     caption: str = ""
+    footnotes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
@@ -119,7 +120,7 @@ class Table:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([self.caption] * bool(self.caption) + text)
+        return "\n".join([self.caption] * bool(self.caption) + text + [_printable(note) for note in self.footnotes])
 
     __repr__ = __str__  # what a notebook keeps of a cell beside the HTML
 
@@ -128,4 +129,5 @@ class Table:
         head = "".join(f"<th style='padding: 2px 8px'>{html.escape(column.title)}</th>" for column in self.columns)
         cell = "<td style='white-space: nowrap; padding: 2px 8px'>{}</td>"  # on the cell itself: JupyterLab styles cells, not tables
         body = "".join(f"<tr>{''.join(cell.format(html.escape(text)) for text in line)}</tr>" for line in self.cells())
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        notes = "".join(f"<p style='margin: 2px 8px'><small>{html.escape(note)}</small></p>" for note in self.footnotes)
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -255,7 +256,20 @@ class RunHandle(Views):
         progress = f", step {rows[-1]['step']}" if rows else ""
         loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
         problem = (run.info.get("problem") or {}).get("name", "?")
-        return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {self.status}{progress}{loss} ({self.folder})"
+        state = f"{self.status}{progress}{loss}" if not self._trouble(run) else self._trouble(run)
+        return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {state} ({self.folder})"
+
+    def _trouble(self, run: Run) -> str:
+        """What failed, also where the record does not say so yet."""
+        if run.trouble or not self._failed():
+            return run.trouble
+        rank, error = first_cause(self._failed(), self._ends)[:2]
+        info = {
+            **run.info,
+            "status": "failed",
+            "error": f"rank {rank}: {str(error).strip().splitlines()[0] if str(error).strip() else error}",
+        }
+        return replace(run, info=info).trouble
 
     def __repr__(self) -> str:
         return f"<{self}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -50,6 +51,7 @@ def curves(
     figure.update_xaxes(**x_axis(runs, x))
     figure.update_yaxes(**y_axis(y, log_y))
     figure.update_layout(title=safe(_title(runs, Y_TITLES[y])), showlegend=True)
+    _tell_trouble(figure, runs)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
     return figure
 
@@ -68,6 +70,7 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
     below = x_axis(runs, x)
     axes = {"xaxis": below, "yaxis": y_axis("loss"), "xaxis2": below, "yaxis2": y_axis(right)}
     figure.update_layout(title=safe(_title(runs, "convergence")), **axes)
+    _tell_trouble(figure, runs)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
     return figure
 
@@ -81,9 +84,7 @@ def _two_panels() -> go.Figure:
 
 def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS) -> list[go.Scatter]:
     """The curves' traces: of each group of repetitions a band or the faint raw curve, where there is one, and a line."""
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
-        groups[label].append(run)
+    groups = _repetitions(runs)
     traces: list[go.Scatter] = []
     for position, (label, members) in enumerate(groups.items()):
         color = CYCLE[position % len(CYCLE)]
@@ -104,6 +105,40 @@ def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.0
         line, marker = {"color": color, "width": 2.2}, {"size": 6}
         traces.append(go.Scatter(x=line_x, y=line_y, name=name, mode=mode, line=line, marker=marker, hovertemplate=_hover(x, y), **common))
     return traces
+
+
+def _tell_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
+    """Write over the curves what failed, and where: axes without a curve, or usual ones, do not say so."""
+    told = [safe(run.trouble) for run in runs if run.trouble]
+    if told:
+        lines = [line for words in told[:3] for line in textwrap.wrap(words, 90)[:3]]
+        place = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.98, "xanchor": "center", "yanchor": "top"}
+        look = {"showarrow": False, "bgcolor": "#fff0f0", "bordercolor": "#b00020", "font": {"color": "#b00020"}, "align": "left"}
+        figure.add_annotation(text="<br>".join(lines), **place, **look)
+
+
+def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Label -> runs that differ in nothing but their seed, have ended, and are of one length; any other run by itself."""
+    together: dict[str, list[Run]] = defaultdict(list)
+    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
+        together[label].append(run)
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for label, members in together.items():
+        lengths = {max(run.rows(), default=-1) for run in members if not _is_apart(run, members)}
+        for position, run in enumerate(members, 1):
+            status = str(run.info.get("status"))
+            if _is_apart(run, members):
+                number = f" ({position} of {len(members)})" if len(members) > 1 else ""
+                groups[f"{label}, {status}{number}"].append(run)
+            else:
+                steps = max(run.rows(), default=-1) + 1
+                groups[f"{label}, {steps} steps" if len(lengths) > 1 else label].append(run)
+    return groups
+
+
+def _is_apart(run: Run, members: Sequence[Run]) -> bool:
+    """Whether a run has no place in a mean: it failed, or it has not ended and there are others."""
+    return bool(run.trouble) or (len(members) > 1 and run.info.get("status") not in (None, "finished"))
 
 
 def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:

@@ -50,6 +50,10 @@ class DueEvaluations:
         except (OSError, RuntimeError) as error:  # torch's own writer raises the latter on a full disk
             raise cannot_write(self._folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
+    def newest(self) -> int:
+        """The last step that waits; -1 for none."""
+        return max((int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.pt")), default=-1)
+
     def take(self) -> Iterator[tuple[dict[str, Any], Any]]:
         """Row and snapshot of each; its file goes when the next one is asked for, so that none is lost between the two."""
         for path in sorted(self._folder.glob("step-*.pt")):
@@ -97,4 +101,4 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
 
 def evaluated(worker: Worker, row: dict[str, Any], snapshot: Any) -> dict[str, Any]:
     """The row of an evaluation that one rank makes for all."""
-    return {**row, "evaluation": {**worker.evaluate_snapshot(snapshot), "whole": True}}
+    return {**row, "evaluation": worker.evaluate_snapshot(snapshot)}

@@ -28,6 +28,7 @@ class Ledger:
         self.origin_s = time.perf_counter()
         self.step = 0
         self.bytes_sent = 0.0
+        self.left: set[int] = set()  # ranks that a server on this rank knows to have left
         self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
         self.watch: Callable[[], object] | None = None  # called by whoever waits, and raises what must end the wait
         self._transport = transport
@@ -176,6 +177,7 @@ class Endpoint:
             handle = ticket.runtime
             left = getattr(handle, "left", None)
             if left is not None:
+                self._ledger.left.add(left)
                 self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "left": left, "seconds": self._ledger.now()})
                 ticket.value, ticket.done = ops.Left(left), True
                 return ticket.value

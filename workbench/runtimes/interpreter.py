@@ -62,6 +62,7 @@ class Interpreter:
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
+        self.on_update: Callable[[ops.Apply, float], None] | None = None  # told each update of a server here, on the server's thread
         self._minibatch = minibatch
         self._post = Post(transport)
         self._here = Endpoint(transport, self.ledger, self._post)
@@ -228,6 +229,8 @@ class Interpreter:
         end = self.ledger.now()
         self.recorder.span("apply", "server", begin, end, max(self.ledger.step, 0), bucket_of(gradient))
         self.recorder.event(update_event(request, bucket_of(gradient), update, end))
+        if self.on_update is not None:
+            self.on_update(request, end)
 
     # -- background --------------------------------------------------------------------------------------------
 

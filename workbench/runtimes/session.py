@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import closing
 from pathlib import Path
+from threading import Lock
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from workbench.ops import EndStep
+from workbench.ops import Apply, EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.runtimes.agreement import share_tensors
 from workbench.runtimes.checkpoint import begin_again
@@ -20,6 +22,8 @@ from workbench.runtimes.helm import Helm
 from workbench.runtimes.interpreter import Interpreter
 from workbench.runtimes.keeper import Keeper
 from workbench.runtimes.link import measure_link
+from workbench.runtimes.membership import LEFT_TEXT
+from workbench.runtimes.milestones import Milestones
 from workbench.runtimes.rejoin import Welcome, admit
 from workbench.runtimes.shrink import FAILURES, Shrinker
 from workbench.runtimes.transport import Patience, offset_to_rank0
@@ -27,6 +31,7 @@ from workbench.runtimes.worker import Worker
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
 
+PART_TAG = 987  # of the parameters that a server kept for an evaluation
 NEWS = 1  # the control word of ranks at steps of their own: there is something to be read
 
 
@@ -55,6 +60,13 @@ class Session:
         self._paused_s = 0.0
         self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is there
         self._due = DueEvaluations(folder)  # evaluations that wait for the run's end
+        self._parts: dict[int, dict[int, Tensor]] = {}  # step -> of the servers on this rank that have come to it, by number
+        self._came_s: dict[int, float] = {}  # step -> when the last of them did
+        self._updated_s: float | None = None  # the last update of a server on this rank
+        self._keeping = Lock()  # servers run on threads of their own
+        self._milestones = Milestones(worker.due_steps()) if helm.algorithm.has_servers else None
+        if self._milestones is not None and worker.can_evaluate:
+            interpreter.on_update = self._on_update
         self._last_end = EndStep(-1)
         self._is_another = False  # the ranks, than those that the program began with
         self._ending = False  # this rank's next step is the last before all meet, because something was said
@@ -75,7 +87,9 @@ class Session:
         offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
         self._recorder.clock(interpreter.ledger.now(), offset_s - shift)
         if self._algorithm.asynchronous:
-            self._finish_alone(last, seconds, stopped)
+            last_s = self._gather_parts() if self._milestones is not None and self._worker.can_evaluate else None
+            last = self._worker.num_steps - 1 if self._milestones is not None and not stopped and ctx.rank == 0 else last
+            self._finish_alone(last, seconds if last_s is None or stopped else last_s, stopped)
         self._keeper.finish()
         self._keep(last, seconds, stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
@@ -229,9 +243,10 @@ class Session:
     def _end_step_alone(self, end: EndStep, ctx: Context) -> None:
         """Where ranks are at steps of their own: nobody waits for an evaluation, and whatever is said ends all programs early.
 
-        Rank 0 keeps what is to be evaluated until the end, so that the others do not run ahead of it meanwhile.
+        Rank 0 keeps what is to be evaluated until the end, so that the others do not run ahead of it meanwhile. Where there are
+        servers, these do, at their own updates.
         """
-        if self._transport.rank == 0 and self._worker.evaluates_after(end.step):
+        if self._transport.rank == 0 and not self._algorithm.has_servers and self._worker.evaluates_after(end.step):
             self._due.add(self._row_of_evaluation(end.step), self._worker.snapshot())
         self._recorder.end_step()
         if self._algorithm.replicas == Replicas.NEVER:
@@ -244,18 +259,89 @@ class Session:
             self._ending = True
             ctx.num_steps = min(ctx.num_steps, end.step + 2)
 
+    def _on_update(self, request: Apply, end_s: float) -> None:
+        """A server on this rank has made an update: keep its shard for the evaluations that are due now."""
+        assert self._milestones is not None
+        master, algorithm, ledger = self._replica.master, self._algorithm, self._interpreter.ledger
+        num_workers = algorithm.num_computing(self._transport.num_workers) - len(ledger.left)
+        with self._keeping:
+            self._updated_s = max(end_s, self._updated_s or 0.0)
+            for step in self._milestones.count(master.progress, request, algorithm, num_workers):
+                bucket = request.gradient.bucket
+                parts = self._parts.setdefault(step, {})
+                for shard in range(len(master.updates)) if bucket is None else (bucket,):
+                    parts.update(master.evaluated_shard(shard))
+                self._came_s[step] = self._seconds(end_s)
+                if self._transport.rank == 0 and len(parts) == len(self._replica.layout.slots):
+                    buffers = [buffer.cpu().clone() for buffer in self._replica.float_buffers()]
+                    row = {**self._row_of_evaluation(step), "seconds": round(self._came_s.pop(step), 6)}
+                    self._due.add(row, (self._worker.joined(self._parts.pop(step)).cpu(), buffers))
+
+    def _gather_parts(self) -> float | None:
+        """Give rank 0 what servers on other ranks kept for evaluations; every rank comes here. When the last update was."""
+        updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
+        mine = {"steps": {step: sorted(parts) for step, parts in self._parts.items()}, "came_s": self._came_s, "updated_s": updated_s}
+        patience = self._interpreter.ledger.patience("all ranks to say what servers kept for evaluations")
+        texts = self._transport.gather_texts(json.dumps(mine), patience)
+        told = [json.loads(text) if text != LEFT_TEXT else None for text in texts]
+        if self._transport.rank != 0:
+            for parts in self._parts.values():
+                for number in sorted(parts):
+                    self._transport.start_send(0, parts[number].reshape(-1).contiguous(), PART_TAG).wait(patience)
+            self._parts.clear()
+        else:
+            self._take_parts(told, patience)
+        last = [one["updated_s"] for one in told if one is not None and one["updated_s"] is not None]
+        return max(last, default=None)
+
+    def _take_parts(self, told: list[dict[str, Any] | None], patience: Patience) -> None:
+        """On rank 0: the other ranks' parts, in the order in which they send them."""
+        parameters = self._replica.parameters
+        for rank, one in enumerate(told):
+            if rank == 0 or one is None:
+                continue
+            for word, numbers in one["steps"].items():
+                step = int(word)
+                for number in numbers:
+                    value = torch.empty_like(parameters[number].detach()).reshape(-1)
+                    self._transport.start_recv(rank, value, PART_TAG).wait(patience)
+                    self._parts.setdefault(step, {})[number] = value
+                self._came_s[step] = max(self._came_s.get(step, 0.0), one["came_s"][word])
+        buffers = [buffer.cpu().clone() for buffer in self._replica.float_buffers()]
+        for step, parts in sorted(self._parts.items()):
+            if len(parts) == len(parameters):
+                row = {**self._row_of_evaluation(step), "seconds": round(self._came_s[step], 6)}
+                self._due.add(row, (self._worker.joined(parts).cpu(), buffers))
+        self._parts.clear()
+
     def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
         """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
         if stopped:
             self._keeper.keep(self._algorithm, self._last_end, None)
         if self._transport.rank == 0 and self._worker.can_evaluate:
+            newest = self._due.newest()
             for row, snapshot in self._due.take():
                 self._recorder.metrics(evaluated(self._worker, row, snapshot))
                 self._recorder.end_step()  # written before its snapshot goes
+            if self._milestones is not None and not stopped:
+                self._evaluate_what_is_left(seconds, newest)
             row = {**self._row_of_evaluation(last), "seconds": round(seconds, 6)}
-            sums = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
-            self._recorder.metrics({**row, "evaluation": {**sums, "whole": True}})
+            self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
         self._recorder.end_step()
+
+    def _evaluate_what_is_left(self, seconds: float, newest: int) -> None:
+        """Due steps without an update after their gradients, which were dropped or lost: at the last parameters.
+
+        Args:
+            newest: the last step that was evaluated.
+        """
+        assert self._milestones is not None
+        progress = self._replica.master.progress if self._replica.has_master else []
+        left = self._milestones.left(min((steps for steps in progress if steps), default=0.0))
+        for step in left:
+            if step > newest:
+                row = {**self._row_of_evaluation(step), "seconds": round(seconds, 6)}
+                self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
 
     def _row_of_evaluation(self, step: int) -> dict[str, Any]:
         interpreter, samples = self._interpreter, self._worker.sampler.samples_before(step + 1)

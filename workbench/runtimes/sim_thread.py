@@ -166,6 +166,7 @@ class SimThread:
             worker.recorder.events.append(update_event(request, bucket, update, end))
             if worker.has_values:
                 simulation.look_for_stop(worker)
+                simulation.updated(worker, request, end)
         else:
             worker.apply(gradient, request.lr_scale, request.local)
         if worker.traced:

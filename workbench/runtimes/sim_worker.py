@@ -103,6 +103,15 @@ class SimWorker:
         """What an evaluation looks at; None without parameters."""
         return self._worker.evaluated_parameters() if self._worker is not None else None
 
+    def due_steps(self) -> list[int]:
+        """The steps after which an evaluation is due, but for the last; none without parameters."""
+        return self._worker.due_steps() if self._worker is not None else []
+
+    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+        """Shards' parameters as `evaluated_parameters` lays them out."""
+        assert self._worker is not None
+        return self._worker.joined(parts)
+
     def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
         """The whole test set at these parameters, in no virtual time; `bytes_sent` by all workers."""
         if self._worker is not None and self._worker.can_evaluate:

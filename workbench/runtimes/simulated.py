@@ -17,12 +17,13 @@ from torch import Tensor
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Stalled
 from workbench.gradients import Layout
-from workbench.ops import EndStep
+from workbench.ops import Apply, EndStep
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica import compute_threads
 from workbench.runtimes.checkpoint import resume as go_on
 from workbench.runtimes.course import Course, goes_on
+from workbench.runtimes.milestones import Milestones
 from workbench.runtimes.script import Script
 from workbench.runtimes.sim_departures import Departures
 from workbench.runtimes.sim_kept import SimKeeper
@@ -97,6 +98,10 @@ class Simulation:
         self.factors: dict[int, list[float]] = {}  # step -> of each worker
         self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
+        self._milestones = Milestones(self.workers[0].due_steps() if algorithm.has_servers else [])
+        self._parts: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have come to it, by number
+        self._num_evaluated = 0  # steps that were evaluated, or before one that was
+        self._updated_s: float | None = None  # the last update of a server
 
     def lose(self, rank: int, at_s: float) -> None:
         """That worker's process is to end at this virtual time (`ConfigError` where the method cannot go on without it)."""
@@ -128,8 +133,7 @@ class Simulation:
                 for worker in self.workers:
                     self.keeper.keep(worker, worker.last_end)
             if stop_after is None or self.algorithm.asynchronous:
-                first = self.workers[0]
-                self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
+                self._evaluate_at_end()
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
 
     def _run_programs(self, threads: list[SimThread]) -> None:
@@ -220,8 +224,62 @@ class Simulation:
             self.ending.add(worker.rank)
             ctx.num_steps = min(ctx.num_steps, step + 2)
 
+    def updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
+        """A server of this worker has made an update: evaluate the steps that all servers have now completed."""
+        self._updated_s = end_s
+        left = {rank for rank, _ in self.departures.gone} if self.departures is not None else set()
+        num_workers = self.algorithm.num_computing(self.num_workers) - len(left)
+        master = worker.trained.master
+        for step in self._milestones.count(master.progress, request, self.algorithm, num_workers):
+            parts = self._parts.setdefault(step, {})
+            shards = range(len(master.updates)) if request.gradient.bucket is None else (request.gradient.bucket,)
+            for shard in shards:
+                parts.update(master.evaluated_shard(shard))
+            if len(parts) == len(worker.replica.layout.slots):
+                self.workers[0].evaluate(step, end_s, worker.joined(self._parts.pop(step)), self._bytes_sent)
+
+    def _evaluate_at_end(self) -> None:
+        """After all programs have ended."""
+        first = self.workers[0]
+        if not self.algorithm.has_servers or self._stops_early:
+            self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
+            return
+        parameters = first.evaluated_parameters()
+        if parameters is not None:
+            end_s = self.seconds if self._updated_s is None else self._updated_s
+            done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
+            for step in self._milestones.left(min(self._progress(), default=0.0)):
+                if step not in done:  # its gradients were dropped or lost, so no update came after
+                    first.evaluate(step, end_s, parameters, self._bytes_sent)
+            first.evaluate(first.num_steps - 1, end_s, parameters, self._bytes_sent)
+
+    def _progress(self) -> list[float]:
+        """Of each shard, by its server."""
+        masters = [worker.trained.master for worker in self.workers if worker.trained.has_master]
+        return [max(master.progress[shard] for master in masters) for shard in range(len(self.workers[0].replica.layout.buckets))]
+
+    @property
+    def _stops_early(self) -> bool:
+        """Whether the run was stopped before its last step."""
+        first = self.workers[0]
+        cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < first.num_steps)
+        return cut or bool(self.ending)
+
     def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
-        """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step."""
+        """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step.
+
+        Where all ranks end a step with equal parameters but not at one time, at those of the first that ends it. Servers have
+        evaluations by their updates.
+        """
+        if self.algorithm.has_servers:
+            return
+        if not self.algorithm.asynchronous and self.algorithm.shrinks_anyway:
+            if step >= self._num_evaluated:
+                self._num_evaluated = step + 1
+                parameters = worker.evaluated_parameters()
+                assert parameters is not None
+                self.workers[0].evaluate(step, self.clock.now_s, parameters, self._bytes_sent)
+            return
         if self.algorithm.asynchronous or self.course.method_of(step).replicas != Replicas.AT_END:
             if worker.rank == 0:
                 self._evaluate(step, [worker])
@@ -249,9 +307,9 @@ class Simulation:
         info = run_info_of(
             self.algorithm, self.problem, self.settings, self.num_workers, first.replica.layout, self.network, self.compute, first.sampler
         )
-        done = first.last_step + 1
-        cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < first.num_steps)
-        status = "stopped" if cut or self.ending else "finished"
+        stopped = self._stops_early
+        done = first.num_steps if self.algorithm.has_servers and not stopped else first.last_step + 1  # rank 0 may have skipped its last
+        status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
             info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")

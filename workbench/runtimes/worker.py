@@ -15,7 +15,7 @@ from workbench.backward import Micro
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Replicas
 from workbench.replica import evaluation_mode
 from workbench.rng import derive_seed
 from workbench.runtimes.assembly import build_replica
@@ -85,6 +85,10 @@ class Worker:
         due = self.sampler.ends_epoch(step) if every is None else every > 0 and (step + 1) % every == 0
         return self._test is not None and due and step + 1 < self.num_steps
 
+    def due_steps(self) -> list[int]:
+        """The steps after which the test data are due, but for the last."""
+        return [step for step in range(self.num_steps) if self.evaluates_after(step)]
+
     def deal_anew(self, origin: tuple[int, int]) -> None:
         """From a step on, behind so many samples, deal the data in the batches of these ranks: see `Sampler.origin`."""
         self.sampler = replace(self.sampler, origin=origin)
@@ -113,6 +117,10 @@ class Worker:
     def snapshot(self) -> tuple[Tensor, list[Tensor]]:
         """What an evaluation looks at, kept for one that comes later: parameters, and buffers such as BatchNorm's."""
         return self.evaluated_parameters().cpu(), [buffer.cpu().clone() for buffer in self.replica.float_buffers()]
+
+    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+        """The shards' parameters, by their numbers, as `evaluated_parameters` lays them out."""
+        return torch.cat([parts[number].reshape(-1).to(self.replica.layout.dtype) for number in sorted(parts)])
 
     @torch.no_grad()
     def evaluate_snapshot(self, snapshot: tuple[Tensor, list[Tensor]]) -> dict[str, Any]:
@@ -145,7 +153,7 @@ class Worker:
 
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
-        sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0}
+        sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0, "shares": num_shares}
         indices = torch.arange(share, len(self._test), num_shares)  # type: ignore[arg-type]
         for part in torch.split(indices, EVALUATION_BATCH):
             if not len(part):
@@ -242,7 +250,9 @@ def check_what(algorithm: Any, problem: Any, runtime: str) -> None:
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
     """What `run.json` says of a run before it begins."""
     record = algorithm.settings()
+    whose = _evaluated_words(algorithm)
     return {
+        **({"evaluated": whose} if whose else {}),
         "clock": "virtual" if runtime == "simulated" else "wall",
         "method": {
             "name": type(algorithm).__name__,
@@ -265,6 +275,15 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
         return []
     covered = f"the trace holds the first {first:,} of {num_steps:,} steps"
     return [f"{covered}: timelines, overlap and critical paths are of those; trace_steps=None keeps all"]
+
+
+def _evaluated_words(algorithm: Algorithm) -> str:
+    """Whose parameters are evaluated where replicas differ between steps; "" where all are equal."""
+    if algorithm.has_servers:
+        return "the servers' parameters"
+    if algorithm.replicas == Replicas.NEVER:
+        return "rank 0's replica alone"
+    return "the mean of all replicas" if algorithm.replicas == Replicas.AT_END else ""
 
 
 def model_info(layout: Layout) -> dict[str, Any]:

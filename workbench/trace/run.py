@@ -80,12 +80,13 @@ class Run(Views):
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
-        return f"<Run {self.id}: {self.label}, {self.info.get('status', 'unknown')}, {ranks}, {rows} rows of metrics>"
+        state = self.trouble or str(self.info.get("status", "unknown"))
+        return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics>"
 
     def _repr_html_(self) -> str:
-        """The run's row of the table of runs, and what it failed of."""
+        """The run's row of the table of runs, which says what it failed of."""
         analysis = import_module("workbench.analysis")
-        return f"{escape(repr(self))}{analysis.compare([self])._repr_html_()}{escape(str(self.info.get('error') or ''))}"
+        return f"{escape(repr(self))}{analysis.compare([self])._repr_html_()}"
 
     def _recorded(self) -> Run:
         return self
@@ -94,6 +95,36 @@ class Run(Views):
     def num_ranks(self) -> int:
         """Ranks that left something: metrics, or a trace alone (a profile)."""
         return len(set(self.metrics) | set(self.traces or ()))
+
+    @property
+    def trouble(self) -> str:
+        """Of a run that failed or was killed: its state, the step that it reached, the error in one line with its rank; else "".
+
+        >>> Run(info={"status": "failed", "error": "rank 1: the loss is nan"}, metrics={}).trouble
+        'failed before the end of its first step: rank 1: the loss is nan'
+        """
+        status = self.info.get("status")
+        if status not in ("failed", "killed", "lost"):
+            return ""
+        steps = self.rows()
+        where = f"after step {max(steps)}" if steps else "before the end of its first step"
+        return f"{status} {where}: {self._cause()}"
+
+    def _cause(self) -> str:
+        """The first line of the error, with the rank that it is of."""
+        error = str(self.info.get("error") or "").strip()
+        told = next((item for item in self.failures.items() if item[1].get("error")), None)
+        if not error and told is not None:
+            error = str(told[1]["error"]).strip()
+        line = error.splitlines()[0] if error else "no reason was recorded"
+        return line if told is None or "rank" in line else f"rank {told[0]}: {line}"
+
+    @property
+    def evaluated(self) -> str:
+        """Whose parameters its evaluations look at where replicas differ; "" where all ranks hold the same."""
+        method = str((self.info.get("method") or {}).get("name") or "")
+        words = str(self.info.get("evaluated") or "")
+        return f"accuracy is of {words}" if method and words else ""
 
     @property
     def id(self) -> str:
@@ -205,8 +236,9 @@ class Run(Views):
     def evaluations(self) -> list[dict[str, Any]]:
         """Each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
 
-        An evaluation counts once every rank has reported its share; where a run went on as fewer, every one of those, and what the
-        others had sent counts too. In a finished run, ranks that never evaluate are not waited for.
+        One that a single rank did for all counts at once. Else it counts once every rank has reported its share; where a run went on as
+        fewer, every one of those, and what the others had sent counts too. In a finished run, ranks that never evaluate are not waited
+        for.
         """
         table = self.rows(evaluations=True)
         everyone = expected = {rank for rank, rows in self.metrics.items() if rows}
@@ -215,10 +247,10 @@ class Run(Views):
         found, steps = [], self.rows()
         for step, shares in table.items():
             there = self._there(step, everyone)
-            whole = any(row["evaluation"].get("whole") for row in shares.values())  # one rank made it for all
+            whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())  # one rank made it for all
             if not whole and not expected & there <= set(shares):
                 continue
-            gone = _latest(steps, step, everyone - there - set(shares))
+            gone = {} if whole else _latest(steps, step, everyone - there - set(shares))
             parts = [row["evaluation"] for row in shares.values()]
             count = sum(part["count"] for part in parts)
             judged = sum(part["judged"] or 0 for part in parts)
