@@ -178,3 +178,28 @@ def test_mpich_wheel_lives_beside_open_mpi(mpich: dict[str, str]) -> None:
     command = [mpiexec, "-n", "2", sys.executable, "-c", code]
     result = subprocess.run(command, env={**os.environ, **mpich}, capture_output=True, text=True, timeout=100)
     assert result.stdout.split() == ["MPICH", "MPICH"], result.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_type_checker_reads_the_types_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """`py.typed` is in the wheel: without it, mypy takes nothing from an installed package."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from workbench.algorithms import PipeSGD\nfrom workbench.calibration import Calibration, predict\n\n"
+        'found = predict(Calibration.load("c.json"), PipeSGD(width=2), workers=4)\nseconds: float = found.step_s\n'
+        'PipeSGD(width="two")\nwords: str = found.step_s\n'
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        str(installed / "bin" / "python"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
+    done = subprocess.run([*command, "--follow-imports=silent", "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert [(line.split(":")[1], line.rsplit("[")[-1].rstrip("]")) for line in errors] == [("6", "arg-type"), ("7", "assignment")], (
+        done.stdout
+    )
