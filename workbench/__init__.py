@@ -1,6 +1,7 @@
 """A Jupyter-centric research workbench for distributed SGD.
 
 Public names, in reading order; each is loaded when it is first used, so that `import workbench` costs nothing.
+An import does not look for files that another package of the same name has left in this folder: `workbench doctor` does.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -32,11 +33,13 @@ from workbench.submit_command import add_submit_options
 from workbench.sweep_command import add_sweep_options
 from workbench.train_command import add_train_options
 
+TERMINATED = 128 + signal.SIGTERM  # what `experiments.ending` leaves with, which is not imported before it is needed
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 (also for a run that was stopped),
 
-    2 for what the caller can mend, 130 when interrupted.
+    2 for what the caller can mend, 130 when interrupted, 143 when terminated where a command cleans up.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
@@ -57,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+    except SystemExit as error:
+        if error.code == TERMINATED:
+            print("workbench: terminated", file=sys.stderr)
+            return TERMINATED
+        raise
 
 
 def _is_read() -> bool:

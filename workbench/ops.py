@@ -145,7 +145,7 @@ class Send(Request):
     so two ranks that both send first and receive second deadlock. `Start` one of the two. A rank may send to itself.
 
     Args:
-        tag: 0 to 999.
+        tag: 0 to 999. Hops of collectives have 0 to 899; a program that shares its tags with a collective uses the others.
         stamp: a number from 0 to 2^40 - 1 that travels with the value, in a header of 8 bytes; the receiver then says `stamped`. None
             for none.
     """

@@ -49,8 +49,14 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from workbench import resources
     from workbench.experiments.ending import terminated_as_exit
+
+    with terminated_as_exit():  # while it looks for notebooks and draws pages too
+        return _execute(options)
+
+
+def _execute(options: argparse.Namespace) -> int:
+    from workbench import resources
     from workbench.papers.page import write_page
     from workbench.papers.pictures import draw_pictures
     from workbench.papers.plan import plan
@@ -76,8 +82,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         timeout_s=options.timeout,
         say=lambda words: print(words, file=sys.stderr, flush=True),
     )
-    with terminated_as_exit():
-        outcomes = how.run(jobs)
+    outcomes = how.run(jobs)
     for words in draw_pictures(outcomes, records, size, site):
         print(words, file=sys.stderr)
     if options.update:

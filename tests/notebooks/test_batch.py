@@ -86,6 +86,33 @@ def test_ended_by_a_signal_it_leaves_no_process(notebook: Path, sign: signal.Sig
     assert read_record(notebook.parent / "out.ipynb")["status"] == words
 
 
+@pytest.mark.usefixtures("no_process_left")
+def test_a_terminated_reproduction_says_so_in_a_line_and_leaves_no_process(tmp_path: Path) -> None:
+    """The kernel computes at that moment: asked to shut down, it would print a traceback of its sockets."""
+    output = tmp_path / "out"
+    words = ["reproduce", "10-scaling", "-o", str(output), "--again"]
+    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not _computes(output / "10-scaling.ipynb"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert said.splitlines() == ["[1 of 1] 10-scaling (smoke)", "workbench: terminated"]
+
+
+def _computes(path: Path) -> bool:
+    """Whether three cells of code have begun."""
+    try:
+        cells = nbformat.read(path, as_version=4).cells
+    except Exception:  # noqa: BLE001 - not there yet, or half written
+        return False
+    begun = [cell for cell in cells if cell.cell_type == "code" and (cell.metadata.get("papermill") or {}).get("start_time")]
+    return len(begun) >= 3
+
+
 @pytest.mark.parametrize("engine", ["workbench notebook run", "papermill --engine workbench"])
 def test_what_is_said_to_a_kernel_is_encrypted(tmp_path: Path, engine: str) -> None:
     """Its ports are open to all users of the machine; and ipykernel warns whoever runs a notebook without it."""

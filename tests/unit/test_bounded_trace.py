@@ -77,3 +77,23 @@ def test_all_of_it_is_kept_where_asked_and_the_first_part_is_the_same() -> None:
     mine, all_ = run_overlap(part, slice(0, 18)), run_overlap(whole, slice(0, 18))
     for name in ("window_s", "compute_s", "hidden_s", "exposed_s", "idle_s"):
         assert getattr(mine, name) == pytest.approx(getattr(all_, name), abs=1e-12)
+
+
+def test_figures_of_part_of_a_trace_say_which_steps_it_covers() -> None:
+    """Whoever looks at a figure alone sees that it is not of the whole run; of a whole trace nothing is said."""
+    part, whole = simulated(steps=60, trace_steps=20), simulated(steps=60, trace_steps=None)
+    covered = "trace of steps 0 to 19 of 60"
+    for figure in (
+        wb.plots.timeline(part),
+        wb.plots.per_step(part),
+        wb.plots.timelines([whole, part]),
+        wb.plots.overlap_bars([whole, part]),
+    ):
+        assert figure.to_json().count(covered) == 1
+    for figure in (wb.plots.timeline(whole), wb.plots.per_step(whole), wb.plots.overlap_bars([whole])):
+        assert "trace of" not in figure.to_json()
+
+
+def test_a_title_writes_large_numbers_of_steps_as_the_notes_do() -> None:
+    run = simulated(steps=TRACE_STEPS + 50)
+    assert "trace of steps 0 to 1,999 of 2,050" in wb.plots.per_step(run).layout.title.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import astuple, replace
 from functools import cache
 from itertools import product
@@ -20,10 +21,10 @@ from workbench.calibration import Calibration, Convergence, Estimate, Probe, cal
 from workbench.calibration.convergence import recipe
 from workbench.calibration.cores import Slowness, slowness_in
 from workbench.calibration.effective import core_s, core_s_per_byte, effective_costs, make_setting
-from workbench.calibration.fit import ready_to_shares, robust_line
+from workbench.calibration.fit import fit, ready_to_shares, robust_line
 from workbench.calibration.laws import fit_law, slow_ranks
 from workbench.calibration.model_error import band
-from workbench.calibration.observed import _merged
+from workbench.calibration.observed import _merged, observe
 from workbench.calibration.predict import step_s
 from workbench.calibration.predict import table as prediction_table
 from workbench.calibration.probe import without_hold_up
@@ -542,3 +543,26 @@ def test_rates() -> None:
     assert parse_rates("1gbit") == [1.25e8] and parse_rates("") == []
     with pytest.raises(ConfigError, match="500mbit"):
         parse_rates("1 furlong")
+
+
+@pytest.mark.parametrize(
+    ("sigma", "runtime", "says"),
+    [
+        (0.05, "torch", None),  # 10 to 90 %: 13 % of the median
+        (0.2, "torch", "`workbench train`.*`workbench calibrate last`"),  # 52 %
+        (0.2, "torch.profiler", "`workbench calibrate TRACE...`"),
+        (0.2, "simulated", None),  # nothing else ran in virtual time
+    ],
+)
+def test_compute_that_varies_as_on_a_busy_machine_is_noted_with_the_command_that_repeats_it(
+    sigma: float, runtime: str, says: str | None
+) -> None:
+    run = trained(wb.LayerwiseSGD(bucket_bytes=0), compute=replace(COMPUTE, stragglers=(Lognormal(sigma=sigma),)))
+    observed, source = observe(run), fitted()
+    origin = replace(source.origin, runtime=runtime)
+    notes = [note for note in fit(observed, origin, source.shapes).notes if "10 to 90 %" in note]
+    assert len(notes) == (says is not None)
+    if says:
+        assert re.search(says, notes[0]) and "quiet machine" in notes[0]
+        low, high = map(float, re.findall(r"0\.\d+|1\.\d+", notes[0])[:2])
+        assert (low, high) == pytest.approx((np.exp(-1.2816 * sigma), np.exp(1.2816 * sigma)), abs=0.06), "quantiles of the lognormal"

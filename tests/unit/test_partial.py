@@ -13,11 +13,12 @@ from torch import Tensor
 
 from tests.unit.driver import Costs, Driver, common_factor, numbered
 from workbench.algorithms import PartialAllReduce, SynchronousSGD
-from workbench.algorithms.partial import _merged
-from workbench.collectives import Linear
+from workbench.algorithms.partial import DONE, GO, READY, _merged
+from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.program import Context
+from workbench.program import Context, perform
+from workbench.runtimes.tapes import RECEIVE, SEND, rehearse
 
 STEPS = 6
 
@@ -137,3 +138,13 @@ def test_wrong_quorums_are_refused(quorum: Any) -> None:
 def test_more_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="quorum=4 of 3 ranks"):
         PartialAllReduce(quorum=4).check(3)
+
+
+@pytest.mark.parametrize("num_ranks", [497, 1000])
+def test_no_hop_of_a_sum_has_a_tag_of_the_rounds_own_messages(num_ranks: int) -> None:
+    """Rounds and their sums share the tags of the program: a ring of 497 ranks has hops 0 to 991, and READY was 990."""
+    for rank in (0, num_ranks - 1):
+        tape = rehearse(perform(Ring().all_reduce(Context(rank, num_ranks), torch.empty(num_ranks, device="meta"))))
+        assert tape is not None
+        used = {tag for op, _, _, tag, _ in tape.instructions if op in (SEND, RECEIVE)}
+        assert len(used) > 400 and not used & {READY, GO, DONE}

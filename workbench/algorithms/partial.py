@@ -17,7 +17,7 @@ from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import ANY, FREE, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
 from workbench.program import Algorithm, Card, Context, perform
 
-READY, GO, DONE = 990, 991, 992  # tags; a collective's are far below
+READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
 
 
 class Quorum(StrEnum):

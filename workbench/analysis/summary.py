@@ -35,6 +35,17 @@ def run_parts(run: Run, steps: slice | None = None) -> Parts:
     return parts(run.spans, steps)
 
 
+def trace_coverage(run: Run) -> str:
+    """Which steps the trace holds, where it does not hold all of them; "" where it does, or where nothing was traced."""
+    first = (run.info.get("settings") or {}).get("trace_steps")
+    num_steps = 1 + max((row["step"] for rows in run.metrics.values() for row in rows), default=-1)
+    traced = run.spans.table["step"]
+    traced = traced[traced >= 0]
+    if first is None or first >= num_steps or not len(traced):
+        return ""
+    return f"trace of steps {traced.min():,} to {traced.max():,} of {num_steps:,}"
+
+
 def steady_overlap(run: Run) -> Overlap:
     """The same, without the first steps of the trace (`num_warm_up`), which may cover a part of the run only."""
     steps = np.unique(run.spans.table["step"])

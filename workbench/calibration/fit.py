@@ -87,7 +87,10 @@ def _busy(compute: Compute, origin: Origin) -> list[str]:
         return []
     spread = f"compute of one rank varies from {low:.2f} to {high:.2f} of its median (10 to 90 %)"
     cause = "other programs on the machine, or ranks that share its cores, are a likelier cause than slow workers"
-    fix = "measure again on a quiet machine, or leave the variation out with stragglers=() in the calibration's pace"
+    again = "profile the loop again on a quiet machine, then `workbench calibrate TRACE...`"
+    if origin.runtime != "torch.profiler":
+        again = f"repeat the `workbench train` command of {origin.source} on a quiet machine, then `workbench calibrate last`"
+    fix = f"{again}; or leave the variation out with stragglers=() in the calibration's pace"
     return [f"{spread}: {cause}, and predictions repeat it on every worker; {fix}"]
 
 

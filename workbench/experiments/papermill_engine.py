@@ -50,7 +50,10 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
             options["timeout_func"] = lambda cell: max(1, math.ceil(deadline - time.monotonic()))
         options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
         options["config"] = _encrypted(options.get("config"))
-        with terminated_as_exit(), _recorded(nb_man, kernel_name), _warded(mark), _environment({"IPP_NONINTERACTIVE": "1", mark: "1"}):
+        variables = {"IPP_NONINTERACTIVE": "1", mark: "1"}
+        # A kernel that computes and is asked to shut down prints a traceback of its closed sockets: it is ended before it is asked.
+        ended = terminated_as_exit(lambda: end_marked(mark))
+        with ended, _recorded(nb_man, kernel_name), _warded(mark), _environment(variables):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
             except BaseException as error:

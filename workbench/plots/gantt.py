@@ -11,11 +11,12 @@ from plotly.subplots import make_subplots
 
 from workbench.analysis.critical import critical_path
 from workbench.analysis.labels import distinct_labels
+from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
 from workbench.plots.layout import FILLED, MAX_BARS, Panel, panel
 from workbench.plots.marks import arrows, path_line
-from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, safe
+from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, partly, safe
 from workbench.trace.run import Run, as_runs
 from workbench.trace.spans import KINDS
 
@@ -93,7 +94,7 @@ def timelines(
             seen.add(trace.legendgroup)
         figure.add_traces(traces, rows=number, cols=1)
         figure.update_yaxes(**_row_names(item), row=number, col=1)
-        more = _dress(number, item, label, factor, longest_s)
+        more = _dress(number, item, f"<b>{safe(label)}</b>{partly(trace_coverage(run))}{_said(item)}", factor, longest_s)
         shapes, notes = shapes + more[0], notes + more[1]
     figure.update_xaxes(range=[0, longest_s * factor], showgrid=False)
     figure.update_xaxes(title=f"time ({unit})", row=len(runs), col=1)
@@ -180,8 +181,8 @@ def _about(item: Panel) -> list[str]:
     return texts
 
 
-def _dress(number: int, item: Panel, label: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
-    """Shapes and annotations of a panel: lines between ranks, step boundaries with their numbers, the run's name above."""
+def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
+    """Shapes and annotations of a panel: lines between ranks, step boundaries with their numbers, the title above."""
     axis = "" if number == 1 else str(number)
     across, over = f"x{axis} domain", f"y{axis} domain"
     line: dict[str, Any] = {"color": GRID, "width": 1.5}
@@ -191,7 +192,7 @@ def _dress(number: int, item: Panel, label: str, factor: float, longest_s: float
         for y in ends
     ]
     left = {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "yref": over, "y": 1, "xshift": -2}
-    name = {"text": f"<b>{safe(label)}</b>{_said(item)}", "xref": "paper", "x": 0, "yshift": 14, "font": {"size": 13, "color": INK}}
+    name = {"text": title, "xref": "paper", "x": 0, "yshift": 14, "font": {"size": 13, "color": INK}}
     notes = [{**left, **name}]
     marked_s = -item.length_s
     for step, at_s in item.bounds.items():

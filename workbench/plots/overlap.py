@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap
-from workbench.analysis.summary import steady_overlap
+from workbench.analysis.summary import steady_overlap, trace_coverage
 from workbench.analysis.table import percent, seconds
-from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, legend_below, safe
+from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, legend_below, partly, safe
 from workbench.trace.run import Run, as_runs
 
 LABEL_SIGNS = 34  # a line: longer names would leave the bars no room
@@ -21,7 +21,8 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     """One stacked bar a run, means over ranks and the steps after the warm-up; a bar's length is the time of a step."""
     runs = as_runs(runs)
     found = [steady_overlap(run) for run in runs]
-    labels = [f"{'<br>'.join(map(safe, textwrap.wrap(label, LABEL_SIGNS)))} " for label in distinct_labels(runs)]
+    names = ["<br>".join(map(safe, textwrap.wrap(label, LABEL_SIGNS))) for label in distinct_labels(runs)]
+    labels = [f"{name}{partly(trace_coverage(run), between='<br>')} " for name, run in zip(names, runs, strict=True)]
     longest_s = max((sum(parts_of(item).values()) for item in found), default=0.0)
     unit, factor = ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
     colors = dict(zip(parts_of(found[0]) if found else (), (BLUE, GREEN, VERMILION, LIGHT_GREY), strict=False))

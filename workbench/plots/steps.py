@@ -11,10 +11,11 @@ from plotly.subplots import make_subplots
 
 from workbench.analysis.critical import NOTHING, CriticalPath, critical_path
 from workbench.analysis.overlap import Overlap, overlap
+from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import seconds
 from workbench.errors import ConfigError
 from workbench.plots.gantt import time_unit
-from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, safe
+from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, partly, safe
 from workbench.trace.run import Run, as_runs
 from workbench.trace.spans import KINDS
 
@@ -52,8 +53,9 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
         figure.update_yaxes(title=f"time ({unit})", rangemode="tozero", row=row, col=1)
     figure.update_xaxes(title="step" if each == 1 else f"step (means of {each})", row=2, col=1)
     figure.update_annotations(font={"size": 13}, x=0, xanchor="left")
+    title = f"{safe(f'Steps of {run.label}')}{partly(trace_coverage(run))}"
     beside = {"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom", "traceorder": "normal", "font": {"size": 12}}
-    figure.update_layout(template=TEMPLATE, title=safe(f"Steps of {run.label}"), height=HEIGHT, barmode="stack", bargap=0.15)
+    figure.update_layout(template=TEMPLATE, title=title, height=HEIGHT, barmode="stack", bargap=0.15)
     figure.update_layout(legend={**beside, "y": 1.0}, legend2={**beside, "y": figure.layout.yaxis2.domain[1]}, margin={"t": 84})
     return figure
 

@@ -99,6 +99,11 @@ def safe(name: Any) -> str:
     return html.escape(str(name), quote=False)
 
 
+def partly(coverage: str, between: str = "   ") -> str:
+    """Which part of a run a figure is of, in small letters after its title; "" of a whole run."""
+    return f"{between}<span style='font-size:11px;color:{MUTED_INK}'>{coverage}</span>" if coverage else ""
+
+
 def faded(color: str, opacity: float) -> str:
     """The colour `#RRGGBB` with an opacity.
 
