@@ -75,6 +75,10 @@ study: $(INSTALLED) ## every method on the digits: margins in loss over ten seed
 	$(BIN)/python -m tests.benchmarks.digits_methods margins
 	$(BIN)/python -m tests.benchmarks.digits_methods table
 
+.PHONY: combinations
+combinations: $(INSTALLED) ## every algorithm that sums with every compression, on a convex problem: trained, or refused (five minutes)
+	$(BIN)/python -m tests.benchmarks.combinations
+
 .PHONY: predictions
 predictions: $(INSTALLED) ## predicted beside measured step times on an emulated network (root; 20 minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.predictions run

@@ -22,12 +22,14 @@ from torch import nn
 from tests.laws import tiny
 from workbench.algorithms import (
     AdaptiveDelaySGD,
+    Constant,
     DeAR,
     DiLoCo,
     LayerwiseSGD,
     LocalSGD,
     PartialAllReduce,
     PipeSGD,
+    StaleSGD,
     SynchronousSGD,
 )
 from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
@@ -64,6 +66,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "PartialAllReduce": PartialAllReduce,
     "PartialAllReduce(quorum='all')": partial(PartialAllReduce, quorum="all"),
     "LocalSGD(every=4)": partial(LocalSGD, every=4),
+    "StaleSGD(staleness=Constant(1))": partial(StaleSGD, staleness=Constant(1)),
     "DiLoCo(every=4)": partial(DiLoCo, every=4, outer_lr=1.0, outer_momentum=0.0, nesterov=False),
 }
 

@@ -51,10 +51,16 @@ _COLLECTIVES: dict[str, type[Collective]] = {
 
 
 def check_collective(collective: object) -> None:
-    """Raise `ConfigError` unless it is a way to sum."""
+    """Raise `ConfigError` unless it is a way to sum with which an algorithm can train."""
     if not isinstance(collective, Collective):
         raise ConfigError(
             f"collective={collective!r}: give one of {', '.join(sorted(made.__name__ for made in _COLLECTIVES.values()))}, such as Ring()"
+        )
+    if lost := collective.uncorrected:
+        fix = "PowerSGD(error_feedback=True)" if isinstance(collective, PowerSGD) else f"Once(codec=ErrorFeedback(codec={lost}))"
+        raise ConfigError(
+            f"{collective} leaves part of every gradient out for good ({lost}), and does not train as the exact sum does: "
+            f"what is left out must be added to the next sum: use {fix}"
         )
 
 

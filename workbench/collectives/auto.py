@@ -68,6 +68,10 @@ class Auto(Collective):
         return Auto(candidates=tuple(candidate.exact for candidate in self.candidates)) if self.lossy else self
 
     @property
+    def uncorrected(self) -> str:
+        return next((candidate.uncorrected for candidate in self.candidates if candidate.uncorrected), "")
+
+    @property
     def keeps_residual(self) -> bool:
         return any(candidate.keeps_residual for candidate in self.candidates)
 

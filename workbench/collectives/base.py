@@ -76,6 +76,15 @@ class Collective(ABC):
         return Native()
 
     @property
+    def uncorrected(self) -> str:
+        """What it leaves out of each sum for good, so much that no algorithm trains with it as with the exact sum; "" where that is not so.
+
+        Rounding is not meant, nor what error feedback adds to the next sum (`records/combinations.md` has the losses).
+        """
+        codec = getattr(self, "codec", None)
+        return f"{codec}" if codec is not None and not codec.reencodes else ""
+
+    @property
     def keeps_residual(self) -> bool:
         """Whether what it leaves out of one sum belongs into the next of the same value: then all ranks must take part in each."""
         return False

@@ -67,6 +67,10 @@ class Hierarchical(Collective):
         return Hierarchical(group=self.group, inner=replace(self.inner, codec=None), outer=self.outer.exact)
 
     @property
+    def uncorrected(self) -> str:
+        return self.inner.uncorrected or self.outer.uncorrected
+
+    @property
     def keeps_residual(self) -> bool:
         return self.outer.keeps_residual
 

@@ -74,6 +74,10 @@ class PowerSGD(Collective):
         return self.inner
 
     @property
+    def uncorrected(self) -> str:
+        return "" if self.error_feedback else "error_feedback=False"
+
+    @property
     def keeps_residual(self) -> bool:
         return self.error_feedback
 

@@ -96,6 +96,10 @@ class Once(Collective):
         return self.inner
 
     @property
+    def uncorrected(self) -> str:
+        return "" if self.keeps_residual or self.plain.reencodes else f"{self.plain}"
+
+    @property
     def keeps_residual(self) -> bool:
         return isinstance(self.codec, ErrorFeedback)
 
