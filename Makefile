@@ -11,6 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MPICH := $(VENV)/opt/mpich/.installed
+# A second environment, of the newest torch and Python (decisions/0032).
+PYTHON_NEWEST ?= python3.13
+NEWEST := .venv-newest
 TESTS ?=
 # Of the order of the tests and of what they draw; pytest prints the one it took.
 SEED ?=
@@ -45,6 +48,21 @@ demo: $(INSTALLED) ## three methods on four MPI engines from a notebook; prints 
 test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in more processes: WORKERS=4; in the order of a run before: SEED=123)
 	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
+
+$(NEWEST)/.installed: pyproject.toml constraints.txt constraints-newest.txt
+	@$(PYTHON_NEWEST) -c 'import venv, ensurepip' || { echo 'Install Python 3.13, or name another one: make test-newest PYTHON_NEWEST=python3.11' >&2; exit 1; }
+	test -x $(NEWEST)/bin/python || $(PYTHON_NEWEST) -m venv $(NEWEST)
+	@echo 'Installing the newest torch into $(NEWEST): several GB, and some minutes.'
+	awk -F == 'NR == FNR { newest[$$1] = $$0; next } { print $$1 in newest ? newest[$$1] : $$0 }' constraints-newest.txt constraints.txt > $(NEWEST)/constraints.txt
+	PIP_CONSTRAINT=$(NEWEST)/constraints.txt $(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[all]'
+	touch $@
+
+.PHONY: test-newest
+test-newest: $(NEWEST)/.installed ## the tests that a new torch or Python breaks, in an environment of their own; downloads several GB (PYTHON_NEWEST=python3.11 for another Python)
+	$(NEWEST)/bin/python -m compileall -q workbench tests
+	$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) tests/unit -k 'not hostile'
+	$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) tests/laws -k 'test_decentralised or test_updates or test_staleness or test_collectives'
+	$(NEWEST)/bin/python -m pytest $(if $(SEED),--randomly-seed $(SEED)) tests/distributed/test_background.py
 
 .PHONY: lab
 lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel
@@ -89,7 +107,7 @@ backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from
 
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 .PHONY: faults

@@ -34,7 +34,8 @@ THEIRS = {
     *("torch", "torch.cuda", "torch.distributed", "torch.distributed.distributed_c10d"),
 }
 
-OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # variables that pytest and torch set themselves
+# Variables that pytest, torch and scikit-learn set themselves, when they are first used.
+OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 
 
 @final

@@ -87,6 +87,8 @@ class Sharing(LoadScopeScheduling):
             self._give(node)
 
     def _give(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:
+            return  # it came in the place of one that crashed, and still collects
         others = [other for other in self.nodes if other is not node]
         if not others or list(self.workqueue) != [ALONE_UNIT]:
             super()._reschedule(node)

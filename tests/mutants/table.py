@@ -464,8 +464,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "quorum-arrivals",
         "algorithms/quorum.py",
-        "self._rounds.append(sorted(known))",
-        "self._rounds.append(known)",
+        "np.sort(np.asarray(seconds, float))",
+        "np.asarray(seconds, float)",
         "arrival times by worker and not by order",
         BACKUP,
     ),
@@ -496,8 +496,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "ssp-bound",
         "algorithms/stale_synchronous.py",
-        "clocks[worker] - slowest <= self.bound",
-        "clocks[worker] - slowest <= self.bound + 1",
+        "clocks[held[-1]] - slowest <= self.bound",
+        "clocks[held[-1]] - slowest <= self.bound + 1",
         "the fastest worker may be a step too far ahead",
         SERVERS,
     ),
@@ -751,8 +751,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "low-rank-parity",
         "collectives/low_rank.py",
-        "(value.step - self.start_step) % 2],)",
-        "0],)",
+        'piece.index}") % 2',
+        'piece.index}") * 0',
         "the factors do not take turns",
         LOW_RANK,
     ),
@@ -775,8 +775,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "low-rank-share",
         "collectives/low_rank.py",
-        "total / ctx.num_workers",
-        "total",
+        "torch.addmm(matrix, mine, basis.T",
+        "torch.addmm(matrix, factor, basis.T",
         "each rank leaves out the whole sum and not its share",
         LOW_RANK,
     ),

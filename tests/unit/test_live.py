@@ -50,10 +50,14 @@ class Writer:
 
     def end(self, status: str = "finished") -> Writer:
         """No more."""
-        for recorder in self.recorders:
-            recorder.close()
+        self.close()
         update_run(self.folder, status=status)
         return self
+
+    def close(self) -> None:
+        """Close the files; the run stays a running one."""
+        for recorder in self.recorders:
+            recorder.close()
 
 
 class Display:
@@ -236,8 +240,9 @@ def test_as_many_whole_steps_are_shown_as_can_be_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_sums: int, steps: slice
 ) -> None:
     monkeypatch.setattr(recent, "MAX_SPANS", 60)
-    folder = Writer(tmp_path, num_sums).steps(40).folder
-    assert recent.newest_steps(read_tail(folder, 10**9)) == steps
+    writer = Writer(tmp_path, num_sums).steps(40)
+    assert recent.newest_steps(read_tail(writer.folder, 10**9)) == steps
+    writer.close()
 
 
 def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_path: Path) -> None:
@@ -262,9 +267,11 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
 
 def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "TAIL_BYTES", 2000)
-    view = plots.LiveTimeline(Writer(tmp_path, 100).steps(4).folder)
+    writer = Writer(tmp_path, 100).steps(4)
+    view = plots.LiveTimeline(writer.folder)
     assert [view.update() for _ in range(3)][-1], "each look reads four times as much"
     assert "step 2" in str(view._moving.figure.layout.annotations)
+    writer.close()
 
 
 def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -472,6 +472,25 @@ def test_torchvision_comes_in_whether_its_operators_load_or_not() -> None:
     assert through_door == ("0" if plain == "plain import works" else "1"), "declared only where they are missing"
 
 
+@pytest.mark.parametrize("name", ["_C", "_C_stable"])
+def test_operators_of_an_extension_by_any_name_are_not_declared_a_second_time(tmp_path: Path, name: str) -> None:
+    """To declare an operator twice ends the process where the extension is the second: torchvision 0.29 calls it _C_stable."""
+    Path(tmp_path, f"{name}.so").touch()
+    loaded = python(f"""
+        import torch
+        from workbench.problems import torchvision_door as door
+
+        def load(path):
+            assert path == {str(tmp_path / name)!r} + ".so"
+            load.library = torch.library.Library("torchvision", "FRAGMENT")
+            load.library.define(door.SCHEMAS[0])
+
+        torch.ops.load_library = load
+        print(door.extension_loads({str(tmp_path)!r}), torch.ops.torchvision.nms)
+    """)
+    assert loaded.startswith("True ")
+
+
 # The caller's own model, loss and data
 
 

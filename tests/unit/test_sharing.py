@@ -64,6 +64,10 @@ class Session:
     ran: list[tuple[int, str]] = field(default_factory=list)
 
     def run(self, num_workers: int) -> None:
+        self.start(num_workers)
+        self.end()
+
+    def start(self, num_workers: int) -> None:
         config: Any = SimpleNamespace(getvalue=lambda name: ["popen"] * num_workers, option=SimpleNamespace(loadscopereorder=True))
         self.sharing: Any = Sharing(config, Producer("quiet", enabled=False))
         self.workers = [Worker(number) for number in range(num_workers)]
@@ -73,6 +77,8 @@ class Session:
         for worker in self.workers:
             self.sharing.add_node_collection(worker, self.collection)
         self.sharing.schedule()
+
+    def end(self) -> None:
         while self.workers:
             self.end_if_done()
             able = [worker for worker in self.workers if worker.can_move]
@@ -114,6 +120,22 @@ class Session:
         self.sharing.add_node(other)
         self.sharing.add_node_collection(other, self.collection)
         self.sharing.schedule()
+
+
+def test_two_that_come_in_the_place_of_two_that_crashed_need_not_come_at_once() -> None:
+    session = Session([f"{path}::test_{number}" for path in FILES for number in range(3)], Random(0))
+    session.start(2)
+    names = [session.collection[worker.tests[0]] for worker in session.workers]
+    assert [session.sharing.remove_node(worker) for worker in session.workers] == names
+    session.workers = [Worker(2), Worker(3)]
+    for worker in session.workers:
+        session.sharing.add_node(worker)
+    for worker, num_with_work in zip(session.workers, (1, 2), strict=True):
+        session.sharing.add_node_collection(worker, session.collection)
+        session.sharing.schedule()
+        assert sum(bool(one.tests) for one in session.workers) == num_with_work
+    session.end()
+    assert sorted([*names, *(name for _, name in session.ran)]) == sorted(session.collection)
 
 
 def names_of(sizes: list[int]) -> list[str]:

@@ -341,6 +341,8 @@ def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:
         assert len(follower.poll().metrics[0]) == 5
         file.write(text[30:])
     assert follower.poll().metrics[0][-1] == row(5)
+    for recorder in recorders:
+        recorder.close()
     update_run(folder, status="finished")
     (folder / "failed-00001.json").write_text(json.dumps({"rank": 1, "error": "KeyError: 3", "traceback": "..."}))
     assert follower.poll().info["status"] == "finished"

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import workbench
 from workbench.doctor.finding import Finding
 
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
@@ -69,7 +68,7 @@ def _has_files(name: str) -> bool:
 
 def one_installation(folder: Path | None = None) -> Iterator[Finding]:
     """Whether another distribution has written into the package's folder: the import name is also that of an unrelated package."""
-    folder = folder or Path(workbench.__file__).parent
+    folder = folder or Path(__file__).parents[1]
     others = foreign_distributions(folder)
     if others:
         names = ", ".join(others)

@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+from contextlib import suppress
 from functools import cache
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import torch
 
 from workbench.errors import ConfigError
 
+EXTENSIONS = ("_C_stable", "_C")  # of release 0.29, and of those before
 SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
 
 
@@ -42,14 +44,14 @@ def torchvision() -> ModuleType:
 def extension_loads(folder: str) -> bool:
     """Whether torchvision's compiled operators can be loaded; loads them if so, as its own import would."""
     details = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
-    spec = importlib.machinery.FileFinder(folder, details).find_spec("_C")
-    if spec is None or spec.origin is None:
-        return False
-    try:
-        torch.ops.load_library(spec.origin)
-    except OSError:
-        return False
-    return True
+    finder = importlib.machinery.FileFinder(folder, details)
+    for name in EXTENSIONS:
+        spec = finder.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            with suppress(OSError):
+                torch.ops.load_library(spec.origin)
+                return True
+    return False
 
 
 @cache
