@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import workbench
 from workbench.doctor.finding import Finding
+from workbench.resources import DISTRIBUTION, PACKAGE
 
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-DISTRIBUTION = "sgd-workbench"
 
 
 def packages() -> Iterator[Finding]:
@@ -69,7 +68,7 @@ def _has_files(name: str) -> bool:
 
 def one_installation(folder: Path | None = None) -> Iterator[Finding]:
     """Whether another distribution has written into the package's folder: the import name is also that of an unrelated package."""
-    folder = folder or Path(workbench.__file__).parent
+    folder = folder or PACKAGE
     others = foreign_distributions(folder)
     if others:
         names = ", ".join(others)
