@@ -15,7 +15,6 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import NoReturn, final
 
-from workbench import __version__
 from workbench.bench_command import add_bench_options
 from workbench.cluster_command import add_cluster_options
 from workbench.doctor_command import add_doctor_options
@@ -27,6 +26,7 @@ from workbench.notebook_command import add_demo_options, add_notebook_options
 from workbench.papers_command import add_artefact_options, add_papers_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
 from workbench.reproduce_command import add_reproduce_options
+from workbench.resources import version
 from workbench.runs_command import add_runs_options
 from workbench.steer_command import add_steer_options
 from workbench.submit_command import add_submit_options
@@ -91,7 +91,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="workbench", description="A research workbench for distributed SGD.")
-    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
+    parser.add_argument("--version", action="version", version=f"workbench {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_train_options(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
     add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))

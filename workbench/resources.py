@@ -6,14 +6,24 @@ The variable WORKBENCH_SHARE names a folder of your own that holds `notebooks/` 
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 
-_PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent
 OWN = "WORKBENCH_SHARE"
+DISTRIBUTION = "sgd-workbench"
+
+
+def version() -> str:
+    """Of the distribution that is installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "not installed (it runs from its folder)"
 
 
 def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
@@ -23,7 +33,7 @@ def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
     'notebooks'
     """
     own: list[Path] = [Path(os.environ[OWN]).resolve() / kind] if os.environ.get(OWN) else []
-    for folder in (*own, _PACKAGE / "_share" / kind, _PACKAGE.parent / kind):
+    for folder in (*own, PACKAGE / "_share" / kind, PACKAGE.parent / kind):
         if folder.is_dir():
             return folder
     raise ConfigError(f"this installation holds no {kind}: install sgd-workbench from its wheel, or in a checkout with `make install`")

@@ -51,3 +51,20 @@ def test_ranks_that_differ_or_end_early_end_in_a_clear_error_on_all(case: str, e
         assert row["status"] == status, row["text"]
         assert re.search(words, row["text"]), row["text"]
         assert row["seconds"] < PROMPT_S, row["text"]
+
+
+@pytest.mark.timeout(130)
+def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job() -> None:
+    """The other rank does not come to MPI_Finalize for longer than the job may last."""
+    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+
+    code = (
+        "import time, workbench.runtimes.mpi as mpi; from workbench.runtimes.launch import transport_here\n"
+        "mpi.FINALIZE_S = 1; transport = transport_here(60.0)\n"
+        "transport.announce_failure('it failed'); print('said', flush=True)\n"
+        "time.sleep(600 * transport.rank)"
+    )
+    command, env = mpiexec_command(find_mpi(), 2, [sys.executable, "-c", code])
+    done = subprocess.run(command, env=our_environment(env), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert done.stdout.count("said") == 2

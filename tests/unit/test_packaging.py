@@ -82,7 +82,7 @@ def test_unknown_notebook_names_the_nearest() -> None:
 
 
 def test_missing_folder_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "workbench")
+    monkeypatch.setattr(resources, "PACKAGE", tmp_path / "workbench")
     with pytest.raises(ConfigError, match="install sgd-workbench"):
         resources.shared("papers")
 

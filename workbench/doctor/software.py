@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 
 from workbench.doctor.finding import Finding
+from workbench.resources import DISTRIBUTION, PACKAGE
 
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-DISTRIBUTION = "sgd-workbench"
 
 
 def packages() -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def _has_files(name: str) -> bool:
 
 def one_installation(folder: Path | None = None) -> Iterator[Finding]:
     """Whether another distribution has written into the package's folder: the import name is also that of an unrelated package."""
-    folder = folder or Path(__file__).parents[1]
+    folder = folder or PACKAGE
     others = foreign_distributions(folder)
     if others:
         names = ", ".join(others)

@@ -9,7 +9,9 @@ in with an error, on some of the others; one of them revokes the communicators, 
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -29,6 +31,8 @@ from workbench.units import MIB
 
 FAILURE_TAG, ARRIVAL_TAG = 7, 8
 LONG_BYTES = 16 * MIB  # of a call before which ranks meet twice
+FINALIZE_S = 15  # of MPI_Finalize after a failure, in which it may wait for a call that not all ranks make
+_UNFREED: list[int] = []  # ranks of transports that were not closed by all ranks together
 _JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier that was begun
 
 
@@ -55,6 +59,7 @@ class MpiTransport(Transport):
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
         self._ranks = list(range(self.num_workers))  # as they were numbered at first
+        _UNFREED.append(self.rank)
         self.device = device or pick_device(self.rank)
         self.enter_thread()
         self.library = MPI.Get_library_version().split(",")[0].strip()
@@ -249,6 +254,7 @@ class MpiTransport(Transport):
         if not self._failure and not self._announced:  # freeing is collective: only when all ranks come here
             for communicator in (self._comm, *self._lanes, self._control):
                 communicator.Free()
+            _UNFREED.pop()
 
     def _to_host(self, flat: Tensor) -> Tensor:
         if not self._staged:
@@ -281,6 +287,16 @@ class _Together:
 
     def __exit__(self, *_: object) -> None:
         self._transport.part()
+
+
+def _bound_finalize() -> None:
+    """After a failure a rank that hangs in MPI_Finalize is ended by a signal, and mpiexec then ends the job."""
+    if _UNFREED:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(FINALIZE_S)
+
+
+atexit.register(_bound_finalize)  # when this module is imported, so that it runs after what the user registers later
 
 
 def _join(communicator: Any, patience: Patience) -> None:

@@ -301,18 +301,22 @@ class TorchTransport(Transport):
         self._store.set(self._key, words[:4000])
 
     def arrive(self, number: int, text: str) -> None:
-        # The count first, then who came last: of two texts the last one differs from what some rank said, and that rank sees it.
-        self._store.add(f"{self._key}/barrier-{number}/{text}", 1)
-        self._store.set(f"{self._key}/barrier-{number}", f"{self.rank} {text}")
+        # A text that differs from the first one is kept too: who said the first may have left, and not look any more.
+        key, mine = f"{self._key}/barrier-{number}", f"{self.rank} {text}"
+        first = self._store.compare_set(key, "", mine).decode()
+        if first.partition(" ")[2] != text:
+            self._store.set(f"{key}/other", mine)
+        self._store.add(f"{key}/{text}", 1)
 
     def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
         key = f"{self._key}/barrier-{number}"
         if not self._store.check([key]):
             return 0, None
-        rank, _, last = self._store.get(key).decode().partition(" ")
-        if last != text:
-            return 0, (int(rank), last)
-        return int(self._store.get(f"{key}/{text}")), None
+        said = [key, f"{key}/other"] if self._store.check([f"{key}/other"]) else [key]
+        for rank, _, words in (self._store.get(place).decode().partition(" ") for place in said):
+            if words != text:
+                return 0, (int(rank), words)
+        return self._store.add(f"{key}/{text}", 0), None
 
     def peer_failure(self) -> str | None:
         if self._store.check([self._key]):
