@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import platform
 import re
 import shutil
@@ -62,8 +63,11 @@ def _versions(names: list[str]) -> tuple[list[str], list[str]]:
 
 def _has_files(name: str) -> bool:
     """Whether a file that the distribution's own record lists is there; its module may have another name (pyzmq brings zmq)."""
-    files = [file for file in metadata.files(name) or [] if ".dist-info" not in file.parts[0] and "__pycache__" not in file.parts]
-    return not files or any(Path(str(file.locate())).exists() for file in files)
+    distribution = metadata.distribution(name)
+    record = distribution.read_text("RECORD") or ""  # `files` leaves out those that are gone, from Python 3.12 on
+    paths = [Path(row[0]) for row in csv.reader(record.splitlines()) if row and row[0]]
+    files = [path for path in paths if ".dist-info" not in path.parts[0] and "__pycache__" not in path.parts]
+    return not files or any(Path(str(distribution.locate_file(file))).exists() for file in files)
 
 
 def one_installation(folder: Path | None = None) -> Iterator[Finding]:
