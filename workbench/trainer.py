@@ -342,6 +342,11 @@ class Trainer:
         if error is None:
             self.finish()
         elif not self._finished:
+            if isinstance(error, ValueError) and "default process group twice" in str(error):
+                error.add_note(
+                    "The Trainer made the default process group, since there was none. Call init_process_group before the Trainer is made, "
+                    "or leave the call out."
+                )
             self._fail(error)
 
     def _check_goes_on(self) -> None:

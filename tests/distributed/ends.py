@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import workbench.runtimes.torch_dist  # noqa: F401 - before the fork
@@ -22,7 +23,7 @@ from workbench.algorithms import DeAR, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.trainer import Trainer
 
-LIMIT_S = 40.0
+LIMIT_S = 150.0
 METHODS = {
     "synchronous": SynchronousSGD(),
     "ring": SynchronousSGD(collective=Ring()),
@@ -39,7 +40,7 @@ def run(case: str, name: str, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), METHODS[name], timeout_s=30)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), METHODS[name], timeout_s=120)
     for step in range(NUM_STEPS + (case == "one more" and rank == 1)):
         if rank == 0 and step == 3:
             if case == "save alone":
@@ -56,9 +57,15 @@ def run(case: str, name: str, folder: Path) -> None:
                 trainer.step(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
             elif case == "outside":
                 _ = 1 / 0
+        if step == 3 and case == "destroyed":
+            dist.destroy_process_group()
         trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
-    if case != "no finish":
+    if case == "made too late":
+        with trainer:
+            dist.init_process_group("gloo")
+    elif case != "no finish":
         trainer.finish()
+        print("finished")
 
 
 def main() -> None:

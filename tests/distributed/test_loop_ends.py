@@ -26,9 +26,12 @@ CASES = {
     **{f"no finish/{method}": (FORGOT, FORGOT) for method in ("synchronous", "pipe", "pipe-ring", "dear")},
     "exit/pipe-ring": ((LEFT, 1), ("RuntimeWarning: rank 1 ended after 3 steps", 7)),
     "outside/dear": ((LEFT, 1), ("ZeroDivisionError: division by zero", 1)),
+    "destroyed/synchronous": (("finished", 0), ("finished", 0)),
+    "destroyed/pipe-ring": (("default process group was destroyed", 1),) * 2,
+    "made too late/synchronous": (("Call init_process_group before the Trainer is made", 1),) * 2,
     "closure/pipe": (("PeerFailed: rank 1 failed at step 3: ZeroDivisionError", 1), ("ZeroDivisionError", 1)),
 }
-PROMPT_S = 20.0  # of a case, on a busy machine; the time-out of the Trainer is 30 s
+PROMPT_S = 90.0  # of a case, on a busy machine; the time-out of the Trainer is 120 s
 
 
 @pytest.fixture(scope="module")

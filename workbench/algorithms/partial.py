@@ -132,7 +132,10 @@ class PartialAllReduce(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         if ctx.num_steps is None:
-            raise ConfigError("PartialAllReduce must know its number of steps when it begins: ranks end together, at steps of their own")
+            raise ConfigError(
+                "PartialAllReduce must know its number of steps when it begins, and a loop of your own does not say it: train a Problem "
+                "with Settings(steps=...), or use an algorithm whose ranks take their steps together, such as SynchronousSGD"
+            )
         assert ctx.layout is not None
         on_host = ctx.layout.device.type == "cuda"  # a token from a GPU would wait for the work that it was given before
         token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)

@@ -111,14 +111,16 @@ def as_rank(
 
 def cause_of(error: BaseException, transport: Transport, presence: Presence | None) -> BaseException:
     """The error itself; `PeerFailed` where it only says that a connection ended, and it is known whose end that was."""
+    if isinstance(error, ValueError | RuntimeError) and (words := transport.unusable()):
+        return ConfigError(words)
     if presence is None or not lost_connection(error):
         return error
-    words = presence.diagnose(transport.peer_failure)
-    if words is None:
+    diagnosis = presence.diagnose(transport.peer_failure)
+    if diagnosis is None:
         return error
     with suppress(RuntimeError):  # the process that kept the store is gone
-        transport.announce_failure(words)
-    return PeerFailed(words)
+        transport.announce_failure(diagnosis)
+    return PeerFailed(diagnosis)
 
 
 def _tell(error: BaseException, transport: Transport, presence: Presence, step: int, *, keeps_record: bool) -> None:

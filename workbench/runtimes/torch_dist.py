@@ -84,6 +84,7 @@ class TorchTransport(Transport):
         among: dist.ProcessGroup | None = None,
         failure: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._on_default_group = True
         self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
         self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank here -> rank of the default group
         self._store = dist.distributed_c10d._get_default_store()
@@ -126,6 +127,7 @@ class TorchTransport(Transport):
     def late(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
         """Of a rank that comes to a run under way on gloo, without groups until it is taken in (`admit`)."""
         self = object.__new__(cls)
+        self._on_default_group = False
         self.rank, self.num_workers, self._ranks = rank, num_workers, list(range(num_workers))
         self._store, self._key = dist.HashStore(), FAILURE_KEY  # nobody hears of a failure before
         self._backend, self.device, self._some, self._limit, self._timeout_s = (
@@ -139,6 +141,14 @@ class TorchTransport(Transport):
         self.library, self.notes, self.outlives_peers, self.can_shrink = "torch.distributed gloo", [], True, True
         self._waiters, self._fans, self._works = Waiters(), {}, Works()
         return self
+
+    def unusable(self) -> str:
+        if not self._on_default_group or dist.is_initialized():
+            return ""
+        return (
+            "the default process group was destroyed while this rank was training: call torch.distributed.destroy_process_group() "
+            "after the Trainer's `with` block, or after finish(), on every rank"
+        )
 
     @property
     def num_lanes(self) -> int:
@@ -327,7 +337,8 @@ class TorchTransport(Transport):
         self._waiters.close()
         if self._meeting is None and self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
             for group in self._all_groups():
-                dist.destroy_process_group(group)
+                with suppress(ValueError):  # whoever destroyed the default group destroyed all
+                    dist.destroy_process_group(group)
         elif self._backend == "nccl":
             for group in self._all_groups() - {self._host_group}:
                 abort(group)

@@ -123,6 +123,10 @@ class Transport(ABC):
         """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
         return False
 
+    def unusable(self) -> str:
+        """Why the library cannot be used any more, and what to do about it; "" where it can."""
+        return ""
+
     def enter_thread(self) -> None:
         """Make this rank's GPU the calling thread's: CUDA's choice of device is each thread's own."""
         if self.device.type == "cuda":

@@ -27,8 +27,16 @@ X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes"
 
 
 def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
-    """Runs, also from what stands for one (a handle of `Cluster.train`)."""
-    return tuple(item if isinstance(item, Run) else item.run for item in items)
+    """Runs, also from what stands for one (a handle of `Cluster.train`).
+
+    Raises:
+        ConfigError: one of them is neither.
+    """
+    found = tuple(item if isinstance(item, Run) else getattr(item, "run", item) for item in items)
+    for item in found:
+        if not isinstance(item, Run):
+            raise ConfigError(f"{item!r} is no run: give runs, such as [run_a, run_b]. Trainer(record=True) makes finish() return one")
+    return found
 
 
 @final
