@@ -136,6 +136,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
     _definitions.changes()  # of fixtures that last longer
     torch.manual_seed(random.getrandbits(63))
     yield
+    torch.set_num_threads(1)  # a training of one rank takes all cores, by design
     if log := os.environ.get("WORKBENCH_TEST_MEMORY"):
         with Path(log).open("a") as file:
             file.write(f"{psutil.Process().memory_info().rss >> 20} {os.getpid()} {request.node.nodeid}\n")

@@ -65,7 +65,6 @@ class Picture:
         os.environ.update({name: value for name, value in self.environment.items() if name not in OF_LIBRARIES})
         os.chdir(self.folder)
         sys.path[:] = self.paths
-        torch.set_num_threads(self.values["torch.get_num_threads"])
         torch.set_default_dtype(self.values["torch.get_default_dtype"])
         torch.set_grad_enabled(self.values["torch.is_grad_enabled"])
         torch.use_deterministic_algorithms(
@@ -126,7 +125,6 @@ class Definitions:
 
 def _values() -> Iterator[tuple[str, Any]]:
     """Settings of a process that tests may change."""
-    yield "torch.get_num_threads", torch.get_num_threads()
     yield "torch.get_default_dtype", torch.get_default_dtype()
     yield "torch.get_default_device", torch.get_default_device()
     yield "torch.is_grad_enabled", torch.is_grad_enabled()

@@ -165,6 +165,8 @@ def _perform(message: bytes) -> bytes:
         outcome = Outcome(value=function(*args), seconds=time.monotonic() - begin)
     except BaseException as error:  # noqa: BLE001 - an interrupt is an outcome too
         outcome = Outcome(error=error, trace=traceback.format_exc(), seconds=time.monotonic() - begin)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # a training of one rank takes all cores, by design
     try:
         return cloudpickle.dumps(outcome)
     except Exception as error:  # noqa: BLE001 - whatever a result's own pickling raises

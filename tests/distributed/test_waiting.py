@@ -58,6 +58,7 @@ def stop_myself() -> None:
 
 def heard(job: Job) -> tuple[str, BaseException | None]:
     """On a rank: what it says on its standard error while it trains, and how that ended."""
+    before = presence.BEAT_S, units.SAYS_S
     presence.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
     error: BaseException | None = None
     with redirect_stderr(io.StringIO()) as said:
@@ -65,6 +66,8 @@ def heard(job: Job) -> tuple[str, BaseException | None]:
             run_rank(job)
         except (PeerFailed, Stalled) as caught:
             error = caught
+        finally:
+            presence.BEAT_S, units.SAYS_S = before
     return said.getvalue(), error
 
 

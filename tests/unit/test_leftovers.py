@@ -53,12 +53,6 @@ def determinism(folder: Path) -> Undo:
     return lambda: torch.use_deterministic_algorithms(False)
 
 
-def more_threads(folder: Path) -> Undo:
-    was = torch.get_num_threads()
-    torch.set_num_threads(was + 1)
-    return lambda: torch.set_num_threads(was)
-
-
 def a_handler(folder: Path) -> Undo:
     was = signal.signal(signal.SIGUSR1, lambda *_: None)
     return lambda: signal.signal(signal.SIGUSR1, was)
@@ -92,7 +86,6 @@ LEAVES = {
     "sys.path: ": a_path,
     "torch.get_default_dtype: torch.float32 became torch.float64": a_type,
     "torch.are_deterministic_algorithms_enabled: False became True": determinism,
-    "torch.get_num_threads: 1 became 2": more_threads,
     "what SIGUSR1 does: ": a_handler,
     "logging.root.level: ": a_level,
     "thread of a test runs": a_thread,
@@ -114,7 +107,7 @@ def test_what_is_left_is_named(words: str, tmp_path: Path, quick: None) -> None:
     assert before.differences() == []
 
 
-@pytest.mark.parametrize("leave", [a_variable, a_folder, a_path, a_type, determinism, more_threads, a_group])
+@pytest.mark.parametrize("leave", [a_variable, a_folder, a_path, a_type, determinism, a_group])
 def test_what_can_be_put_back_is(leave: Callable[[Path], Undo], tmp_path: Path, quick: None) -> None:
     before = Picture()
     leave(tmp_path)
