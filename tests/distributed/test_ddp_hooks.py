@@ -595,4 +595,4 @@ def test_a_hooks_failure_is_the_runs() -> None:
         pool.close()
     assert isinstance(second.error, ArithmeticError)
     assert isinstance(first.error, PeerFailed) and "rank 1 failed at step 0: ArithmeticError: on purpose" in str(first.error)
-    assert first.seconds < 15
+    assert first.seconds < 40

@@ -41,7 +41,7 @@ def test_who_does_not_come_is_named() -> None:
     for rank in (0, 1):
         assert isinstance(found[rank].error, Stalled), found[rank].trace
         assert re.search("for all ranks to join the run: .*rank 2 has not come", str(found[rank].error))
-        assert found[rank].seconds < 12
+        assert found[rank].seconds < 40
     assert not list(Path(job.folder).glob("present-*")), "who gives up leaves in order"
 
 
@@ -51,7 +51,7 @@ def test_who_came_and_was_killed_is_named_at_once() -> None:
     for rank in (0, 1):
         assert isinstance(found[rank].error, PeerFailed), found[rank].trace
         assert str(found[rank].error).startswith("rank 2's process is gone")
-        assert found[rank].seconds < 15
+        assert found[rank].seconds < 40
 
 
 def test_what_a_launcher_tells_counts(tmp_path: Path) -> None:

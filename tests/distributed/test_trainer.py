@@ -192,7 +192,7 @@ def test_one_ranks_exception_ends_the_step_on_all(runtime: str) -> None:
     assert [name for name, _, _ in outcomes] == ["PeerFailed", "ZeroDivisionError"]
     assert "rank 1" in outcomes[0][1]
     assert "ZeroDivisionError" in outcomes[0][1]
-    assert max(seconds for _, _, seconds in outcomes) < 5
+    assert max(seconds for _, _, seconds in outcomes) < 30  # far below the 120 s of the time-out
 
 
 def step_until_one_is_killed() -> tuple[str, str, float]:
@@ -222,7 +222,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
         assert found[rank].error is None, found[rank].trace
         words, folder, seconds = found[rank].value
         assert "rank 1's process is gone at step " in words
-        assert seconds < 10
+        assert seconds < 30
     assert not Path(folder).exists(), "the last to leave takes their folder away"
 
 
@@ -258,7 +258,7 @@ def test_an_error_at_construction_releases_the_others(runtime: str) -> None:
     outcomes = shared_pool(runtime, 2).run(fail_at_construction)
     assert [name for name, _, _ in outcomes] == ["PeerFailed", "ConfigError"]
     assert "no trainable parameter" in outcomes[0][1]
-    assert max(seconds for _, _, seconds in outcomes) < 5
+    assert max(seconds for _, _, seconds in outcomes) < 30  # far below the 120 s of the time-out
 
 
 def running_means() -> torch.Tensor:
