@@ -35,7 +35,13 @@ THEIRS = {
 }
 
 # Variables that pytest, torch and scikit-learn set themselves, when they are first used.
-OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+OF_LIBRARIES = {
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+}
 
 
 @final
@@ -45,7 +51,7 @@ class Picture:
     def __init__(self) -> None:
         self.environment = dict(os.environ)
         self.folder = os.getcwd()
-        self.paths = list(sys.path)
+        self.paths = _paths()
         self.values = dict(_values())
         self.threads = set(threading.enumerate())
         self.files = _files()
@@ -76,7 +82,11 @@ class Picture:
 
     def _threads(self) -> list[str]:
         """Without daemons, of which the library and Jupyter have some that end when they next look."""
-        return [f"thread {one.name} runs" for one in threading.enumerate() if one not in self.threads and not one.daemon]
+        return [
+            f"thread {one.name} runs"
+            for one in threading.enumerate()
+            if one not in self.threads and not one.daemon and not one.name.startswith("asyncio_")
+        ]
 
     def _open_files(self) -> list[str]:
         return [f"{name} is open" for name in sorted(_files() - self.files)]
@@ -89,8 +99,8 @@ class Picture:
                 yield f"environment variable {name}: {before!r} became {now!r}"
         if (folder := _folder()) != self.folder:
             yield f"working directory: {self.folder} became {folder}"
-        if sys.path != self.paths:
-            yield f"sys.path: {self.paths} became {sys.path}"
+        if (paths := _paths()) != self.paths:
+            yield f"sys.path: {self.paths} became {paths}"
 
     def _values(self) -> Iterator[str]:
         for name, now in _values():
@@ -121,6 +131,11 @@ class Definitions:
                 for owner in [module, *_classes(module)]:
                     self._known.setdefault(owner, dict(vars(owner)))
         return lines
+
+
+def _paths() -> list[str]:
+    """Where modules are looked for; torch.compile adds the folder of what it compiled."""
+    return [path for path in sys.path if "torchinductor" not in path]
 
 
 def _values() -> Iterator[tuple[str, Any]]:

@@ -8,9 +8,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from shutil import get_terminal_size
+from typing import TYPE_CHECKING
 
-from workbench.doctor.finding import Finding
 from workbench.errors import ConfigError
+
+if TYPE_CHECKING:  # the module imports what the command needs, and `--help` does not
+    from workbench.doctor.finding import Finding
 
 SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
 

@@ -15,7 +15,6 @@ from workbench.errors import ConfigError
 from workbench.naming import call_checked, parse_pairs, unknown
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
-RANKS_A_CORE, LEAST_RANKS, RANK_BYTES = 16, 64, 100_000_000  # of ranks on one machine; of a rank: torch alone
 OPTION_GROUPS = ("set", "option", "optimizer_set")  # those that take NAME=VALUE
 
 
@@ -168,21 +167,9 @@ def _train(options: argparse.Namespace) -> int:
 
 def _check_ranks_here(workers: int) -> None:
     """Refuse, before anything is written, more ranks than this machine can start."""
-    import psutil
+    from workbench.clusters.mpi_install import check_num_ranks
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = max(LEAST_RANKS, RANKS_A_CORE * cores)
-    if workers > most:
-        raise ConfigError(
-            f"--workers {workers}: this machine has {cores} cores, and at most {most} ranks are started on it ({RANKS_A_CORE} a core, "
-            f"{LEAST_RANKS} at least): take fewer, --runtime simulated for any number, or `workbench submit` on a cluster"
-        )
-    available = int(psutil.virtual_memory().available)
-    if workers * RANK_BYTES > available:
-        raise ConfigError(
-            f"--workers {workers}: a rank takes {RANK_BYTES / 1e6:.0f} MB or more, and {available / 1e9:.1f} GB of memory are free: take "
-            f"at most {available // RANK_BYTES}, or --runtime simulated"
-        )
+    check_num_ranks(workers)
 
 
 def _nursery(options: argparse.Namespace) -> Any:

@@ -189,7 +189,10 @@ class Lab:
         """Run one; returns before it has run."""
         self.page.evaluate(
             """number => {
-                const notebook = window.jupyterapp.shell.currentWidget.content;
+                const panels = Array.from(window.jupyterapp.shell.widgets('main'));
+                const panel = panels.find(one => one.content?.deselectAll);  // another tab may have come to the front
+                window.jupyterapp.shell.activateById(panel.id);
+                const notebook = panel.content;
                 notebook.activeCellIndex = number; notebook.deselectAll();
                 window.jupyterapp.commands.execute('notebook:run-cell');
             }""",

@@ -227,7 +227,10 @@ def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = 
         raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
     if here and num_ranks > limit:
         allowed = f"{RANKS_PER_CORE} a core and {SPARE_RANKS} more" if oversubscribe else "one a core, because oversubscribe is off"
-        raise ConfigError(f"{num_ranks} ranks on {cores} cores: at most {limit} here ({allowed}); the simulated runtime has no such limit")
+        raise ConfigError(
+            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({allowed}); the simulated runtime has no such limit: "
+            "use --runtime simulated, wb.simulate, or ranks of a cluster"
+        )
 
 
 def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = False) -> dict[str, str]:
