@@ -134,8 +134,8 @@ class Definitions:
 
 
 def _paths() -> list[str]:
-    """Where modules are looked for; torch.compile adds the folder of what it compiled."""
-    return [path for path in sys.path if "torchinductor" not in path]
+    """Where modules are looked for; torch.compile adds the folder of what it compiled, and setuptools its own."""
+    return [path for path in sys.path if "torchinductor" not in path and not path.endswith("_vendor")]
 
 
 def _values() -> Iterator[tuple[str, Any]]:
