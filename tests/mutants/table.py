@@ -963,8 +963,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "lr-scale-kept",
         "updater.py",
-        'group["params"], group["lr"] = params, lr',
-        'group["params"] = params',
+        'saved = [{name: group[name] for name in ("params", *SCHEDULED) if name in group} for group in groups]',
+        'saved = [{"params": group["params"]} for group in groups]',
         "a scaled learning rate stays",
         REPLICA,
     ),

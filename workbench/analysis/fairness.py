@@ -27,8 +27,8 @@ def learning_rate(run: Run) -> float | None:
     """Of the run's first step, as its record says."""
     for shares in run.rows().values():
         for row in shares.values():
-            if row.get("lr") is not None:
-                return float(row["lr"])
+            if isinstance(rate := row.get("lr"), int | float):
+                return float(rate)
     return None
 
 

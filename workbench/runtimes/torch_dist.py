@@ -17,7 +17,7 @@ from workbench.errors import ConfigError, LaunchError, Stalled
 from workbench.gradients import block_bounds
 from workbench.runtimes.survivors import AnyHandle, PeerHandle
 from workbench.runtimes.torch_groups import Meeting
-from workbench.runtimes.torch_works import StreamHandle, Waiters, Works, close_connections, wait_inside
+from workbench.runtimes.torch_works import JOIN_S, StreamHandle, Waiters, Works, close_connections, wait_inside
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
 from workbench.units import MIB
 
@@ -357,7 +357,7 @@ class TorchTransport(Transport):
             return
         for group in self._all_groups():
             close_connections(group, self.rank, self.num_workers)
-        self._works.wait()
+        self._works.wait(JOIN_S)
         self._waiters.close()
 
     def _all_came_to_the_end(self) -> bool:

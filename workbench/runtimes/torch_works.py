@@ -82,9 +82,9 @@ class Works:
         """Whether one has not ended."""
         return any(handle.finished_s is None for handle in list(self._handles))
 
-    def wait(self) -> None:
-        """Until all have ended, for `JOIN_S` at most."""
-        deadline = time.monotonic() + JOIN_S
+    def wait(self, limit_s: float) -> None:
+        """Until all have ended, for so long at most."""
+        deadline = time.monotonic() + limit_s
         while self.pending() and time.monotonic() < deadline:
             time.sleep(1e-3)
 

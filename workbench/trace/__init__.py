@@ -1,6 +1,6 @@
 """What happened in a run: spans and metrics recorded, stored, read again on one clock."""
 
-from pathlib import Path
+import os
 
 from workbench.errors import RunNotFound
 from workbench.trace.from_profiler import from_profiler
@@ -34,7 +34,7 @@ def open_run(name: str) -> Run:
     Raises:
         RunNotFound: there is none; near misses are named.
     """
-    if Path(name).is_file():
+    if os.path.isfile(name):  # False also for what is too long a name
         raise RunNotFound(
             f"{name} is a file, not the folder of a run. Of a trace by torch.profiler, `workbench calibrate {name}` makes a cost model, "
             f'and `workbench.trace.from_profiler("{name}")` in Python makes a run; of a run, give the folder or the name'
