@@ -229,6 +229,7 @@ class Trainer:
             ConfigError: after `finish`.
 
         Example:
+            >>> from workbench.algorithms import PipeSGD
             >>> model = nn.Linear(1, 1, bias=False).double()
             >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1.0), PipeSGD(width=2))
             >>> before = model.weight.item()
