@@ -197,3 +197,15 @@ def _marked(mark: str) -> dict[psutil.Process, str]:
             if process.environ().get("WORKBENCH_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found[process] = " ".join(process.cmdline())
     return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file whose clusters are made for the next tests too keep their own order among themselves."""
+    places = [place for place, item in enumerate(items) if item.path.name == "test_interrupted.py"]
+
+    def key(item: pytest.Item) -> tuple[str, int]:
+        return item.name.partition("[")[2], item.function.__code__.co_firstlineno  # type: ignore[attr-defined]
+
+    for place, item in zip(places, sorted((items[place] for place in places), key=key), strict=True):
+        items[place] = item

@@ -239,6 +239,7 @@ class Trainer:
             True
             >>> model.weight.item() == before
             True
+            >>> trainer.finish()
         """
         self._check_goes_on()
         begin = time.perf_counter()
