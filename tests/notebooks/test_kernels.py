@@ -87,6 +87,7 @@ def notebook(environment: dict[str, str]) -> Iterator[Notebook]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", environment["JUPYTER_PATH"])
         found = Notebook("workbench-mpi", environment)
+    assert found.cell("pass")[1] == ""  # starts the ranks, and says so
     yield found
     found.close()
 
@@ -126,6 +127,7 @@ def test_what_all_display_is_displayed_once_as_rich_as_it_is(notebook: Notebook)
 
 
 def test_an_error_comes_with_its_rank_and_traceback_and_releases_the_others(notebook: Notebook) -> None:
+    assert notebook.cell("x = 10 * (rank + 1)")[1] == ""
     begin = time.monotonic()
     text, error, _ = notebook.cell(
         "print('begun')\nif rank == 1:\n    raise ValueError('odd one')\nimport time\nwhile True:\n    time.sleep(0.01)"
