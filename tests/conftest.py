@@ -29,7 +29,8 @@ settings.load_profile("workbench")
 
 
 _definitions: Definitions | None = None
-_of_workers: list[tuple[int, int]] = []  # the most memory of each worker, and of a rank of its pools
+_largest = (0, "")  # the most memory of this process so far, and the test in which it came to that
+_of_workers: list[tuple[int, str, int]] = []  # the same of each worker, and the most memory of a rank of its pools
 
 
 def _found(*commands: str) -> bool:
@@ -77,26 +78,28 @@ class SameSeed:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker of pytest-xdist tells how much memory it needed."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["peak_bytes"] = _peaks()
+        session.config.workeroutput["peaks"] = _peaks()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_testnodedown(node: Any, error: object) -> None:
-    _of_workers.append(getattr(node, "workeroutput", {}).get("peak_bytes", (0, 0)))
+    _of_workers.append(tuple(getattr(node, "workeroutput", {}).get("peaks", (0, "", 0))))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """What brings this order back, and the memory of the largest process: a test that needs much shows itself here."""
-    tests, ranks = (max(peaks) for peaks in zip(_peaks(), *_of_workers, strict=True))
+    peaks = [_peaks(), *_of_workers]
+    num_bytes, test, _ = max(peaks)
+    of_ranks = max(of_ranks for *_, of_ranks in peaks)
     seed = f"order and examples: SEED={config.getoption('randomly_seed')}, " if config.pluginmanager.hasplugin("randomly") else ""
     terminalreporter.write_line(
-        f"{seed}peak memory: {tests / 2**30:.2f} GB of a process of tests, {ranks / 2**30:.2f} GB of a rank of its pools"
+        f"{seed}peak memory: {num_bytes / 2**30:.2f} GB of a process of tests (in {test}), {of_ranks / 2**30:.2f} GB of a rank of its pools"
     )
 
 
-def _peaks() -> tuple[int, int]:
+def _peaks() -> tuple[int, str, int]:
     pool = sys.modules.get("tests.distributed.pool")
-    return peak_bytes(), pool.peak_bytes if pool else 0
+    return *_largest, pool.peak_bytes if pool else 0
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -127,9 +130,9 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
     """Fails a test that leaves this process, or ranks of a pool, otherwise than they were; later tests find what it found.
 
     Torch draws from a seed that is the test's own, as Python and NumPy do (pytest-randomly). WORKBENCH_TEST_MEMORY names a file
-    for the resident megabytes of this process after each test.
+    for the resident megabytes of this process after each test, and the most it had so far.
     """
-    global _definitions
+    global _definitions, _largest
     if _definitions is None:
         _definitions = Definitions()
     before = Picture()
@@ -137,9 +140,10 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
     torch.manual_seed(random.getrandbits(63))
     yield
     torch.set_num_threads(1)  # a training of one rank takes all cores, by design
+    _largest = max(_largest, (peak_bytes(), request.node.nodeid), key=lambda one: one[0])
     if log := os.environ.get("WORKBENCH_TEST_MEMORY"):
         with Path(log).open("a") as file:
-            file.write(f"{psutil.Process().memory_info().rss >> 20} {os.getpid()} {request.node.nodeid}\n")
+            file.write(f"{psutil.Process().memory_info().rss >> 20} {_largest[0] >> 20} {os.getpid()} {request.node.nodeid}\n")
     lines = [*before.differences(), *_definitions.changes()]
     if lines:
         before.restore()
@@ -197,15 +201,3 @@ def _marked(mark: str) -> dict[psutil.Process, str]:
             if process.environ().get("WORKBENCH_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found[process] = " ".join(process.cmdline())
     return found
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file whose clusters are made for the next tests too keep their own order among themselves."""
-    places = [place for place, item in enumerate(items) if item.path.name == "test_interrupted.py"]
-
-    def key(item: pytest.Item) -> tuple[str, int]:
-        return item.name.partition("[")[2], item.function.__code__.co_firstlineno  # type: ignore[attr-defined]
-
-    for place, item in zip(places, sorted((items[place] for place in places), key=key), strict=True):
-        items[place] = item

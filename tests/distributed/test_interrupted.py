@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,14 +35,26 @@ METHODS = [SynchronousSGD(), PipeSGD(width=2), LayerwiseSGD(bucket_bytes=200.0),
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two ranks of a runtime."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        cluster = Cluster(NUM_RANKS, launcher=request.param, quiet=True)
-    yield cluster
-    cluster.stop()
-    assert marked(cluster.mark) == []
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cluster]]:
+    """Two ranks of a runtime: the cluster that the test before used, or another one where an interrupt has stopped that for good."""
+    clusters: list[Cluster] = []
+
+    def start_or_find() -> Cluster:
+        if not clusters or clusters[-1].state == "stopped":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+                clusters.append(Cluster(NUM_RANKS, launcher=request.param, quiet=True))
+        return clusters[-1]
+
+    yield start_or_find
+    for cluster in clusters:
+        cluster.stop()
+        assert marked(cluster.mark) == []
+
+
+@pytest.fixture
+def cluster(start: Callable[[], Cluster]) -> Cluster:
+    return start()
 
 
 @dataclass

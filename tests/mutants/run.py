@@ -1,6 +1,6 @@
 """`make mutants`: plants each bug of the table in a copy of the package, and runs the tests that should see it.
 
-    python -m tests.mutants.run [NAME ...] [--jobs 2] [--write]
+    python -m tests.mutants.run [NAME ...] [--jobs 2] [--write] [--missing]
 
 A name is a mutant's, or a part of it: `ring`. The working tree is not touched. The tests must pass on the copy as it is
 first. Exit status 1 if a mutant survives that is not marked as equivalent, or one that is so marked is caught.
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from tests.mutants.table import MUTANTS, Mutant, Selection
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "records" / "mutants.json"
+RECORD_LOCK = threading.Lock()
 LIMIT_S = 300.0  # of the tests of one mutant; one that hangs is caught by it
 COPIED = ("workbench", "tests", "records", "pyproject.toml", "conftest.py", "README.md", "CONTRIBUTING.md", "papers", "notebooks")
 SURVIVED, TIMED_OUT = "", "the time limit"
@@ -113,7 +115,7 @@ def _write(path: Path, text: str) -> None:
         compiled.unlink()  # a change within one second and of one length would not be seen
 
 
-def try_one(mutant: Mutant, copies: SimpleQueue[Path]) -> Outcome:
+def try_one(mutant: Mutant, copies: SimpleQueue[Path], *, write: bool) -> Outcome:
     """Plant it in a free copy, and take it out again."""
     folder, begin = copies.get(), time.monotonic()
     try:
@@ -126,6 +128,8 @@ def try_one(mutant: Mutant, copies: SimpleQueue[Path]) -> Outcome:
         copies.put(folder)
     outcome = Outcome(mutant, caught_by, time.monotonic() - begin)
     print(line_of(outcome), flush=True)
+    if write:
+        record(outcome)
     return outcome
 
 
@@ -162,25 +166,32 @@ def chosen(names: list[str]) -> list[Mutant]:
     return found
 
 
-def record(outcomes: list[Outcome]) -> None:
-    """Write records/mutants.json, in the table's order; what was not run this time stays as it was."""
-    told = json.loads(RECORD.read_text())["mutants"] if RECORD.exists() else {}
+def record(outcome: Outcome) -> None:
+    """Write one row of records/mutants.json, which is in the table's order; rows of other mutants stay as they were."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    today = datetime.now(UTC).date().isoformat()
-    for outcome in outcomes:
-        told[outcome.mutant.name] = {"date": today, "commit": commit, "caught_by": outcome.caught_by or None}
-    ordered = {mutant.name: told[mutant.name] for mutant in MUTANTS if mutant.name in told}
-    RECORD.write_text(json.dumps({"mutants": ordered}, indent=1) + "\n")
+    row = {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "caught_by": outcome.caught_by or None}
+    with RECORD_LOCK:
+        rows = {**_recorded(), outcome.mutant.name: row}
+        in_order = {mutant.name: rows[mutant.name] for mutant in MUTANTS if mutant.name in rows}
+        RECORD.write_text(json.dumps({"mutants": in_order}, indent=1) + "\n")
+
+
+def _recorded() -> dict[str, dict[str, str | None]]:
+    return dict(json.loads(RECORD.read_text())["mutants"]) if RECORD.exists() else {}
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="plant bugs in a copy of the package, and see which test fails")
     parser.add_argument("names", nargs="*", help="mutants, or parts of their names; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    parser.add_argument("--write", action="store_true", help="write records/mutants.json")
+    parser.add_argument("--write", action="store_true", help="write each outcome into records/mutants.json")
+    parser.add_argument("--missing", action="store_true", help="only those that records/mutants.json does not hold")
     parser.add_argument("--unchecked", action="store_true", help="do not run the tests without a mutant first")
     asked = parser.parse_args(words)
     mutants, begin = chosen(asked.names), time.monotonic()
+    if asked.missing:
+        recorded = _recorded()
+        mutants = [mutant for mutant in mutants if mutant.name not in recorded]
     copies: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for number in range(asked.jobs):
@@ -188,15 +199,13 @@ def main(words: list[str] | None = None) -> int:
         if not asked.unchecked:
             check_unmutated(mutants, copies, asked.jobs)
         with ThreadPoolExecutor(asked.jobs) as pool:
-            outcomes = list(pool.map(lambda mutant: try_one(mutant, copies), mutants))
+            outcomes = list(pool.map(lambda mutant: try_one(mutant, copies, write=asked.write), mutants))
     wrong = [outcome for outcome in outcomes if not outcome.as_expected]
     num_caught = sum(bool(outcome.caught_by) for outcome in outcomes)
     print(f"\n{num_caught} of {len(outcomes)} caught in {(time.monotonic() - begin) / 60:.0f} minutes", end="")
     print(f"; not as expected: {', '.join(outcome.mutant.name for outcome in wrong)}" if wrong else "; all as expected")
     for outcome in wrong:
         print(f"  {outcome.mutant.name}: {outcome.mutant.why}")
-    if asked.write:
-        record(outcomes)
     return bool(wrong)
 
 
