@@ -5,6 +5,7 @@ Knows nothing of ranks, time or communication; every runtime drives it, and so d
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
@@ -185,14 +186,17 @@ class Replica:
 
     def _hook_for(self, index: int) -> Callable[[Tensor], None]:
         slot = self.layout.slots[index]
+        # A parameter holds its hooks where Python's garbage collector does not look: a hook that held this replica would keep it for ever.
+        find = weakref.ref(self)
 
         def hook(param: Tensor) -> None:
-            state, grad = self._running, param.grad
-            if state is None or grad is None:
+            replica, grad = find(), param.grad
+            state = None if replica is None else replica._running
+            if replica is None or state is None or grad is None:
                 return  # a backward of the user's own, outside of ours
             param.grad = None  # frees it now: the buffer has taken its place
             if state.write(index, grad.to_dense() if grad.is_sparse else grad, slot) and state.on_bucket is not None:
-                self._launch_ready(state)
+                replica._launch_ready(state)
             if state.tick is not None:
                 state.tick()
 

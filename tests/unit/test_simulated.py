@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ import torch
 
 import workbench as wb
 from tests.laws import tiny
+from tests.laws.variants import name_of, representatives, runs_on
 from workbench.codecs import Truncate16
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Ring, Tree
 from workbench.costs import Compute, Lognormal, Network
@@ -187,3 +189,19 @@ def test_a_simulation_is_gone_when_its_run_is_there() -> None:
     assert run.steps()
     after = [item for item in gc.get_objects() if type(item) is Simulation]
     assert all(any(item is old for old in before) for item in after)
+
+
+@pytest.mark.parametrize("algorithm", representatives(), ids=name_of)
+def test_a_run_gives_its_models_back(algorithm: Algorithm) -> None:
+    """Someone who simulates a hundred settings in one notebook has the memory of one."""
+    models: list[weakref.ref[torch.nn.Module]] = []
+
+    def model() -> torch.nn.Module:
+        made = tiny.mlp()
+        models.append(weakref.ref(made))
+        return made
+
+    wb.simulate(algorithm, tiny.problem(model), workers=1 if not runs_on(algorithm, 3) else 3, steps=3, evaluate_every=1)
+    gc.collect()
+    assert models
+    assert [ref() for ref in models if ref() is not None] == []
