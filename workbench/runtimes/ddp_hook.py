@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -95,7 +94,7 @@ class DDPHook:
         if self._cut:
             self._wait_for_all(bucket, future)
         else:
-            self._submit(self._known(bucket.index(), bucket.parameters(), partial(_layout_of, bucket, buffer)), buffer, future)
+            self._submit(self._known(bucket.index(), bucket.parameters(), buffer), buffer, future)
         if bucket.is_last():
             self._forget_beyond(max(bucket.index(), len(self._cut) - 1))
             self._cut, self._waiting = [], []
@@ -130,7 +129,7 @@ class DDPHook:
             pairs = [parts[number] for number, *_ in signature]
             parameters, gradients = [param for param, _ in pairs], [gradient for _, gradient in pairs]
             joined = torch.cat([_as_it_lies(gradient) for gradient in gradients])
-            known = self._known(index, parameters, partial(_layout_of_parameters, index, parameters, joined))
+            known = self._known(index, parameters, joined)
             ready = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
             last = index == len(self._cut) - 1
             done: Future[Tensor] = Future(devices=[joined.device]) if joined.is_cuda else Future()
@@ -187,13 +186,13 @@ class DDPHook:
                 "torch.cuda.set_device before ddp_hook; with gloo keep the model on the CPU"
             )
 
-    def _known(self, index: int, params: list[Tensor], make_layout: Callable[[], Layout]) -> Bucket:
+    def _known(self, index: int, params: list[Tensor], buffer: Tensor) -> Bucket:
         """What is in the bucket of that number; its memory is that of the same parameters, if there is any."""
         numbers = [self._numbers.setdefault(param, len(self._numbers)) for param in params]
         signature = tuple((number, *param.shape) for number, param in zip(numbers, params, strict=True))
         before = self._buckets.get(index)
         if before is None or before.signature != signature:
-            layout = make_layout()
+            layout = _layout_of(index, params, buffer)
             memory = self._memory.setdefault(signature, {})
             ctx = Context(self.rank, self.num_workers, layout=layout, seed=derive_seed(self.seed, f"ddp/{index}"), memory=memory)
             ctx.link = self._link
@@ -347,10 +346,13 @@ def _as_it_lies(gradient: Tensor) -> Tensor:
     return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
 
 
-def _layout_of_parameters(index: int, parameters: list[Tensor], joined: Tensor) -> Layout:
-    """One of the buckets that DDP made before, as `_layout_of` had it."""
+def _layout_of(index: int, parameters: list[Tensor], buffer: Tensor) -> Layout:
+    """DDP's bucket `index` as a gradient without a tail: every rank counts the same, and DDP itself knows which parameters were used.
+
+    DDP puts gradients one after the other, each as its parameter lies in memory.
+    """
     offsets = [0, *accumulate(param.numel() for param in parameters)]
-    dtype = torch.promote_types(torch.float32, joined.dtype)
+    dtype = torch.promote_types(torch.float32, buffer.dtype)
     slots = tuple(
         Slot(
             index=place,
@@ -363,26 +365,6 @@ def _layout_of_parameters(index: int, parameters: list[Tensor], joined: Tensor) 
             dtype=param.dtype,
         )
         for place, (param, offset) in enumerate(zip(parameters, offsets, strict=False))
-    )
-    end = joined.numel()
-    return Layout(slots, (BucketSlice(0, slots, 0, end, end),), end, dtype, joined.device)
-
-
-def _layout_of(bucket: dist.GradBucket, buffer: Tensor) -> Layout:
-    """DDP's own bucket as a gradient without a tail: every rank counts the same, and DDP itself knows which parameters were used."""
-    dtype = torch.promote_types(torch.float32, buffer.dtype)
-    slots = tuple(
-        Slot(
-            index=index,
-            name=f"parameter {index} of bucket {bucket.index()}",
-            shape=tuple(param.shape),
-            stride=tuple(torch.empty_like(param, device="meta").stride()),  # DDP lays gradients as their parameters lie
-            offset=int(gradient.storage_offset()) - int(buffer.storage_offset()),
-            numel=param.numel(),
-            bucket=0,
-            dtype=param.dtype,
-        )
-        for index, (param, gradient) in enumerate(zip(bucket.parameters(), bucket.gradients(), strict=True))
     )
     end = buffer.numel()
     return Layout(slots, (BucketSlice(0, slots, 0, end, end),), end, dtype, buffer.device)
