@@ -9,7 +9,7 @@ from workbench.costs import Compute, Lognormal
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout
 
-PROBLEM = wb.problems.wide_mlp(megabytes=0.1, layers=5, samples=10**6)
+PROBLEM = wb.problems.wide_mlp(megabytes=0.1, layers=5, samples=1_000)
 COMPUTE = Compute(forward_s=1.0, backward_s=2.0)
 
 
