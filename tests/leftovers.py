@@ -156,7 +156,7 @@ def _values() -> Iterator[tuple[str, Any]]:
     yield "threading.gettrace", threading.gettrace()
     yield "sys.excepthook", sys.excepthook
     yield "sys.displayhook", sys.displayhook
-    yield "sys.getrecursionlimit", sys.getrecursionlimit()
+    yield "sys.getrecursionlimit", max(2000, sys.getrecursionlimit())  # torch.compile raises it to that
     yield "sys.getswitchinterval", sys.getswitchinterval()
     yield "tracemalloc.is_tracing", tracemalloc.is_tracing()
     yield "gc.isenabled", gc.isenabled()

@@ -262,7 +262,7 @@ def browsing(folder: Path) -> Iterator[Lab]:
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-            page = browser.new_page(viewport={"width": 1400, "height": 1300})
+            page = browser.new_context(viewport={"width": 1400, "height": 1300}).new_page()
             yield Lab(server, page)
             browser.close()
     finally:

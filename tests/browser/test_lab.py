@@ -45,11 +45,13 @@ def lab(empty: Lab) -> Lab:
 
 
 def test_the_launcher_shows_the_tiles(empty: Lab) -> None:
-    empty.open()
-    cards = empty.page.locator(".jp-LauncherCard-label")
+    beside = Lab(empty.server, empty.page.context.new_page())  # another tab: the notebook of the other tests stays open
+    beside.open()
+    cards = beside.page.locator(".jp-LauncherCard-label")
     cards.first.wait_for()  # a launcher is there before its tiles are
     tiles = cards.all_inner_texts()
-    empty.picture("launcher")
+    beside.picture("launcher")
+    beside.page.close()
     for name in ("Workbench", "Workbench MPI", "Workbench Slurm"):
         assert tiles.count(name) == 2, f"a notebook and a console: {tiles}"
 
