@@ -6,15 +6,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import numpy as np
 import pytest
 
-from tests.laws import tiny
+from tests.laws import owed, tiny
 from tests.laws.train import COMPUTE, NETWORK, Wrapper, on_all_runtimes, train
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, Quorum, SoftsyncSGD
+from workbench.costs import Compute, Lognormal, Network
 from workbench.gradients import WEIGHT
 from workbench.ops import Apply, EndStep, Program
 from workbench.program import Algorithm, Context
+from workbench.runtimes.simulate import simulate
 from workbench.runtimes.simulated import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -75,6 +78,28 @@ def rows_of(run: Run, rank: int) -> list[dict[str, Any]]:
     return [row for row in run.metrics[rank] if "evaluation" not in row]
 
 
+def test_a_step_is_the_oldest_version_that_it_read() -> None:
+    """Shards on two servers, which differ in version: a worker takes the minibatch of the update that it is furthest behind."""
+    uneven = Compute(forward_s=0.01, backward_s=0.02, stragglers=(Lognormal(sigma=0.8),))
+    busy = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+    run = simulate(BackupSGD(backups=2, shards=2), tiny.problem(), workers=5, steps=30, evaluate_every=0, compute=uneven, network=busy)
+    apart = 0
+    for rank, rows in run.metrics.items():
+        pushes = [
+            sorted(
+                version
+                for update in of_shard(run, shard)
+                for source, version in [*applied(update), *map(tuple, update["dropped"])]
+                if source == rank
+            )
+            for shard in (0, 1)
+        ]
+        for row, first, second in zip(rows, *pushes, strict=False):  # who has had its last version of a shard pushes the other alone
+            assert row["step"] == min(first, second), f"worker {rank} read versions {first} and {second} and took step {row['step']}"
+            apart += first != second
+    assert apart > 5, "versions were to differ"
+
+
 @on_all_runtimes
 @pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(cutoff=1), AsyncSGD(cutoff=0), SoftsyncSGD(splits=2)], ids=name_of)
 def test_every_push_is_applied_or_dropped(algorithm: Algorithm, runtime: str) -> None:
@@ -99,6 +124,28 @@ def test_softsync_updates_once_for_every_group() -> None:
         run = train("simulated", NUM_RANKS, SoftsyncSGD(splits=splits), tiny.problem(), HOW).run
         sizes = [len(update["sources"]) for update in of_shard(run, 0)]
         assert sizes == [NUM_RANKS // splits] * (HOW.steps * splits)
+
+
+@pytest.mark.parametrize("divide", [True, False])
+def test_softsync_divides_each_gradient_by_its_staleness(divide: bool) -> None:
+    """Every gradient is one: the parameters go by the sum over updates of the mean of 1 / max(1, staleness)."""
+    situation = owed.Situation(num_samples=960, constant=True)
+    algorithm = SoftsyncSGD(splits=4, divide=divide)
+    simulation = Simulation(algorithm, situation.problem(), situation.settings(12, 0), 4, network=owed.NETWORK, compute=owed.COMPUTE)
+    updates = simulation.run().updates()
+    late = [update["staleness"] for update in updates]
+    assert {2, 3} <= {staleness for of_update in late for staleness in of_update}
+    expected = sum(np.mean([1 / max(1, staleness) for staleness in of_update]) for of_update in late) if divide else len(updates)
+    np.testing.assert_allclose(owed.ended(simulation).applied[0], expected, rtol=1e-12)
+
+
+def test_a_server_s_worker_clips_the_mean_of_its_own_samples() -> None:
+    """Every gradient is 53 ones. An update of norm 2 moves each parameter by 2 / sqrt(53), whatever share of the batch a worker has."""
+    situation = owed.Situation(num_samples=960, constant=True)
+    algorithm = AsyncSGD(clip_norm=2.0)
+    simulation = Simulation(algorithm, situation.problem(), situation.settings(6, 0), 4, network=owed.NETWORK, compute=owed.COMPUTE)
+    updates = simulation.run().updates()
+    np.testing.assert_allclose(owed.ended(simulation).applied[0], len(updates) * 2 / 53**0.5, rtol=1e-6)
 
 
 def test_a_rest_of_gradients_makes_a_last_update() -> None:

@@ -51,7 +51,7 @@ PARTIAL = of_algorithm("PartialAllReduce", "tests/unit/test_partial.py")
 ADAPTIVE = of_algorithm("AdaptiveDelaySGD", "tests/unit/test_adaptive_delay.py")
 SERIAL = of_algorithm("SerialSGD", "tests/unit/test_local_sgd.py")
 SERVERS = of_servers("AsyncSGD or SoftsyncSGD or DelayCompensatedSGD or StaleSynchronousSGD")
-BACKUP = of_servers("BackupSGD", "tests/unit/test_backup_choice.py")
+BACKUP = of_servers("BackupSGD", "tests/unit/test_quorum.py")
 
 
 @final

@@ -6,9 +6,11 @@ import random
 import tracemalloc
 from collections import deque
 
+import numpy as np
 import pytest
+import torch
 
-from workbench.algorithms.quorum import MEMORY, ArrivalTimes, best_quorum
+from workbench.algorithms.quorum import MEMORY, ArrivalTimes, NoiseScale, best_quorum
 
 
 class Readable:
@@ -77,3 +79,23 @@ def test_a_full_window_holds_a_few_numbers_for_each_arrival() -> None:
     tracemalloc.stop()
     assert times.means() is not None
     assert held / (MEMORY * num_workers) < 300
+
+
+@pytest.mark.parametrize(("growth", "noise_scale", "best"), [(0.01, 4.0, 20), (0.04, 9.0, 15), (0.25, 16.0, 8)])
+def test_the_best_quorum_of_times_on_a_line_is_that_of_calculus(growth: float, noise_scale: float, best: int) -> None:
+    """t(N) = 1 + a N: the derivative of t(N) (1 + S/N) is zero at N = sqrt(S/a)."""
+    assert best_quorum([1 + growth * count for count in range(1, 65)], noise_scale) == best == round((noise_scale / growth) ** 0.5)
+
+
+def test_the_noise_scale_is_that_of_the_law_that_gradients_come_from() -> None:
+    """Means and covariances are given: S = tr(covariance) / |mean|^2 = 0.8 * 50 / (50 * 0.4^2) = 5, whatever the number in an update."""
+    chance, of_counts = np.random.default_rng(0), {}
+    for count in (2, 3, 8):
+        scale = NoiseScale(decay=0.999)
+        for _ in range(8_000 // count):
+            gradients = [torch.from_numpy(0.4 + chance.normal(0.0, 0.8**0.5, 50)) for _ in range(count)]
+            for gradient in gradients:
+                scale.add(gradient)
+            scale.close(torch.stack(gradients).sum(0), count)
+        of_counts[count] = scale.value()
+    assert of_counts == {count: pytest.approx(5.0, rel=0.1) for count in of_counts}
