@@ -19,16 +19,26 @@ def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, whe
     worst = int(difference.argmax())
     ours, theirs = float(found.reshape(-1)[worst]), float(expected.reshape(-1)[worst])
     num_wrong = int((difference > tolerance * max(1.0, float(expected.abs().max()))).sum())
+    digits = 6 if f"{ours:.6g}" != f"{theirs:.6g}" else 17
     raise AssertionError(
-        f"{law}: {where}, coordinate {worst} is {ours:.6g} and should be {theirs:.6g} "
+        f"{law}: {where}, coordinate {worst} is {ours:.{digits}g} and should be {theirs:.{digits}g} "
         f"({num_wrong} of {difference.numel()} coordinates are wrong, the largest difference is {float(difference.max()):.2e})"
     )
 
 
-def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0) -> None:
-    """All ranks hold what rank 0 holds."""
-    for rank, value in enumerate(values):
-        assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank 0")
+def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0, names: Sequence[int] = ()) -> None:
+    """All ranks hold what the first does; `names` are their numbers, if not 0, 1, 2, ..."""
+    names = names or range(len(values))
+    apart: list[tuple[int, AssertionError]] = []
+    for rank, value in zip(names, values, strict=True):
+        try:
+            assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank {names[0]}")
+        except AssertionError as error:
+            apart.append((rank, error))
+    if len(apart) > 1:
+        raise AssertionError(f"{apart[0][1]}; ranks {[rank for rank, _ in apart]} differ from rank {names[0]}")
+    for _, error in apart:
+        raise error
 
 
 def assert_holds(law: str, holds: bool, where: str) -> None:
