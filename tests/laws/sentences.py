@@ -29,16 +29,15 @@ def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, whe
 def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0, names: Sequence[int] = ()) -> None:
     """All ranks hold what the first does; `names` are their numbers, if not 0, 1, 2, ..."""
     names = names or range(len(values))
-    apart: list[tuple[int, AssertionError]] = []
+    apart: dict[int, str] = {}
     for rank, value in zip(names, values, strict=True):
         try:
             assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank {names[0]}")
         except AssertionError as error:
-            apart.append((rank, error))
-    if len(apart) > 1:
-        raise AssertionError(f"{apart[0][1]}; ranks {[rank for rank, _ in apart]} differ from rank {names[0]}")
-    for _, error in apart:
-        raise error
+            apart[rank] = str(error)
+    if apart:
+        others = f"; ranks {list(apart)} differ from rank {names[0]}" if len(apart) > 1 else ""
+        raise AssertionError(f"{next(iter(apart.values()))}{others}")
 
 
 def assert_holds(law: str, holds: bool, where: str) -> None:
