@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from itertools import combinations
 from random import Random
 from typing import Any, TypeVar
 
+from workbench import codecs, collectives
+from workbench.codecs import ErrorFeedback
 from workbench.collectives import Collective, Ring, Tree
 from workbench.errors import ConfigError
 from workbench.naming import kinds_of
@@ -78,6 +81,27 @@ def _others(kinds: tuple[Any, ...], present: Any) -> list[Any]:
         elif issubclass(kind, Collective):
             found += [Ring(), Tree()]
     return [value for value in found if value != present]
+
+
+CODINGS = ("", *codecs.names(), *(f"{name}+feedback" for name in codecs.names()))
+
+
+@cache
+def versions(collective: str, codec: str) -> dict[str, Collective]:
+    """That collective with that codec: as it is, and with one setting of either at another value; none where it takes no such codec."""
+    try:
+        plain: Any = collectives.get(f"{collective}:{codec}" if codec else collective)
+    except ConfigError:
+        return {}
+    coded = getattr(plain, "codec", None)
+    fed = isinstance(coded, ErrorFeedback)
+    codings = alternatives(coded.codec if fed else coded) if coded is not None else {}
+    found = {
+        name: replace(plain, codec=ErrorFeedback(codec=other) if fed else other)
+        for name, other in codings.items()
+        if other.contracts or not fed
+    }
+    return {"": plain, **alternatives(plain), **found}
 
 
 def takes(algorithm: Algorithm, setting: str) -> bool:

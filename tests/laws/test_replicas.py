@@ -21,14 +21,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from tests.laws.covering import alternatives, covering, pairs_of, takes
+from tests.laws.covering import CODINGS, covering, pairs_of, takes, versions
 from tests.laws.jitter import Seen, Situation, run
 from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
 from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, PipeSGD, SynchronousSGD
 from workbench.algorithms.visits import REPLY, Desk
-from workbench.codecs import Codec, ErrorFeedback
+from workbench.codecs import Codec
 from workbench.collectives import Collective, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Send, Start, Ticket, Wait, WaitAny
@@ -43,24 +43,6 @@ PAUSES = (3.0, 1.0, 0.0)
 
 Kind = type[Algorithm]
 Row = tuple[Kind, str, str, int]  # algorithm, collective, codec ("" for none), lanes (1 where the algorithm has no choice)
-
-
-@cache
-def versions(collective: str, codec: str) -> dict[str, Collective]:
-    """That collective with that codec: as it is, and with one setting of either at another value; none where it takes no such codec."""
-    try:
-        plain: Any = collectives.get(f"{collective}:{codec}" if codec else collective)
-    except ConfigError:
-        return {}
-    coded = getattr(plain, "codec", None)
-    fed = isinstance(coded, ErrorFeedback)
-    codings = alternatives(coded.codec if fed else coded) if coded is not None else {}
-    found = {
-        name: replace(plain, codec=ErrorFeedback(codec=other) if fed else other)
-        for name, other in codings.items()
-        if other.contracts or not fed
-    }
-    return {"": plain, **alternatives(plain), **found}
 
 
 @cache
@@ -88,13 +70,12 @@ def made(row: Row) -> Iterator[tuple[Algorithm, tuple[str, str]]]:
 @cache
 def rows() -> tuple[Row, ...]:
     """Every algorithm that sums, with every collective, codec and number of lanes that it takes."""
-    coded = ["", *codecs.names(), *(f"{name}+feedback" for name in codecs.names())]
     found = []
     for kind in find_algorithms():
         plain = settings_of(kind)[0]
         if takes(plain, "collective"):
             lanes = LANES if takes(plain, "lanes") else (1,)
-            found += [row for row in product([kind], collectives.names(), coded, lanes) if any(made(row))]
+            found += [row for row in product([kind], collectives.names(), CODINGS, lanes) if any(made(row))]
     return tuple(found)
 
 
