@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,21 @@ def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance:
     if apart:
         others = f"; ranks {list(apart)} differ from rank {names[0]}" if len(apart) > 1 else ""
         raise AssertionError(f"{next(iter(apart.values()))}{others}")
+
+
+def assert_same_rows(law: str, found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+    """Rows of a record, steps say, are equal one by one; the first that differs is named, with what differs in it."""
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=False)):
+        if ours == theirs:
+            continue
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+            place = f"step {theirs['step']}" if "step" in theirs else f"row {number}"
+            ours, theirs = ({name: row.get(name) for name in differ} for row in (ours, theirs))
+        else:
+            place = f"row {number}"
+        raise AssertionError(f"{law}: {where}, {place} has {ours} and should have {theirs}")
+    assert len(found) == len(expected), f"{law}: {where}, {len(found)} rows in place of {len(expected)}"
 
 
 def assert_holds(law: str, holds: bool, where: str) -> None:

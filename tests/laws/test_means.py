@@ -158,7 +158,7 @@ def test_an_average_of_parameters_keeps_their_mean(algorithm: Algorithm, num_ran
         law(algorithm, num_ranks)
 
 
-@settings(max_examples=15)
+@settings(max_examples=20)
 @given(
     algorithm=st.deferred(lambda: st.sampled_from(held_to_it())),
     num_ranks=st.integers(1, 6),
