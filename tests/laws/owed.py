@@ -109,7 +109,6 @@ class Ended:
 
     applied: list[Array]
     left: Array
-    replicas: list[Array]
 
 
 def run(algorithm: Algorithm, situation: Situation, steps: int, seed: int = 0) -> Ended:
@@ -140,7 +139,7 @@ def ended(simulation: Simulation) -> Ended:
     for (_, of), blocks in owners.items():
         left += _spread(layout, int(of.removeprefix("bucket-")), np.concatenate(blocks))
     ends = [worker.trained.read_parameters().numpy() for worker in simulation.workers]
-    return Ended([-end for end in ends], left, ends)
+    return Ended([-end for end in ends], left)
 
 
 def _spread(layout: object, bucket: int, values: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +20,40 @@ def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, whe
     worst = int(difference.argmax())
     ours, theirs = float(found.reshape(-1)[worst]), float(expected.reshape(-1)[worst])
     num_wrong = int((difference > tolerance * max(1.0, float(expected.abs().max()))).sum())
+    digits = 6 if f"{ours:.6g}" != f"{theirs:.6g}" else 17
     raise AssertionError(
-        f"{law}: {where}, coordinate {worst} is {ours:.6g} and should be {theirs:.6g} "
+        f"{law}: {where}, coordinate {worst} is {ours:.{digits}g} and should be {theirs:.{digits}g} "
         f"({num_wrong} of {difference.numel()} coordinates are wrong, the largest difference is {float(difference.max()):.2e})"
     )
 
 
-def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0) -> None:
-    """All ranks hold what rank 0 holds."""
-    for rank, value in enumerate(values):
-        assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank 0")
+def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0, names: Sequence[int] = ()) -> None:
+    """All ranks hold what the first does; `names` are their numbers, if not 0, 1, 2, ..."""
+    names = names or range(len(values))
+    apart: dict[int, str] = {}
+    for rank, value in zip(names, values, strict=True):
+        try:
+            assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank {names[0]}")
+        except AssertionError as error:
+            apart[rank] = str(error)
+    if apart:
+        others = f"; ranks {list(apart)} differ from rank {names[0]}" if len(apart) > 1 else ""
+        raise AssertionError(f"{next(iter(apart.values()))}{others}")
+
+
+def assert_same_rows(law: str, found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+    """Rows of a record, steps say, are equal one by one; the first that differs is named, with what differs in it."""
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=False)):
+        if ours == theirs:
+            continue
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+            place = f"step {theirs['step']}" if "step" in theirs else f"row {number}"
+            ours, theirs = ({name: row.get(name) for name in differ} for row in (ours, theirs))
+        else:
+            place = f"row {number}"
+        raise AssertionError(f"{law}: {where}, {place} has {ours} and should have {theirs}")
+    assert len(found) == len(expected), f"{law}: {where}, {len(found)} rows in place of {len(expected)}"
 
 
 def assert_holds(law: str, holds: bool, where: str) -> None:

@@ -138,7 +138,8 @@ def test_clipped_ones_leave_replicas_equal_and_say_their_norm(algorithm: Algorit
     settings = how(on_bad_gradient="clip", max_grad_norm=0.2)
     trained = train("simulated", P, algorithm, poison.problem(1e6), settings)
     ends = [steps[-1] for steps in trained.parameters[: algorithm.num_computing(P)]]
-    assert algorithm.replicas == Replicas.NEVER or all(torch.equal(end, ends[0]) for end in ends)
+    if algorithm.replicas != Replicas.NEVER:
+        assert_equal_ranks(f"{name_of(algorithm)}: clipped gradients leave replicas equal", ends, "at the end")
     rows = {(row["step"], rank): row for rank in range(P) for row in trained.rows(rank)}
     spoilt = [rows[key]["clipped"] for key in poison.drawn(algorithm, settings, P) if key in rows and "clipped" in rows[key]]
     assert spoilt and min(spoilt) > 1e4
@@ -157,7 +158,8 @@ def test_clipping_on_one_rank_is_torchs_own(norm: float) -> None:
         cross_entropy(model(x[samples]), y[samples]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), norm)
         optimizer.step()
-        assert torch.equal(trained.parameters[0][step], nn.utils.parameters_to_vector(model.parameters()).detach())
+        expected = nn.utils.parameters_to_vector(model.parameters()).detach()
+        assert_near("clipping on one rank is torch's own", trained.parameters[0][step], expected, 0.0, f"after step {step}")
     clipped = ["clipped" in row for row in trained.rows(0)]
     assert all(clipped) if norm < 0.1 else (norm < 1.0 or not any(clipped))
 

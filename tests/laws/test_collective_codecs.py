@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from tests.laws import tiny
+from tests.laws.sentences import assert_equal_ranks, assert_near
 from tests.laws.world import World, hasty, world
 from workbench import codecs
 from workbench.codecs.base import Codec
@@ -138,8 +139,7 @@ def check(results: list[Tensor], inputs: np.ndarray, layout: Layout, error: floa
     grown by the errors before it.
     """
     p, tail = len(inputs), is_tail(layout)
-    for result in results[1:]:
-        assert torch.equal(result, results[0]), "replicas drift apart"
+    assert_equal_ranks("replicas do not drift apart", results, "in the sum")
     got, exact = results[0].double().numpy(), inputs.sum(0)
     assert np.array_equal(got[tail], exact[tail]), "tails are summed exactly"
     encodings = p - 1 + MOST_ENCODINGS
@@ -259,8 +259,8 @@ def test_a_ring_s_halves_are_its_whole_to_the_last_bit(num_ranks: int, shape: li
 
     programs = [hasty(halves(Context(rank, num_ranks), value)) for rank, value in enumerate(gradients(inputs, layout))]
     whole = world(ring, gradients(inputs, layout), seed).run()
-    for got, expected in zip(World(programs, Random(seed)).run(), whole, strict=True):
-        assert torch.equal(got, expected)
+    for rank, (got, expected) in enumerate(zip(World(programs, Random(seed)).run(), whole, strict=True)):
+        assert_near("Ring: its halves are the whole", got, expected, 0.0, f"in the sum, rank {rank} of {num_ranks}")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 5])

@@ -13,6 +13,7 @@ import torch
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.reference import serial
+from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import assert_same, make_job, on_all_runtimes, on_real_runtimes, run_job, run_on_ranks, train
 from tests.laws.variants import name_of
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
@@ -147,7 +148,7 @@ def test_bf16_and_fp16_train(runtime: str) -> None:
     for precision in ("bf16", "fp16"):
         found = train(runtime, 2, PipeSGD(width=2), problem, replace(how, precision=precision))
         assert found.final.dtype == torch.float32
-        assert torch.equal(found.parameters[0][-1], found.parameters[1][-1])
+        assert_equal_ranks(f"PipeSGD in {precision}: replicas are equal", [steps[-1] for steps in found.parameters], "at the end")
         assert not torch.equal(found.final, full.final)
         last = sum(row["loss"] for row in found.rows(0)[-3:]) / 3
         assert last < 0.8 * found.rows(0)[0]["loss"]
@@ -180,10 +181,9 @@ def test_frozen_parameters_and_buffers_are_rank_0s_too(runtime: str) -> None:
     job = make_job(runtime, NUM_RANKS, SynchronousSGD(), problem, settings(steps=1, optimizer=partial(torch.optim.SGD, lr=1e-300)))
     states = run_on_ranks(train_and_look, job, NUM_RANKS)
     assert {int(state["number"]) for state in states} == {shared_pool(runtime, NUM_RANKS).pids[0]}  # type: ignore[arg-type]
-    for state in states[1:]:
-        for name, value in state.items():
-            if "running" not in name:  # BatchNorm's statistics have seen a batch since
-                assert torch.equal(value, states[0][name]), name
+    for name in states[0]:
+        if "running" not in name:  # BatchNorm's statistics have seen a batch since
+            assert_equal_ranks(f"{name} is rank 0's", [state[name] for state in states], "after step 0")
 
 
 def unlike_elsewhere() -> torch.nn.Module:

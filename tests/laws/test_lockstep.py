@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from tests.laws import tiny
+from tests.laws.sentences import assert_same_rows
 from tests.laws.train import NETWORK
 from tests.laws.variants import all_variants, name_of
 from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
@@ -66,11 +67,12 @@ def spans_of(found: Run) -> list[Any]:
 def test_one_program_is_what_many_are(algorithm: Algorithm, timing_only: bool) -> None:
     one, many = (run(algorithm, detail, timing_only=timing_only) for detail in ("auto", "messages"))
     assert any("one program" in note for note in one.info["notes"]) and not any("one program" in note for note in many.info["notes"])
+    law = f"{name_of(algorithm)}: one program for all is what each rank's own would have been"
+    for rank in range(3):
+        assert_same_rows(law, rows_of(one, rank), rows_of(many, rank), f"rank {rank}")
+    assert_same_rows(law, spans_of(one), spans_of(many), "spans of (rank, lane, kind, from, to, step, ...)")
+    assert_same_rows(law, one.evaluations(), many.evaluations(), "evaluations, with the bytes of all workers until then")
     assert one.info["result"]["seconds"] == many.info["result"]["seconds"]
-    assert spans_of(one) == spans_of(many)
-    assert [rows_of(one, rank) for rank in range(3)] == [rows_of(many, rank) for rank in range(3)]
-    for mine, theirs in zip(one.evaluations(), many.evaluations(), strict=True):
-        assert mine == theirs, "the same parameters to the last bit, and the bytes of all workers until then"
     if not timing_only:
         assert len(one.evaluations()) == 4
         assert one.evaluations()[-1]["bytes_sent"] >= one.steps()[-1]["bytes_sent"] > 0, "what was in flight at the last step counts too"
@@ -98,8 +100,10 @@ def test_a_modules_other_state_is_rank_0s(model: Any, num_micro: int) -> None:
     problem = tiny.problem(model=model, num_samples=24)
     settings = Settings(steps=5, batch_size=4, seed=2, num_micro=num_micro, evaluate_every=2)
     one, many = (run(PipeSGD(width=2), detail, settings=settings, problem=problem) for detail in ("auto", "messages"))
-    assert [row["loss"] for row in one.steps()] == [row["loss"] for row in many.steps()]
-    assert [row["test_loss"] for row in one.evaluations()] == [row["test_loss"] for row in many.evaluations()]
+    law = f"{model.__name__}: its other state is that of rank 0"
+    assert_same_rows(law, [row["loss"] for row in one.steps()], [row["loss"] for row in many.steps()], "losses by step")
+    tested = [[row["test_loss"] for row in found.evaluations()] for found in (one, many)]
+    assert_same_rows(law, *tested, "losses by evaluation")
 
 
 @pytest.mark.parametrize("collective", [Ring(), HalvingDoubling(), Tree(), Linear(), Auto()], ids=repr)

@@ -16,8 +16,11 @@ from functools import cache
 
 import pytest
 import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.laws.covering import takes
 from tests.laws.gossip import WRONG, Gossip, RightGossip
 from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near
 from tests.laws.variants import find_algorithms, name_of, variants
@@ -153,6 +156,28 @@ LAWS = (check_rest, check_mean, check_meeting)
 def test_an_average_of_parameters_keeps_their_mean(algorithm: Algorithm, num_ranks: int) -> None:
     for law in LAWS:
         law(algorithm, num_ranks)
+
+
+@settings(max_examples=20)
+@given(
+    algorithm=st.deferred(lambda: st.sampled_from(held_to_it())),
+    num_ranks=st.integers(1, 6),
+    every=st.integers(1, 6),
+    collective=st.sampled_from(COLLECTIVES),
+    shuffle=st.integers(0, 999),
+)
+def test_it_keeps_it_whatever_the_order_of_events(
+    algorithm: Algorithm, num_ranks: int, every: int, collective: Collective, shuffle: int
+) -> None:
+    """With another period and collective where it has those; ranks come to the averages in an order of chance."""
+    changes = {name: value for name, value in (("every", every), ("collective", collective)) if takes(algorithm, name)}
+    try:
+        changed = replace(algorithm, **changes)  # type: ignore[arg-type]
+        changed.check(num_ranks)
+    except ConfigError:
+        reject()
+    check_mean(changed, num_ranks, shuffle)
+    check_meeting(changed, num_ranks)
 
 
 # ---------------------------------------------------------------- the laws can fail

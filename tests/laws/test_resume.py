@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.laws import tiny
+from tests.laws.sentences import assert_equal_ranks, assert_same_rows
 from tests.laws.train import assert_same, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import ignores_time, in_step, name_of, representatives, runs_on, variants
 from workbench.algorithms import PipeSGD, SynchronousSGD
@@ -34,7 +35,7 @@ def check(runtime: str, algorithm: Algorithm, problem: Problem, how: Settings, s
     A method that looks at the clock may go on otherwise than it would have; it still takes every step once, on all ranks alike.
     """
     unbroken = train(runtime, 3, algorithm, problem, how)
-    same = ignores_time(algorithm)
+    same, law = ignores_time(algorithm), f"{name_of(algorithm)}: a resumed run is the unbroken one"
     for stop in stops:
         first = train(runtime, 3, algorithm, problem, how, stop_after=stop)
         assert first.run.info["status"] == "stopped"
@@ -43,12 +44,17 @@ def check(runtime: str, algorithm: Algorithm, problem: Problem, how: Settings, s
         assert second.run.info["status"] == "finished"
         for rank in range(3):
             if same:
-                assert_same([*first.parameters[rank], *second.parameters[rank]], unbroken.parameters[rank], 0)
-            if algorithm.replicas != Replicas.NEVER:
-                assert torch.equal(second.parameters[rank][-1], second.final)
-            rows = [*first.rows(rank), *second.rows(rank)]
-            for name in ("step", "samples", *(("loss", "lr", "staleness") if same else ())):
-                assert [row[name] for row in rows] == [row[name] for row in unbroken.rows(rank)], name
+                joined = [*first.parameters[rank], *second.parameters[rank]]
+                assert_same(joined, unbroken.parameters[rank], 0, f"{law}, rank {rank} stopped after step {stop}")
+            names = ("step", "samples", *(("loss", "lr", "staleness") if same else ()))
+            kept = [
+                [{name: row[name] for name in names} for row in found]
+                for found in ([*first.rows(rank), *second.rows(rank)], unbroken.rows(rank))
+            ]
+            assert_same_rows(law, *kept, f"stopped after step {stop}, rank {rank}")
+        if algorithm.replicas != Replicas.NEVER:
+            ends = [steps[-1] for steps in second.parameters]
+            assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal", ends, f"at the end of a run stopped after step {stop}")
 
 
 @pytest.mark.parametrize("algorithm", in_step(representatives()), ids=name_of)

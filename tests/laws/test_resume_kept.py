@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tests.laws import tiny
+from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import (
@@ -97,9 +98,13 @@ def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
         assert [worker.last_step for worker in again.workers] == [worker.last_step for worker in unbroken.workers]
 
 
+UNBROKEN = "a run from a kept checkpoint is the unbroken one"
+
+
 def assert_same_end(ours: Simulation, theirs: Simulation) -> None:
     for mine, its in zip(ours.workers, theirs.workers, strict=True):
-        assert torch.equal(mine.trained.read_parameters(), its.trained.read_parameters())
+        where = f"at the end, rank {mine.rank}"
+        assert_near(UNBROKEN, mine.trained.read_parameters(), its.trained.read_parameters(), 0.0, where)
 
 
 def forget(folder: str, step: int) -> None:
@@ -116,8 +121,9 @@ def test_going_on_from_files_is_unbroken(algorithm: Algorithm, runtime: str) -> 
     for step in (5, 2):
         again = train(runtime, 3, algorithm, problem, how, resume=unbroken.checkpoint)
         for rank in range(algorithm.num_computing(3)):
-            assert torch.equal(again.parameters[rank][-1], unbroken.parameters[rank][-1])
-            assert rows_of(again.run, rank) == rows_of(unbroken.run, rank, step + 1)
+            where = f"from the checkpoint of step {step}, rank {rank}"
+            assert_same_rows(UNBROKEN, rows_of(again.run, rank), rows_of(unbroken.run, rank, step + 1), where)
+            assert_near(UNBROKEN, again.parameters[rank][-1], unbroken.parameters[rank][-1], 0.0, f"{where}, at the end")
         forget(unbroken.checkpoint, step)
 
 
@@ -130,8 +136,9 @@ def test_averages_batchnorm_and_what_the_problem_draws_go_on(runtime: str) -> No
     forget(unbroken.checkpoint, 5)
     again = train(runtime, 3, PipeSGD(), problem, how, resume=unbroken.checkpoint)
     for rank in range(3):
-        assert torch.equal(again.parameters[rank][-1], unbroken.parameters[rank][-1])
-        assert rows_of(again.run, rank) == rows_of(unbroken.run, rank, 3)
+        where = f"from the checkpoint of step 2, rank {rank}"
+        assert_same_rows(UNBROKEN, rows_of(again.run, rank), rows_of(unbroken.run, rank, 3), where)
+        assert_near(UNBROKEN, again.parameters[rank][-1], unbroken.parameters[rank][-1], 0.0, f"{where}, at the end")
     averages = [torch.load(Path(one.checkpoint) / "average.pt", weights_only=True) for one in (again, unbroken)]
     assert torch.equal(*averages)
     evaluated = [[row["evaluation"] for row in one.run.metrics[0] if "evaluation" in row and row["step"] > 2] for one in (again, unbroken)]
@@ -181,8 +188,10 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     parts = [torch.load(checkpoint.part(rank), weights_only=True) for rank in range(3)]
     simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])  # the ranks' was the test's wrapper
     for rank in range(algorithm.num_computing(3)):
-        assert torch.equal(whole.parameters[rank], trained.parameters[rank][-1])
-        assert torch.equal(simulation.workers[rank].trained.read_parameters(), trained.parameters[rank][-1])
+        law = f"{name_of(algorithm)}: a replay is the run"
+        assert_near(law, whole.parameters[rank], trained.parameters[rank][-1], 0.0, f"from the begin to the end, rank {rank}")
+        found = simulation.workers[rank].trained.read_parameters()
+        assert_near(law, found, trained.parameters[rank][-1], 0.0, f"from the checkpoint of step 2 to the end, rank {rank}")
 
 
 def behind(events: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:

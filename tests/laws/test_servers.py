@@ -10,6 +10,7 @@ import torch
 
 from tests.laws import tiny
 from tests.laws.reference import serial
+from tests.laws.sentences import assert_near
 from tests.laws.train import COMPUTE, NETWORK, RUNTIMES, Trained, assert_same, on_all_runtimes, on_real_runtimes, relative_error, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, ParameterServerSGD
@@ -35,14 +36,14 @@ def skips_steps(algorithm: Algorithm) -> bool:
 
 def check_stop(runtime: str, algorithm: Algorithm, how: Settings, first: Trained) -> None:
     """A stopped run says so, and resumed it takes the steps that are left, once each."""
-    num_workers = algorithm.num_computing(3)
+    num_workers, law = algorithm.num_computing(3), f"{name_of(algorithm)}: replicas are equal at an end"
     assert first.run.info["status"] == "stopped"
     for rank in range(num_workers):
-        assert torch.equal(first.parameters[rank][-1], first.final), "the early end is an end: all hold the same"
+        assert_near(law, first.parameters[rank][-1], first.final, 0.0, f"at the early end, rank {rank} beside rank 0")
     second = train(runtime, 3, algorithm, tiny.problem(), how, resume=first.checkpoint)
     assert second.run.info["status"] == "finished"
     for rank in range(num_workers):
-        assert torch.equal(second.parameters[rank][-1], second.final)
+        assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} beside rank 0")
         steps = [row["step"] for part in (first, second) for row in part.rows(rank)]
         assert steps == sorted(set(steps)) if skips_steps(algorithm) else steps == list(range(STEPS))
     shards = {update["bucket"] for update in first.run.updates()}
@@ -79,7 +80,8 @@ def test_a_run_stopped_at_its_last_step_has_nothing_left_to_do(algorithm: Algori
     second = train("simulated", 3, algorithm, tiny.problem(), settings(), resume=first.checkpoint)
     assert not second.run.updates()
     for rank in range(algorithm.num_computing(3)):
-        assert torch.equal(second.parameters[rank][-1], first.final)
+        law = f"{name_of(algorithm)}: what is over stays as it is"
+        assert_near(law, second.parameters[rank][-1], first.final, 0.0, f"after the last step, rank {rank}")
 
 
 @pytest.mark.parametrize("algorithm", [item for item in WITH_SERVERS if not skips_steps(item)], ids=name_of)
@@ -92,7 +94,8 @@ def test_a_worker_at_its_end_does_not_keep_the_others_from_going_on(algorithm: A
     assert [row["step"] for row in second.rows(1)] == list(range(3, STEPS))
     assert not second.rows(0)
     for rank in range(algorithm.num_computing(3)):
-        assert torch.equal(second.parameters[rank][-1], second.final)
+        law = f"{name_of(algorithm)}: replicas are equal at the end"
+        assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} beside rank 0")
 
 
 DETERMINISTIC = (BackupSGD(backups=0), BackupSGD(backups=0, shards=3), BackupSGD(backups=0, dedicated=True))

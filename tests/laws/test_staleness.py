@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.laws import tiny
+from tests.laws.sentences import assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK, Trained, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, Geometric, SoftsyncSGD, StaleSGD, StaleSynchronousSGD, Uniform
@@ -119,7 +120,8 @@ def test_injected_staleness_is_what_was_drawn(algorithm: StaleSGD, runtime: str)
     drawn = [min(algorithm.drawn(HOW.seed, step), step) for step in range(8)]
     assert any(drawn)
     for rank in range(2):
-        assert [row["staleness"] for row in trained.rows(rank)] == drawn
+        found = [row["staleness"] for row in trained.rows(rank)]
+        assert_same_rows(f"{name_of(algorithm)}: staleness is what was drawn", found, drawn, f"by step, rank {rank}")
 
 
 @on_real_runtimes

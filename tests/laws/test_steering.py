@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.laws import tiny
+from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.spoken import Speaks, train_and_look
 from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, run_on_ranks
 from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
@@ -105,8 +106,12 @@ def check_resumed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int,
     second = simulation(other, num_ranks, how)
     second.run(resume=with_lr(first.checkpoints, lr))
     for rank in range(num_ranks if ignores_time(algorithm, num_ranks) else 0):  # a clock goes on otherwise in a resumed run
-        assert torch.equal(parameters(steered)[rank], parameters(second)[rank])
-        assert rows(steered, rank) == rows(first, rank) + rows(second, rank)
+        law, where = (
+            f"{name_of(algorithm)}: steered is stopped and resumed",
+            f"with {changes} from step {step} on, rank {rank} of {num_ranks}",
+        )
+        assert_same_rows(law, rows(steered, rank), rows(first, rank) + rows(second, rank), where)
+        assert_near(law, parameters(steered)[rank], parameters(second)[rank], 0.0, f"{where}, at the end")
 
 
 @pytest.mark.parametrize("algorithm", in_step(variants()), ids=name_of)
@@ -220,8 +225,8 @@ def test_ranks_in_step_take_it_at_one_step_and_a_replay_is_the_run(algorithm: Al
     assert [[(row["steer"], row["step"]) for row in rows] for rows in told] == [[(1, entry["step"])]] * 3
     assert [steps_of(run, rank) for rank in range(3)] == [list(range(14))] * 3
     replayed = replay(run, algorithm, tiny.problem(), settings(steps=14))
-    for ours, theirs in zip(found, replayed.parameters, strict=True):
-        assert torch.equal(ours, theirs)
+    for rank, (ours, theirs) in enumerate(zip(found, replayed.parameters, strict=True)):
+        assert_near(f"{name_of(algorithm)}: a replay is the steered run", theirs, ours, 0.0, f"at the end, rank {rank}")
     plain = simulation(algorithm, 3, settings(steps=14))
     plain.run()
     assert not torch.equal(found[0], parameters(plain)[0])
@@ -253,9 +258,10 @@ def test_servers_take_it_at_one_version_and_a_replay_is_the_run(algorithm: Algor
         assert isinstance(algorithm, BackupSGD) or steps_of(run, rank) == list(range(20))
     replayed = replay(run, algorithm, tiny.problem(), settings(steps=20))
     for rank in range(algorithm.num_computing(3)):
-        assert torch.equal(found[rank], replayed.parameters[rank])
-        rows = [row for row in replayed.run.metrics[rank] if "evaluation" not in row]
-        assert [row["loss"] for row in rows] == [row["loss"] for row in run.metrics[rank] if "evaluation" not in row]
+        law = f"{name_of(algorithm)}: a replay is the steered run"
+        losses = [[row["loss"] for row in item.metrics[rank] if "evaluation" not in row] for item in (replayed.run, run)]
+        assert_same_rows(law, *losses, f"losses by step, rank {rank}")
+        assert_near(law, replayed.parameters[rank], found[rank], 0.0, f"at the end, rank {rank}")
 
 
 @on_real_runtimes
@@ -266,7 +272,7 @@ def test_ranks_for_themselves_take_it_at_steps_of_their_own(runtime: str) -> Non
     for rank in range(3):
         rates = [row["lr"] for row in run.metrics[rank] if "evaluation" not in row]
         assert rates == [0.05] * entry["steps"][rank] + [0.01] * (12 - entry["steps"][rank])
-        assert torch.equal(found[rank], replayed.parameters[rank])
+        assert_near("NoCommunication: a replay is the steered run", replayed.parameters[rank], found[rank], 0.0, f"at the end, rank {rank}")
 
 
 @on_real_runtimes
@@ -323,8 +329,8 @@ def test_what_is_set_does_not_move_the_step_that_a_run_is_to_stop_at(algorithm: 
     assert run.info["status"] == "stopped"
     assert [steps_of(run, rank) for rank in range(3)] == [list(range(16))] * 3
     replayed = replay(run, algorithm, tiny.problem(), settings(steps=20))
-    for ours, theirs in zip(found, replayed.parameters, strict=True):
-        assert torch.equal(ours, theirs)
+    for rank, (ours, theirs) in enumerate(zip(found, replayed.parameters, strict=True)):
+        assert_near(f"{name_of(algorithm)}: a replay is the steered run", theirs, ours, 0.0, f"at the end, rank {rank}")
 
 
 def test_a_stop_that_is_heard_with_the_last_step_stops_nothing() -> None:

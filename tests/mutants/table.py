@@ -24,6 +24,8 @@ REPLICA: tuple[Selection, ...] = (
     ("tests/laws/test_updates.py", "tests/laws/test_features.py", "tests/laws/test_averages.py", "-k", f"simulated and {CHEAP}"),
 )
 MEANS: Selection = ("tests/laws/test_means.py",)
+REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
+CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
 
 def of_algorithm(name: str, *unit: str) -> tuple[Selection, ...]:
@@ -138,6 +140,23 @@ MUTANTS: tuple[Mutant, ...] = (
         PIPE,
     ),
     _M(
+        "pipe-by-arrival",
+        "algorithms/pipe.py",
+        "total = yield Wait(in_flight.popleft())",
+        "in_flight.rotate(-next((place for place, item in enumerate(in_flight) if item.done), 0))\n"
+        "                total = yield Wait(in_flight.popleft())",
+        "on several lanes a rank applies whichever sum has arrived, in place of the oldest",
+        REPLICAS,
+    ),
+    _M(
+        "pipe-shared-memory",
+        "algorithms/pipe.py",
+        "ctx.on_lane(lane)",
+        "ctx",
+        "what sums remember is shared by all lanes",
+        REPLICAS,
+    ),
+    _M(
         "pipe-drops-tail",
         "algorithms/pipe.py",
         "yield Apply((yield Wait(in_flight.popleft())))",
@@ -192,6 +211,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "before_forward=None)",
         "forward uses parameters that lack an update",
         DEAR,
+    ),
+    _M(
+        "adaptive-shared-memory",
+        "algorithms/adaptive_delay.py",
+        "ctx.on_lane(lane)",
+        "ctx",
+        "what sums remember is shared by all lanes",
+        REPLICAS,
     ),
     _M(
         "adaptive-floor",
@@ -672,6 +699,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a leader alone keeps what it did not encode",
         HOPS,
     ),
+    _M(
+        "hierarchical-back-noise",
+        "collectives/hierarchical.py",
+        '"back"',
+        'f"back {first}"',
+        "each group's leader encodes the sum with noise of its own: ranks of two groups decode different sums",
+        REPLICAS,
+    ),
     _M("hierarchical-noise", "collectives/hierarchical.py", 'f"within {first}"', '"leaders"', "noise of two levels is the same", HOPS),
     _M(
         "wire-hop-noise",
@@ -725,6 +760,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ONCE,
     ),
     _M(
+        "once-shared-residual",
+        "collectives/once.py",
+        "residual = ctx.memory.get(name)\n        if residual is None:\n            residual = ctx.memory[name]",
+        'memory = getattr(ctx.memory, "_whole", ctx.memory)\n'
+        "        residual = memory.get(name)\n        if residual is None:\n            residual = memory[name]",
+        "a residual is shared by all lanes: replicas stay equal, but part of it is lost or applied twice",
+        CONSERVATION,
+    ),
+    _M(
         "once-noise",
         "collectives/once.py",
         'f"codec/{piece.name}/{what}", ctx.rank, piece.step)',
@@ -755,6 +799,14 @@ MUTANTS: tuple[Mutant, ...] = (
         'piece.index}") * 0',
         "the factors do not take turns",
         LOW_RANK,
+    ),
+    _M(
+        "low-rank-own-basis",
+        "collectives/low_rank.py",
+        'f"low-rank/{side}", step=slot.index',
+        'f"low-rank/{side}", ctx.rank, slot.index',
+        "each rank begins from a basis of its own",
+        REPLICAS,
     ),
     _M(
         "low-rank-start",

@@ -11,6 +11,7 @@ import pytest
 import workbench.algorithms
 import workbench.codecs
 from tests.benchmarks.combinations import ALGORITHMS, CODECS, COLLECTIVES, MARGIN, RANKS, RECORDS, outcome, page
+from workbench import codecs, collectives
 from workbench.codecs import Codec
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
@@ -55,6 +56,21 @@ def test_what_is_refused_is_still_refused_with_a_fix_and_nothing_else_is(row: di
         assert "use " in words.lower()
     else:
         assert row["outcome"] == "trained"
+
+
+@pytest.mark.parametrize("codec", codecs.names())
+@pytest.mark.parametrize("collective", collectives.names())
+def test_a_codec_that_leaves_out_part_for_good_is_refused_wherever_it_is(collective: str, codec: str) -> None:
+    """In the hops of every collective that the package lists, on every level and in every candidate, and once around the sum."""
+    try:
+        summed = collectives.get(f"{collective}:{codec}")
+    except ConfigError:
+        return  # it takes no codec
+    if codecs.get(codec).reencodes:
+        collectives.check_collective(summed)
+    else:
+        with pytest.raises(ConfigError, match="use Once"):
+            collectives.check_collective(summed)
 
 
 def test_a_combination_that_does_not_train_would_be_seen() -> None:

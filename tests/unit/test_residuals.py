@@ -19,7 +19,7 @@ from tests.laws.owed import Situation
 from tests.laws.small_world import contexts, same, world
 from tests.laws.train import train
 from tests.unit.driver import Driver
-from workbench.algorithms import AdaptiveDelaySGD, DiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.algorithms import DiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt, SharedInt8, TopK
 from workbench.collectives import Auto, Collective, Hierarchical, Native, Once, PowerSGD, Ring, Tree
 from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks, outcome_of, outcome_on_device
@@ -83,19 +83,6 @@ def test_without_waiting_for_a_device_it_is_the_same(num_slots: int, weight: flo
 
 
 # -- lanes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "collective",
-    [FED, Once(codec=ErrorFeedback(codec=Linear8())), PowerSGD(inner=Ring()), PowerSGD(alternate=True, inner=Ring())],
-    ids=repr,
-)
-@pytest.mark.parametrize("method", [partial(PipeSGD, width=4, lanes=2), partial(PipeSGD, width=4, lanes=3), AdaptiveDelaySGD], ids=str)
-def test_replicas_are_equal_where_sums_overtake_each_other(method: Any, collective: Collective) -> None:
-    simulation = late(method(collective=collective))
-    ends = [worker.trained.read_parameters() for worker in simulation.workers]
-    distances = [float((end - ends[0]).norm()) for end in ends]
-    assert same(ends), f"replicas: behind step 16 they are {distances} from rank 0's"
 
 
 def test_each_lane_remembers_for_itself_and_lane_0_under_the_plain_names() -> None:

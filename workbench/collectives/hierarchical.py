@@ -68,7 +68,8 @@ class Hierarchical(Collective):
 
     @property
     def uncorrected(self) -> str:
-        return self.inner.uncorrected or self.outer.uncorrected
+        inner, outer = self._levels()
+        return inner.uncorrected or outer.uncorrected
 
     @property
     def keeps_residual(self) -> bool:
