@@ -315,8 +315,9 @@ def _refuse_to_be_alone() -> None:
         if started and started != MPI.COMM_WORLD.Get_size():
             library = MPI.Get_library_version().split(",")[0].strip()
             raise LaunchError(
-                f"mpiexec started {started} ranks, but this one sees {MPI.COMM_WORLD.Get_size()}: mpiexec and {library}, "
-                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or name the other's library in MPI4PY_LIBMPI"
+                f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and {library}, "
+                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or name the other's in MPI4PY_LIBMPI. "
+                "Under srun: --mpi=pmix for Open MPI and --mpi=pmi2 for MPICH"
             )
 
 
