@@ -23,7 +23,7 @@ if not select.select([0], [], [], limit_s)[0]:
 
 def bound_finalize(rank: int, why: str) -> None:
     """End this process by SIGALRM if it still runs after `FINALIZE_S`, and mpiexec then ends the job. Called when the process ends."""
-    words = f"rank {rank} waited {FINALIZE_S:g} s in MPI_Finalize for ranks that have not ended, and is ended: {why}\n"
+    words = f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), and is ended by a signal: {why}\n"
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     reader, _ = os.pipe()  # the other end is this process's alone, and stays open until it is gone
     command = [sys.executable, "-I", "-S", "-c", WATCH, str(FINALIZE_S), str(os.getpid()), words]
