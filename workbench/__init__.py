@@ -1,11 +1,11 @@
 """A Jupyter-centric research workbench for distributed SGD.
 
 Public names, in reading order; each is loaded when it is first used, so that `import workbench` costs nothing.
-An import does not look for files that another package of the same name has left in this folder: `workbench doctor` does.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -72,6 +72,31 @@ _NAMES = MappingProxyType(
 )
 
 __all__ = ["__version__", *_NAMES]  # noqa: PLE0604 - the names are all strings
+
+_FILES = frozenset(
+    """
+    __init__.py __main__.py __pycache__ _share py.typed
+    algorithms analysis backward.py bench bench_command.py calibration catalogue.py cli.py cluster_command.py clusters codecs
+    collectives costs dashboard doctor doctor_command.py emulate_command.py errors.py experiments gradients.py installation.py
+    kernel kernels_command.py master.py naming.py notebook_command.py ops.py packing.py papers papers_command.py plots
+    predict_command.py problems program.py replica.py reproduce_command.py resources.py rng.py runs_command.py runtimes schedules.py
+    settings.py steer_command.py streams.py submit_command.py sweep_command.py theory trace train_command.py trainer.py units.py
+    updater.py
+    """.split()  # noqa: SIM905 - a list of strings would take a line each
+)
+
+
+def _warn_of_foreign_files() -> None:
+    """Another distribution has the same import name. Its files in this folder are seen by their names."""
+    try:
+        found = os.listdir(os.path.dirname(__file__))
+    except OSError:  # imported from an archive
+        return
+    if not _FILES.issuperset(found):
+        import_module("workbench.installation").warn_if_mixed()
+
+
+_warn_of_foreign_files()
 
 
 def __getattr__(name: str) -> Any:

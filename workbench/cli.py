@@ -21,7 +21,7 @@ from workbench.doctor_command import add_doctor_options
 from workbench.emulate_command import add_emulate_options
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kernels_command import add_kernels_options
-from workbench.naming import MOST_WORD
+from workbench.naming import MOST_WORD, parse_pairs
 from workbench.notebook_command import add_demo_options, add_notebook_options
 from workbench.papers_command import add_artefact_options, add_papers_options
 from workbench.predict_command import add_calibrate_options, add_predict_options, add_recommend_options
@@ -110,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="one JSON object a run")
     show.set_defaults(command=_show)
 
+    evaluate = commands.add_parser("evaluate", help="make the evaluations that a run left undone when it failed or was killed")
+    evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
+    evaluate.add_argument("--problem", help="of the run, where it is file.py:name")
+    evaluate.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the problem, as it was trained")
+    evaluate.set_defaults(command=_evaluate)
+
     export = commands.add_parser("export", help="a run's trace as Chrome trace JSON, for ui.perfetto.dev")
     export.add_argument("run", help="name, beginning of a name, folder, or `last`")
     export.add_argument("--output", "-o", type=Path, help="file to write; trace.json in the run's folder by default")
@@ -147,6 +153,21 @@ def _show(options: argparse.Namespace) -> int:
             print(json.dumps(summary(run)))
     else:
         print(compare(runs))
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from workbench import algorithms, problems
+    from workbench.runtimes.due import evaluate_left
+    from workbench.trace import open_run
+
+    run = open_run(options.run)
+    assert run.folder is not None, "it was read from there"
+    method = algorithms.recorded(run.info.get("method") or {})
+    if method is None:
+        raise ConfigError(f"{run.id} has a method that is not the package's: workbench.runtimes.due.evaluate_left takes it")
+    problem = problems.get(options.problem or str((run.info.get("problem") or {}).get("name")), **parse_pairs(options.option, "--option"))
+    print(f"evaluations made: {evaluate_left(run.folder, method, problem)}")
     return 0
 
 

@@ -23,6 +23,7 @@ from tests.laws import tiny
 from tests.laws.train import MPI, make_job
 from tests.waiting import within
 from workbench.algorithms import AsyncSGD, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.cli import main
 from workbench.clusters import Cluster
 from workbench.clusters.mpi_install import find_mpi, mpiexec_command
 from workbench.collectives import Ring
@@ -277,3 +278,30 @@ def test_the_command_line_starts_another_process_in_its_place(
     assert info["status"] == "finished"
     assert [row["rank"] for row in info["departures"]] == [row["rank"] for row in info["joined"]] == [victim]
     assert Run.load(folder).metrics[victim][-1]["step"] == 499
+
+
+# ---------------------------------------------------------------- evaluations that a killed run left
+
+
+def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run whose ranks are at steps of their own: rank 0 would have made them at the end."""
+    words = ["train", "async-sgd", "--workers", "2", "--runtime", "torch", "--steps", "1000000", "--evaluate-every", "20"]
+    process = subprocess.Popen([sys.executable, "-m", "workbench", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert within(60, lambda: len(list(runs.glob("*/evaluations/step-*.pt"))) >= 3)
+        (folder,) = runs.iterdir()
+        os.kill(json.loads((folder / presence_name(0)).read_text())["pid"], signal.SIGKILL)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    num_left = len(list(folder.glob("evaluations/step-*.pt")))
+    assert main(["show", "last"]) == 0
+    assert f"{num_left} evaluations wait in evaluations/: `workbench evaluate {folder.name}` makes them" in capsys.readouterr().out
+    assert main(["evaluate", folder.name]) == 0
+    assert f"evaluations made: {num_left}" in capsys.readouterr().out
+    found = Run.load(folder).evaluations()
+    assert [row["step"] for row in found] == list(range(19, 20 * num_left, 20))
+    assert found[-1]["accuracy"] > found[0]["accuracy"]
+    assert main(["show", "last"]) == 0
+    assert "workbench evaluate" not in capsys.readouterr().out

@@ -57,13 +57,18 @@ def test_ranks_that_differ_or_end_early_end_in_a_clear_error_on_all(case: str, e
 
 
 @pytest.mark.timeout(130)
-def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job() -> None:
+@pytest.mark.parametrize("library", ["openmpi", "mpich"])
+def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job(
+    library: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other rank does not come to MPI_Finalize for longer than the job may last."""
     from workbench.clusters.mpi_install import find_mpi, mpiexec_command
 
+    for name, value in (request.getfixturevalue("mpich") if library == "mpich" else {}).items():
+        monkeypatch.setenv(name, value)
     code = (
-        "import time, workbench.runtimes.mpi as mpi; from workbench.runtimes.launch import transport_here\n"
-        "mpi.FINALIZE_S = 1; transport = transport_here(60.0)\n"
+        "import time, workbench.runtimes.mpi_finalize as end; from workbench.runtimes.launch import transport_here\n"
+        "end.FINALIZE_S = 1; transport = transport_here(60.0)\n"
         "transport.announce_failure('it failed'); print('said', flush=True)\n"
         "time.sleep(600 * transport.rank)"
     )
@@ -71,3 +76,4 @@ def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job() 
     done = subprocess.run(command, env=our_environment(env), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert done.stdout.count("said") == 2
+    assert done.stderr.count("rank 0 did not end in 1 s (MPI_Finalize waits for all ranks), and is ended by a signal: it failed") == 1

@@ -118,6 +118,29 @@ def test_each_rank_finds_its_gpu_by_its_number_on_the_node(world: SlurmWorld, tm
     ], said
 
 
+# ---------------------------------------------------------------- a user's own script under srun
+
+OWN_LOOP = """
+import os, torch, workbench as wb
+model, rank = torch.nn.Linear(3, 1), int(os.environ["SLURM_PROCID"])
+with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), wb.PipeSGD(), timeout_s=60) as trainer:
+    for _ in range(5 + rank):
+        trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
+"""
+MEETING = "MASTER_ADDR=host1 MASTER_PORT=29511 "
+RANKS = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID exec"
+
+
+def test_own_loop_under_srun_says_how_its_ranks_meet_and_which_has_one_batch_more(world: SlurmWorld, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_LOOP)
+    script, env = f"{sys.executable} {tmp_path / 'own.py'}", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    said = world.sh(f"srun -n 2 {script}", env=env, timeout_s=100)
+    assert said.count("LaunchError: srun started 2 processes") == 2 and "srun --mpi=pmix -n 2" in said and RANKS in said
+    said = world.sh(f"{MEETING} srun -n 2 bash -c '{RANKS} {script}'", env=env, timeout_s=100)
+    assert "RankMismatch: rank 1 calls finish() after 6 steps, but rank 0 calls finish() after 5 steps" in said
+    assert "DistributedSampler" in said
+
+
 # ---------------------------------------------------------------- jobs that wait, and that fail
 
 WAITS = """

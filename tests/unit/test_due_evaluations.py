@@ -72,7 +72,7 @@ def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_
     run = Run.load(folder)
     assert [row["step"] for row in run.evaluations()] == [1, 2]
     (note,) = run.info["notes"]
-    assert "3 evaluations were not made" in note and f"evaluate_left({str(folder)!r}" in note
+    assert note == run.waiting == f"3 evaluations wait in {DUE_FOLDER}/: `workbench evaluate {folder.name}` makes them"
     with pytest.raises(ConfigError, match="run of AsyncSGD"):
         evaluate_left(folder, SynchronousSGD(), PROBLEM)
     assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 3
@@ -85,6 +85,22 @@ def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_
 
 def test_a_draft_of_a_killed_writer_is_no_evaluation(tmp_path: Path) -> None:
     folder, _ = begin(tmp_path, range(1, 3))
+    update_run(folder, status="killed")
     (folder / DUE_FOLDER / "step-00000007.tmp").write_bytes(b"half")
     assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2
     assert not (folder / DUE_FOLDER).exists()
+
+
+def test_no_evaluation_is_made_twice_nor_of_another_model_nor_beside_the_run_itself(tmp_path: Path) -> None:
+    folder, right = begin(tmp_path, range(1, 4))
+    with pytest.raises(ConfigError, match="makes its evaluations itself"):
+        evaluate_left(folder, AsyncSGD(), PROBLEM)
+    update_run(folder, status="killed", model={"shapes": [["weight", [1]]]})
+    with pytest.raises(ConfigError, match="other sizes"):
+        evaluate_left(folder, AsyncSGD(), PROBLEM)
+    update_run(folder, model=None)
+    recorder = FileRecorder(folder, 0, {}, goes_on=True)
+    recorder.metrics(right[0])  # and then it was killed, before the file was removed
+    recorder.close()
+    assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2
+    assert [row["step"] for row in Run.load(folder).evaluations()] == [1, 2, 3]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from workbench.doctor import software
 from workbench.doctor.finding import Finding
 from workbench.doctor_command import _conclusion
 from workbench.errors import ConfigError
+from workbench.resources import PACKAGE
 
 
 def test_a_command_that_is_none_names_the_near_miss_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +149,31 @@ def test_another_distribution_in_the_packages_folder_is_noticed(tmp_path: Path) 
     (found,) = software.one_installation(site / "workbench")
     assert found.state == "fault" and "other-workbench" in found.found and "innocent" not in found.found
     assert "pip uninstall other-workbench sgd-workbench" in found.mend
+
+
+def test_import_warns_where_another_distribution_has_written_into_the_packages_folder(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(PACKAGE, site / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
+    distribution(site, "sgd_workbench", ["workbench/py.typed"])
+
+    def said() -> str:
+        code = "import workbench, sys; assert 'numpy' not in sys.modules; print(workbench.__file__)"
+        environment = os.environ | {"PYTHONPATH": str(site)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert str(site) in done.stdout, done.stderr
+        return done.stderr
+
+    (site / "workbench" / ".DS_Store").touch()
+    assert said() == "", "a file that belongs to no distribution is not worth a word"
+    distribution(site, "other-workbench", ["workbench/__init__.py", "workbench/api.py"], written=False)
+    (site / "workbench" / "api.py").touch()
+    told = said()
+    assert told.count("RuntimeWarning") == 1
+    assert "other-workbench" in told and "sgd-workbench" in told and "pip uninstall" in told
+
+
+def test_the_names_that_import_knows_are_the_files_of_the_package() -> None:
+    assert {path.name for path in PACKAGE.iterdir() if not path.name.startswith(".")} | {"_share", "__pycache__"} == wb._FILES
 
 
 def test_compressed_profiles_are_files_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
 def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     """Footnotes of a table of runs: failures, whose parameters are evaluated, what the columns count, learning rates."""
     found = [f"{label}: {run.trouble}" for run, label in zip(runs, labels, strict=True) if run.trouble]
+    found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
     found += [f"{label}: {run.evaluated}." for run, label in zip(runs, labels, strict=True) if run.evaluated and run.evaluations()]
     if any(run.rows() for run in runs):
         found.append(

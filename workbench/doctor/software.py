@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from workbench.doctor.finding import Finding
+from workbench.installation import mixed
 from workbench.resources import DISTRIBUTION, PACKAGE
 
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
@@ -70,29 +71,11 @@ def _has_files(name: str) -> bool:
     return not files or any(Path(str(distribution.locate_file(file))).exists() for file in files)
 
 
-def one_installation(folder: Path | None = None) -> Iterator[Finding]:
+def one_installation(folder: Path = PACKAGE) -> Iterator[Finding]:
     """Whether another distribution has written into the package's folder: the import name is also that of an unrelated package."""
-    folder = folder or PACKAGE
-    others = foreign_distributions(folder)
-    if others:
-        names = ", ".join(others)
-        words = f"{names} has written into {folder}, too: files of both are mixed, and either may be damaged"
-        mend = f"pip uninstall {' '.join(others)} {DISTRIBUTION}, then install {DISTRIBUTION} again as README.md says"
-        yield Finding("installation", "fault", words, mend)
-
-
-def foreign_distributions(folder: Path) -> list[str]:
-    """Distributions, other than this one, whose record lists a file in the package's folder."""
-    found = set[str]()
-    for distribution in metadata.distributions(path=[str(folder.parent), *sys.path]):
-        name = distribution.metadata["Name"] or ""
-        if name.lower().replace("_", "-") == DISTRIBUTION:
-            continue
-        for file in distribution.files or []:
-            if file.parts and file.parts[0] == folder.name and Path(str(file.locate())).resolve().is_relative_to(folder.resolve()):
-                found.add(name)
-                break
-    return sorted(found)
+    found = mixed(folder)
+    if found is not None:
+        yield Finding("installation", "fault", *found)
 
 
 def kernels() -> Iterator[Finding]:

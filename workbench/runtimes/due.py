@@ -1,7 +1,7 @@
 """Evaluations that are due and must wait: their parameters lie in the run's folder, and not in memory, until they are made.
 
 Where ranks are at steps of their own, rank 0 evaluates when the run is over (decision 12). A run may end before that: what lies there
-then is evaluated by `evaluate_left`.
+then is evaluated by `evaluate_left`, or by `workbench evaluate RUN`.
 
     evaluations/step-00000004.pt      the parameters behind step 4, and the row that the evaluation completes
 """
@@ -18,12 +18,12 @@ import torch
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.worker import Worker
+from workbench.runtimes.worker import Worker, model_info
 from workbench.settings import Settings
 from workbench.trace.append import append, cannot_write, go_on
+from workbench.trace.fate import OVER
 from workbench.trace.recorder import metrics_name, row_text
-from workbench.trace.run import DUE_FOLDER
-from workbench.trace.store import read_info
+from workbench.trace.run import DUE_FOLDER, Run
 
 FORMAT = 1
 
@@ -80,7 +80,10 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         ConfigError: of another algorithm or problem, or the run still goes on.
     """
     folder = Path(folder)
-    info = read_info(folder)
+    run = Run.load(folder)
+    info, made = run.info, {row["step"] for row in run.evaluations()}
+    if info.get("status") not in (*OVER, "lost"):
+        raise ConfigError(f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait")
     for what, given in (("method", type(algorithm).__name__), ("problem", problem.name)):
         recorded = (info.get(what) or {}).get("name")
         if recorded != given:
@@ -89,9 +92,14 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     worker = Worker(algorithm, problem, Settings(steps=1), 0, num_ranks, torch.device("cpu"))
     if not worker.can_evaluate:
         raise ConfigError(f"problem {problem.name} has no test data: there is nothing to evaluate")
+    shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
+    if recorded is not None and shapes != recorded:
+        raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with the options that it had")
     num_made, file = 0, go_on(folder / metrics_name(0))
     try:
         for row, snapshot in DueEvaluations(folder).take():
+            if row["step"] in made:  # it was killed between the record and the file's end
+                continue
             append(file, [row_text(evaluated(worker, row, snapshot))])
             num_made += 1
     finally:

@@ -186,11 +186,31 @@ def transport_here(timeout_s: float) -> Transport:
     """The runtime whose launcher started this process: torch.distributed under torchrun (or where its group exists), MPI
 
     under mpiexec and in MPI engines, one process on its own otherwise.
+
+    Raises:
+        LaunchError: it is one of several of a plain `srun`.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return make_transport("torch", timeout_s)
     runtime = runtime_here()
-    return make_transport(runtime, timeout_s) if runtime else SoloTransport()
+    if runtime is None:
+        _refuse_plain_srun()
+        return SoloTransport()
+    return make_transport(runtime, timeout_s)
+
+
+def _refuse_plain_srun() -> None:
+    """`srun` alone starts processes that know of each other, but not where to meet: each would train alone, without any error."""
+    num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if num_tasks > 1:
+        ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
+        raise LaunchError(
+            f"srun started {num_tasks} processes, and this one is not told where to meet the others, so each would train alone. "
+            f"On MPI: srun --mpi=pmix -n {num_tasks} python script.py (--mpi=pmi2 for MPICH). "
+            "On gloo or NCCL: set MASTER_ADDR to the first node and MASTER_PORT to a free port of it, and "
+            f"srun -n {num_tasks} bash -c '{ranks} exec python script.py'. "
+            "If each is to train alone: unset SLURM_STEP_NUM_TASKS"
+        )
 
 
 def runtime_here() -> RuntimeName | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from workbench.errors import LaunchError, PeerFailed
 from workbench.gradients import block_bounds
+from workbench.runtimes.mpi_finalize import bound_finalize
 from workbench.runtimes.mpi_requests import MpiHandle, buffer_of
 from workbench.runtimes.mpi_survivors import is_fault_tolerant, shrunk
 from workbench.runtimes.transport import HOST_TIMES, Handle, Patience, Transport, pick_device
@@ -31,8 +31,7 @@ from workbench.units import MIB
 
 FAILURE_TAG, ARRIVAL_TAG = 7, 8
 LONG_BYTES = 16 * MIB  # of a call before which ranks meet twice
-FINALIZE_S = 15  # of MPI_Finalize after a failure, in which it may wait for a call that not all ranks make
-_UNFREED: list[int] = []  # ranks of transports that were not closed by all ranks together
+_UNFREED: list[MpiTransport] = []  # those that were not closed by all ranks together
 _JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier that was begun
 
 
@@ -59,7 +58,6 @@ class MpiTransport(Transport):
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
         self._ranks = list(range(self.num_workers))  # as they were numbered at first
-        _UNFREED.append(self.rank)
         self.device = device or pick_device(self.rank)
         self.enter_thread()
         self.library = MPI.Get_library_version().split(",")[0].strip()
@@ -73,10 +71,12 @@ class MpiTransport(Transport):
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
         self._announced: list[Any] = []
+        self._last_words = ""  # that were announced
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> what it said there
         self._said: list[Any] = []  # what this rank said, until it was received
         self._collectives = self._comm
         self._bound = False  # its peers count on this rank for a call that they could not leave
+        _UNFREED.append(self)
 
     @property
     def bound(self) -> bool:
@@ -180,7 +180,7 @@ class MpiTransport(Transport):
             return [part.tobytes().decode() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
     def announce_failure(self, words: str) -> None:
-        payload = words.encode()[:4000]
+        payload, self._last_words = words.encode()[:4000], words
         for peer in range(self.num_workers):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # it is gone itself
@@ -246,6 +246,10 @@ class MpiTransport(Transport):
         other._collectives = self._lanes[lane]
         return other
 
+    def why_unfreed(self) -> str:
+        """Why this rank's process ends before all ranks have closed the transport."""
+        return self._last_words or (self._failure[0] if self._failure else "it left its run before the others")
+
     def close(self) -> None:
         if self.members is not None:
             self.members.leave()
@@ -290,10 +294,9 @@ class _Together:
 
 
 def _bound_finalize() -> None:
-    """After a failure a rank that hangs in MPI_Finalize is ended by a signal, and mpiexec then ends the job."""
     if _UNFREED:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(FINALIZE_S)
+        transport = _UNFREED[-1]
+        bound_finalize(transport.rank, transport.why_unfreed())
 
 
 atexit.register(_bound_finalize)  # when this module is imported, so that it runs after what the user registers later
@@ -315,8 +318,9 @@ def _refuse_to_be_alone() -> None:
         if started and started != MPI.COMM_WORLD.Get_size():
             library = MPI.Get_library_version().split(",")[0].strip()
             raise LaunchError(
-                f"mpiexec started {started} ranks, but this one sees {MPI.COMM_WORLD.Get_size()}: mpiexec and {library}, "
-                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or name the other's library in MPI4PY_LIBMPI"
+                f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and {library}, "
+                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or name the other's in MPI4PY_LIBMPI. "
+                "Under srun: --mpi=pmix for Open MPI and --mpi=pmi2 for MPICH"
             )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
-from workbench.trace.fate import with_fate
+from workbench.trace.fate import OVER, with_fate
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
@@ -37,6 +37,11 @@ def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
         if not isinstance(item, Run):
             raise ConfigError(f"{item!r} is no run: give runs, such as [run_a, run_b]. Trainer(record=True) makes finish() return one")
     return found
+
+
+def evaluations_left(number: int, name: str) -> str:
+    """That a run ended before it made evaluations that were due, and what makes them."""
+    return f"{number} evaluation{'s' * (number > 1)} wait{'s' * (number == 1)} in {DUE_FOLDER}/: `workbench evaluate {name}` makes them"
 
 
 @final
@@ -70,10 +75,8 @@ class Run(Views):
         folder = Path(folder)
         info = with_fate(folder, read_info(folder))
         left = sum(1 for _ in (folder / DUE_FOLDER).glob("step-*.pt"))
-        if left and info.get("status") in ("failed", "killed", "lost"):
-            call = f"workbench.runtimes.due.evaluate_left({str(folder)!r}, algorithm, problem)"
-            note = f"{left} evaluations were not made before the run ended: {call} makes them from what lies in {DUE_FOLDER}/"
-            info = {**info, "notes": [*(info.get("notes") or ()), note]}
+        if left and info.get("status") in (*OVER, "lost"):
+            info = {**info, "notes": [*(info.get("notes") or ()), evaluations_left(left, folder.name)]}
         metrics, damaged = read_metrics(folder)
         return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)
 
@@ -126,6 +129,11 @@ class Run(Views):
             error = str(told[1]["error"]).strip()
         line = error.splitlines()[0] if error else "no reason was recorded"
         return line if told is None or "rank" in line else f"rank {told[0]}: {line}"
+
+    @property
+    def waiting(self) -> str:
+        """How many evaluations wait for a run that ended before it made them, and what makes them; "" for none."""
+        return next((note for note in self.info.get("notes") or () if f" in {DUE_FOLDER}/: " in note), "")
 
     @property
     def evaluated(self) -> str:

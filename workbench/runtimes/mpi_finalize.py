@@ -1,0 +1,33 @@
+"""A rank that ends after a failure, and does not come out of MPI_Finalize, is ended, with a line that says why.
+
+MPI_Finalize waits for all ranks: for one that trains on, or that is in a call which not all ranks make. It runs when Python runs no more,
+so a second process watches the rank: it reads a pipe that nobody writes, and that is closed when the rank is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+FINALIZE_S = 15.0
+WATCH = """
+import os, select, signal, sys
+limit_s, rank, words = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if not select.select([0], [], [], limit_s)[0]:
+    os.write(2, words.encode(errors="replace"))
+    os.kill(rank, signal.SIGALRM)
+"""
+
+
+def bound_finalize(rank: int, why: str) -> None:
+    """End this process by SIGALRM if it still runs after `FINALIZE_S`, and mpiexec then ends the job. Called when the process ends."""
+    words = f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), and is ended by a signal: {why}\n"
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    reader, _ = os.pipe()  # the other end is this process's alone, and stays open until it is gone
+    command = [sys.executable, "-I", "-S", "-c", WATCH, str(FINALIZE_S), str(os.getpid()), words]
+    with suppress(OSError):
+        os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0)])
+        return
+    signal.alarm(int(FINALIZE_S))
