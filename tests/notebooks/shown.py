@@ -240,7 +240,9 @@ def _claim(name: str) -> dict[str, Any]:
 
     key, _, identity = name.partition("/")
     files = (shared("papers") / key / "claims").glob("*.yaml")
-    found: dict[str, Any] = next(one for file in files for one in yaml.safe_load(file.read_text())["claims"] if one["id"] == identity)
+    found: dict[str, Any] = next(
+        one for file in files for one in (yaml.safe_load(file.read_text()).get("claims") or ()) if one["id"] == identity
+    )
     return found
 
 
