@@ -41,7 +41,7 @@ RUNS = """
 from workbench import plots
 from workbench.trace import MemoryRecorder, Run
 
-def a_run(name, num_steps=40):
+def a_run(name, num_steps=40, **more):
     recorders = [MemoryRecorder(rank) for rank in range(2)]
     for recorder in recorders:
         for step in range(num_steps):
@@ -54,7 +54,7 @@ def a_run(name, num_steps=40):
             recorder.metrics({**common, "staleness": 0, "loss": 2 / (step + 1), "num_samples": 32, "lr": 0.1})
             if step % 10 == 9:
                 recorder.metrics({**common, "evaluation": {"loss_sum": 5.0, "correct": step, "judged": 60, "count": 60}})
-    info = {"id": name, "method": {"name": name}, "problem": {"name": "digits-mlp"}, "status": "finished"}
+    info = {"id": name, "method": {"name": name}, "problem": {"name": "digits-mlp"}, "status": "finished", **more}
     return Run.from_memory(info, recorders)
 
 def a_ring(num_steps=10):
@@ -79,8 +79,10 @@ CELLS = (
     "plots.overlap_bars(runs)",
     "plots.timeline(a_ring(), steps=slice(2, 4), critical=True)",
     "plots.per_step(a_ring())",
+    "plots.convergence([a_run('PipeSGD', status='failed', error='rank 1: ' + 'the loss is not a number, ' * 8)])",
+    "plots.curves([a_run(f'{number} of some methods with a long name') for number in range(9)])",
 )
-NUM_FIGURES = 6  # the live view leaves one
+NUM_FIGURES = 8  # the live view leaves one
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,37 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
     text = re.sub(r"<[^>]+>", " ", document)
     for words in ("training loss", "test accuracy", "time (ms)", "rank 0", "step 20", "all-reduce", "bytes sent, all ranks together"):
         assert words in text, words
+
+
+def test_nothing_lies_over_anything(page: Path) -> None:
+    """On a narrow page, too: what failed is beside the curves and not over them, and a legend hides no title."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
+    kinds = {
+        "legend": ".legend",
+        "title": ".gtitle",
+        "below": "[class$=title]:not(.gtitle)",
+        "plot": ".nsewdrag",
+        "failed": ".annotation",
+    }
+    read = """kinds => Array.from(document.querySelectorAll('.js-plotly-plot')).map(plot => Object.fromEntries(Object.entries(kinds).map(
+        ([kind, path]) => [kind, Array.from(plot.querySelectorAll(path)).map(one => one.getBoundingClientRect()).filter(one => one.width)
+            .map(one => [one.left, one.top, one.right, one.bottom])])))"""
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        shown = browser.new_page(viewport={"width": 900, "height": 1200})
+        shown.goto(page.as_uri())
+        shown.wait_for_function(f"() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= {NUM_FIGURES}", timeout=60_000)
+        figures = shown.evaluate(read, kinds)
+        browser.close()
+    assert len(figures) == NUM_FIGURES
+    for number, found in enumerate(figures):
+        failed = found["failed"] if number == 6 else []  # of timelines, annotations are names within the plot
+        assert (number == 6) == bool(failed) and (number != 6 or len(found["plot"]) == 2)
+        pairs = [(one, other) for one in found["legend"] for kind in ("title", "below") for other in found[kind]]
+        pairs += [(one, other) for one in failed for kind in ("plot", "title", "legend") for other in found[kind]]
+        for one, other in pairs:
+            apart = one[2] <= other[0] + 1 or other[2] <= one[0] + 1 or one[3] <= other[1] + 1 or other[3] <= one[1] + 1
+            assert apart, f"in figure {number}, {one} and {other} lie over each other"
 
 
 def test_names_are_shown_as_they_are_and_run_no_script(page: Path, tmp_path: Path) -> None:

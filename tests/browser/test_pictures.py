@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ def test_the_same_figure_is_the_same_file_and_a_large_one_is_a_png(tmp_path: Pat
     assert written[names[0]].read_bytes() == written[names[2]].read_bytes()
     assert 'width="860" height="300"' in written[names[0]].read_text()
     assert written[names[1]].read_bytes().startswith(b"\x89PNG") and not (tmp_path / "large.svg").exists()
+
+
+@pytest.mark.browser
+def test_a_figure_as_pdf_is_one_whole_page(tmp_path: Path) -> None:
+    """Its table of objects is where the file says, and each of them where the table says."""
+    import plotly.graph_objects as go
+
+    go.Figure(figure(5)).write_image(tmp_path / "one.pdf")
+    written = (tmp_path / "one.pdf").read_bytes()
+    assert written.startswith(b"%PDF-1.") and written.rstrip().endswith(b"%%EOF")
+    (begin,) = re.findall(rb"startxref\s+(\d+)", written)
+    head, count = re.findall(rb"xref\s+(\d+) (\d+)", written[int(begin) :])[0]
+    places = re.findall(rb"(\d{10}) \d{5} n", written[int(begin) :])
+    assert int(head) == 0 and len(places) == int(count) - 1
+    assert all(re.match(rb"\d+ 0 obj", written[int(place) :]) for place in places)
+    assert len(re.findall(rb"/Type\s*/Page\b", written)) == 1
 
 
 def test_without_a_browser_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebooks.shown import wrong_verdicts
 from workbench.papers.claims import find_claim
 from workbench.papers.lender import Lender
 from workbench.papers.plan import claimed_notebooks
@@ -35,6 +36,7 @@ def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(name: str, le
     outcome = how.one(job, {**how.identify(job, "0"), "commit": None}, lender)
     assert outcome.status == "finished", outcome.error
     assert outcome.executed.stat().st_size < NUM_BYTES
+    assert [*wrong_verdicts(outcome.executed)] == []
     found = harvest(outcome.executed)
     assert found, "it tells of some claim at every size"
     assert all(find_claim(finding.claim).notebook == name for finding in found)

@@ -1,9 +1,9 @@
-"""The three studies at a tiny size: they run, and their numbers are those of the closed forms."""
+"""The three studies at a tiny size: they run, and every number that they show is the one computed again."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from workbench import costs, plots, problems, resources, theory
-from workbench.analysis.table import seconds, three_digits
+from tests.notebooks.shown import check_shown, with_check
+from workbench import plots, resources
 from workbench.errors import ConfigError
-from workbench.experiments.notebooks import run_notebook, tagged_text
+from workbench.experiments.notebooks import run_notebook
 
 SCALING: dict[str, Any] = {
     "workers": (1, 2, 8),  # as `-p workers=1,2,8` is read
@@ -39,8 +39,16 @@ STRAGGLERS: dict[str, Any] = {"total": 12, "spreads": [0.02, 0.3], "checked": [0
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(300), pytest.mark.usefixtures("no_process_left")]
 
 
+@pytest.fixture(autouse=True)
+def cells_import_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+
+
 def execute(name: str, parameters: dict[str, Any], folder: Path) -> Path:
-    return run_notebook(resources.notebook(name), folder / f"{name}.ipynb", parameters, timeout_s=240)
+    """Execute it, and hold every number that it shows to the one computed again."""
+    executed = run_notebook(with_check(resources.notebook(name), folder / "in"), folder / f"{name}.ipynb", parameters, timeout_s=240)
+    check_shown(executed)
+    return executed
 
 
 def figures(notebook: Path) -> list[dict[str, Any]]:
@@ -54,59 +62,17 @@ def figures(notebook: Path) -> list[dict[str, Any]]:
     return found
 
 
-def number(pattern: str, text: str) -> float:
-    match = re.search(pattern, text)
-    assert match, f"{pattern!r} is not in {text!r}"
-    return float(match[1])
-
-
-def num_bytes(problem: str) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in problems.get(problem).model().parameters())
-
-
 def test_scaling(tmp_path: Path) -> None:
     executed = execute("10-scaling", SCALING, tmp_path)
     assert len(figures(executed)) == 2 * len(SCALING["networks"]) + 2, "weak and strong on each network, what a step is made of, gains"
-    why = tagged_text(executed, "why")
-    for name in SCALING["networks"]:
-        network = costs.get(name)
-        row = next(line for line in why.splitlines() if line.startswith(f"{network.name}  ") and re.search(r"\s8\s", line))
-        assert seconds(network.all_reduce_s(num_bytes("digits-mlp"), 8)) in row
-    compared = tagged_text(executed, "theory")
-    assert number(r"^(\d+) steps", compared) == 8, "two methods, two networks, 2 and 8 workers"
-    assert number(r"largest difference ([\d.]+) %", compared) < 0.1
-    answer = tagged_text(executed, "answer")
-    kept = {name: float(share) for name, share in re.findall(r"(Pipe-SGD, ring|synchronous, ring) (\d+)%", answer.splitlines()[0])}
-    assert 0 < kept["synchronous, ring"] < kept["Pipe-SGD, ring"] <= 100
 
 
 def test_interconnect(tmp_path: Path) -> None:
-    executed = execute("11-interconnect", INTERCONNECT, tmp_path)
-    assert len(figures(executed)) == 4
-    even = theory.ring_break_even_bandwidth(4, 2.0, 1e-9, 1e-9) / 125e6
-    compared = tagged_text(executed, "theory")
-    assert number(r"4 workers: ([\d.]+) Gbit/s", compared) == pytest.approx(even, abs=1e-4)
-    assert number(r"^(\d+) steps", compared) == 16, "four methods at four bandwidths"
-    assert number(r"largest difference ([\d.]+) %", compared) < 1.0, "blocks of a ring are whole values"
-    steps = tagged_text(executed, "table")
-    assert all(name in steps for name in ("1 Gbit/s Ethernet", "1 Gbit/s WAN", "2x NVLink 3 + 10 Gbit/s Ethernet", "local SGD, every 2"))
+    assert len(figures(execute("11-interconnect", INTERCONNECT, tmp_path))) == 4
 
 
 def test_stragglers(tmp_path: Path) -> None:
-    executed = execute("12-stragglers", STRAGGLERS, tmp_path)
-    assert len(figures(executed)) == 6
-    law = theory.LognormalTime.of_mean(1.0, math.sqrt(math.log1p(0.3**2)))
-    updates = theory.fit_iterations([(50, 137500.0), (100, 76200.0)])
-    choice = theory.best_backups(12, updates, law)
-    row = next(line for line in tagged_text(executed, "best").splitlines() if line.startswith("lognormal")).split()
-    assert row[1:3] == [str(choice.backups), three_digits(choice.gain)]
-    for line in tagged_text(executed, "steps").splitlines()[3:]:
-        backups, simulated, carried, error, fresh = map(float, line.split())
-        assert abs(simulated - carried) < 5 * error
-        assert fresh == pytest.approx(law.expected_order_statistic(12 - int(backups), 12), abs=0.006), "as written, in three digits"
-    rates = tagged_text(executed, "theory")
-    assert number(r"time between updates: simulated ([\d.]+)", rates) == pytest.approx(1 / 12, rel=0.05)
-    assert number(r"mean staleness: simulated ([\d.]+)", rates) == pytest.approx(11, rel=0.1)
+    assert len(figures(execute("12-stragglers", STRAGGLERS, tmp_path))) == 6
 
 
 @pytest.mark.parametrize(

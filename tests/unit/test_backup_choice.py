@@ -95,6 +95,14 @@ def test_carried_stragglers_by_hand() -> None:
     assert theory.carried_steps(times, 2).tolist() == [2.5, 2.5, 2.5, 2.5, 1.5, 1.0]
 
 
+def test_rounding_does_not_decide_where_moments_coincide() -> None:
+    """Two values, and sums of them that no float holds: as with multiples of them that are whole numbers."""
+    slow = np.random.default_rng(0).random((300, 30)) < 0.1
+    for usual, late in ((7, 31), (10, 33)):
+        whole = theory.carried_steps(np.where(slow, late, usual), 22)
+        assert theory.carried_steps(np.where(slow, late * 0.1, usual * 0.1), 22) == pytest.approx(0.1 * whole, rel=1e-6)
+
+
 def test_carried_stragglers_without_memory() -> None:
     """Exponential times: at each step's begin N workers are an Exp(1) away and b, at an old gradient, the sum of two."""
     num_gradients, backups = 7, 2

@@ -334,3 +334,18 @@ def test_parallel_coordinates_show_what_varies_and_the_results(some: list[Path])
         plots.parallel(runs_table(), axes=["acc"])
     with pytest.raises(ConfigError, match="no runs"):
         plots.parallel([])
+
+
+def test_a_simulated_run_is_listed_once_it_is_saved(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import workbench as wb
+
+    run = wb.simulate(wb.PipeSGD(), wb.problems.digits_softmax(), workers=2, network="ethernet-1g", steps=4)
+    assert wb.list_runs().runs == () and run.id == "memory"
+    folder = run.save()
+    (found,) = wb.list_runs().runs
+    assert found.folder == folder and found.info["status"] == "finished" and not (folder / ".reserve").exists()
+    read = wb.Run.load(folder)
+    assert read.metrics == run.metrics and wb.summary(read)["step_seconds_median"] == wb.summary(run)["step_seconds_median"]
+    assert main(["runs"]) == 0
+    assert folder.name in capsys.readouterr().out
+    assert read.save() != folder and len(wb.list_runs().runs) == 2, "a copy is a run of its own"

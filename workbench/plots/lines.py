@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from workbench.analysis.labels import distinct_labels
-from workbench.plots.style import CYCLE, TEMPLATE, faded, legend_below, safe
+from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, faded, legend_below, safe
 from workbench.trace.run import Run, as_runs
 from workbench.trace.views import XAxis, YAxis
 
@@ -51,8 +51,8 @@ def curves(
     figure.update_xaxes(**x_axis(runs, x))
     figure.update_yaxes(**y_axis(y, log_y))
     figure.update_layout(title=safe(_title(runs, Y_TITLES[y])), showlegend=True)
-    _tell_trouble(figure, runs)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
+    _tell_trouble(figure, runs)
     return figure
 
 
@@ -70,8 +70,8 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
     below = x_axis(runs, x)
     axes = {"xaxis": below, "yaxis": y_axis("loss"), "xaxis2": below, "yaxis2": y_axis(right)}
     figure.update_layout(title=safe(_title(runs, "convergence")), **axes)
-    _tell_trouble(figure, runs)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
+    _tell_trouble(figure, runs)
     return figure
 
 
@@ -108,13 +108,20 @@ def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.0
 
 
 def _tell_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
-    """Write over the curves what failed, and where: axes without a curve, or usual ones, do not say so."""
-    told = [safe(run.trouble) for run in runs if run.trouble]
+    """Write what failed, and where, between title and curves: axes without a curve, or usual ones, do not say so.
+
+    The figure gets as much higher as the words take, so that no curve is behind them.
+    """
+    named = zip(distinct_labels(runs), runs, strict=True)
+    told = [safe(f"{label}: {run.trouble}" if len(runs) > 1 else run.trouble) for label, run in named if run.trouble]
     if told:
         lines = [line for words in told[:3] for line in textwrap.wrap(words, 90)[:3]]
-        place = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.98, "xanchor": "center", "yanchor": "top"}
+        place = {"xref": "paper", "yref": "paper", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "yshift": 8}
         look = {"showarrow": False, "bgcolor": "#fff0f0", "bordercolor": "#b00020", "font": {"color": "#b00020"}, "align": "left"}
         figure.add_annotation(text="<br>".join(lines), **place, **look)
+        extra = LINE_PIXELS * len(lines)
+        title = {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 18}}
+        figure.update_layout(height=figure.layout.height + extra, margin={"t": TOP_PIXELS + extra}, title=title)
 
 
 def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -79,15 +79,13 @@ TEMPLATE = go.layout.Template(
 
 
 def legend_below(figure: go.Figure, height: int, names: Iterable[str]) -> None:
-    """Set the figure's height, more than `height` pixels where needed, and its legend under the x axis' title.
+    """Set the figure's height, more than `height` pixels where needed, and its legend at the figure's lower edge.
 
     Above the plot a legend of several lines would cover the title. Plotly does not say how many lines there will be: they are
-    estimated, for a page of usual width.
+    estimated, for a page of usual width. If there are more, Plotly makes the plot lower: the place is reserved beneath the axis' title.
     """
     num_lines = max(1, -(-sum(7 * len(name) + 45 for name in names) // PAGE_PIXELS))
-    extra = LINE_PIXELS * (num_lines - 1)
-    inner = height - TOP_PIXELS - AXIS_PIXELS - LINE_PIXELS
-    figure.update_layout(height=height + extra, legend={"y": -AXIS_PIXELS / inner, "yanchor": "top"})
+    figure.update_layout(height=height + LINE_PIXELS * (num_lines - 1), legend={"yref": "container", "y": 0, "yanchor": "bottom"})
 
 
 def safe(name: Any) -> str:

@@ -18,13 +18,16 @@ from workbench.rng import generator
 from workbench.theory.arrivals import Arrival
 from workbench.theory.order_statistics import Array, check_order
 
+SAME_MOMENT = 1e-9  # relative
+
 
 def carried_steps(times: Array, num_gradients: int) -> Array:
     """Seconds of each step, as a recurrence: step t ends with the N-th gradient of those that were begun in it.
 
     A worker begins when the step does, or when it is done with a gradient of an earlier step: r_i seconds later. It arrives
     at r_i + x_i. T = the N-th smallest of these; then r_i <- 0 for those who arrived, r_i - T for those still at an old gradient,
-    r_i + x_i - T for those at this one.
+    r_i + x_i - T for those at this one. Moments apart by less than 1e-9 of a step are one moment: where times have few values, many
+    coincide, and rounding must not decide who is at which gradient.
 
     Args:
         times: (steps, N + b) seconds of a gradient of each worker begun in each step.
@@ -44,7 +47,8 @@ def carried_steps(times: Array, num_gradients: int) -> Array:
     for step, draw in enumerate(times):
         arrival = begin + draw
         end = seconds[step] = np.partition(arrival, num_gradients - 1)[num_gradients - 1]
-        begin = np.where(arrival <= end, 0.0, np.where(begin > end, begin, arrival) - end)
+        now = end * (1 + SAME_MOMENT)
+        begin = np.where(arrival <= now, 0.0, np.where(begin > now, begin, arrival) - end)
     return seconds
 
 

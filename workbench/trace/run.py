@@ -19,7 +19,7 @@ from workbench.trace.fate import OVER, with_fate
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
-from workbench.trace.store import FORMAT, read_info, write_info
+from workbench.trace.store import FORMAT, new_run, read_info, write_info
 from workbench.trace.views import Views, XAxis, YAxis
 
 DUE_FOLDER = "evaluations"  # in a run's folder: parameters of evaluations that are still to be made
@@ -210,11 +210,15 @@ class Run(Views):
         """Lines of the record that could not be read, as "file, line n"; empty for a whole record."""
         return self.damaged_metrics + tuple(line for trace in self._traces.values() for line in trace.damaged)
 
-    def save(self, folder: Path | str) -> Path:
+    def save(self, folder: Path | str | None = None) -> Path:
         """Write the run into a folder that holds no record yet (a new one, or one of `new_run`); returns the folder.
 
+        Without a folder it becomes a run of the store, which `list_runs` and `workbench runs` list: so a simulated run is kept.
         Spans are written on rank 0's clock.
         """
+        if folder is None:
+            told = {name: value for name, value in self.info.items() if name not in ("id", "created", "status", "process")}
+            folder = new_run(told)
         folder = Path(folder)
         opened = read_info(folder) if (folder / "run.json").exists() else {}
         if any(folder.glob("metrics-*")) or opened.get("status", "starting") != "starting":

@@ -1,0 +1,410 @@
+"""What each notebook must show, computed again: from its runs' own rows, by formulas written out here, by NumPy and SciPy.
+
+Nothing of `workbench.analysis` or `workbench.theory` is used, nor any function or result of the notebook: of its names only
+parameters, the problem, and runs are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.special import betaincinv, ndtri
+
+from tests.notebooks.shown import Again, Kept
+
+Names = dict[str, Any]
+Array = Any
+
+# -- rows of runs ------------------------------------------------------------------------------------------------------
+
+
+def ends_of(run: Any) -> Array:
+    """When the last rank ended each step."""
+    ends: dict[int, float] = {}
+    for rows in run.metrics.values():
+        for row in rows:
+            if "evaluation" not in row:
+                ends[row["step"]] = max(row["seconds"], ends.get(row["step"], 0.0))
+    return np.array([ends[step] for step in sorted(ends)])
+
+
+def updates_of(run: Any) -> list[dict[str, Any]]:
+    """A server's updates, as they came."""
+    rows = [row for rows in run.events.values() for row in rows if "update" in row]
+    return sorted(rows, key=lambda row: row["seconds"])
+
+
+def usual_step_s(run: Any) -> float:
+    """The median over ranks and steps, but for a tenth of the steps, at most ten, at the beginning."""
+    gaps = []
+    for rows in run.metrics.values():
+        ends = [row["seconds"] for row in rows if "evaluation" not in row]
+        first = min(max(1, len(ends) // 10), 10)
+        gaps += [after - before for before, after in pairwise(ends[first - 1 :])]
+    return float(np.median(gaps))
+
+
+def num_values(problem: Any) -> int:
+    return sum(weight.numel() for weight in problem.model().parameters())
+
+
+# -- waiting for some of many --------------------------------------------------------------------------------------------
+
+
+def fresh_s(quantile: Callable[[Array], Array], which: int, of: int) -> float:
+    """Mean of the k-th of n independent draws: U_(k) is Beta(k, n - k + 1), whose quantiles are taken in equal steps."""
+    share = (np.arange(20_000) + 0.5) / 20_000
+    return float(np.mean(quantile(betaincinv(which, of - which + 1, share))))
+
+
+def carried_s(seconds: Array, numbers: Sequence[int]) -> Array:
+    """(len(numbers), steps) of N = each of the numbers: on a clock, with the moment at which each machine is free.
+
+    Args:
+        seconds: (steps, machines) of a gradient; rounded, so that sums are exact and equal moments are equal.
+    """
+    seconds = np.round(seconds * 2**30) / 2**30
+    wanted, lines = np.array(numbers) - 1, np.arange(len(numbers))
+    now, free = np.zeros((len(numbers), 1)), np.zeros((len(numbers), seconds.shape[1]))
+    moments = [now[:, 0]]
+    for drawn in seconds:
+        begins = np.maximum(now, free)
+        done = begins + drawn
+        now = np.sort(done, axis=1)[lines, wanted][:, None]
+        free = np.where(begins > now, begins, done)  # who is at an older gradient still ends that one first
+        moments.append(now[:, 0])
+    return np.diff(np.array(moments), axis=0).T
+
+
+# -- messages ------------------------------------------------------------------------------------------------------------
+
+
+def ring_s(num_bytes: float, p: int, link: Any) -> float:
+    """Of a library's all-reduce where summing costs nothing: a ring; on hosts the quicker of a ring over all and of two levels."""
+    block = num_bytes / p
+    if not hasattr(link, "between"):
+        return 2 * (p - 1) * (link.latency_s + block / link.bandwidth_bytes_per_s)
+    group, (outside, inside) = link.ranks_per_host, (link.between, link.inside)
+    hop_s = outside.latency_s + block / outside.bandwidth_bytes_per_s if p > group else 0.0
+    flat_s = 2 * (p - 1) * max(hop_s, inside.latency_s + block / inside.bandwidth_bytes_per_s)
+    if p <= group or p % group:
+        return flat_s
+    busy_s = group / link.nics_per_host * block / outside.bandwidth_bytes_per_s
+    within_s = 2 * (group - 1) * (inside.latency_s + num_bytes / group / inside.bandwidth_bytes_per_s)
+    hops = 2 * (p // group - 1)
+    between_s = (hops - 1) * max(hop_s, busy_s) + outside.latency_s + busy_s
+    return min(flat_s, within_s + between_s)
+
+
+def coded_ring_s(num_bytes: float, p: int, link: Any, smaller: float) -> float:
+    """Of a ring that encodes every hop: p blocks are encoded and p decoded, and while it spreads what decoding is longer than the wire."""
+    block_s = num_bytes / p / smaller / link.bandwidth_bytes_per_s
+    encode_s, decode_s = (num_bytes / p * each for each in (link.encode_s_per_byte, link.decode_s_per_byte))
+    codec_s = p * (encode_s + decode_s) + (p - 1) * max(0.0, decode_s - link.latency_s - block_s)
+    return 2 * (p - 1) * (link.latency_s + block_s) + codec_s
+
+
+def halving_s(num_bytes: float, p: int, link: Any) -> float:
+    """2 log2 q messages, of half, a quarter, ... and back; the p - q ranks beyond a power of two send and get all of it besides."""
+    rounds = p.bit_length() - 1
+    sizes = [num_bytes / 2 ** (level + 1) for level in range(rounds)] * 2 + [num_bytes] * (2 if p > 2**rounds else 0)
+    return float(sum(link.latency_s + size / link.bandwidth_bytes_per_s for size in sizes))
+
+
+def server_s(num_bytes: float, p: int, link: Any) -> float:
+    """One server: p gradients come one after the other, and p replies leave."""
+    wire_s = num_bytes / link.bandwidth_bytes_per_s
+    return float(p * (link.latency_s + wire_s) + link.latency_s + p * wire_s)
+
+
+def hidden_share(run: Any, first: int) -> float:
+    """Of the seconds in which a rank communicates from the first forward of that step on, the part in which it computes too."""
+    hidden = total = 0.0
+    table, kinds = run.spans.table, run.spans.kind_names
+    for rank in set(table["rank"].tolist()):
+        rows = [(kind, row["start_s"], row["end_s"], row["step"]) for kind, row in zip(kinds, table, strict=True) if row["rank"] == rank]
+        begin_s = min(start for kind, start, _, step in rows if kind == "forward" and step == first)
+        busy: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+        for kind, start, end, _ in rows:
+            if kind not in ("wait", "barrier", "evaluate") and end > begin_s:
+                busy[kind in ("forward", "backward", "apply")] += [(max(start, begin_s), 1), (end, -1)]
+        moments = sorted({moment for events in busy.values() for moment, _ in events})
+        counts = [dict.fromkeys(moments, 0) for _ in busy]
+        for found, events in zip(counts, busy.values(), strict=True):
+            for moment, change in events:
+                found[moment] += change
+        computing = sending = 0
+        for moment, after in pairwise(moments):
+            computing, sending = computing + counts[0][moment], sending + counts[1][moment]
+            total += (after - moment) * (sending > 0)
+            hidden += (after - moment) * (sending > 0 and computing > 0)
+    return hidden / total if total else math.nan
+
+
+# -- studies -------------------------------------------------------------------------------------------------------------
+
+
+def scaling(names: Names, kept: list[Kept]) -> Again:
+    workers, batch, steps, width = names["workers"], names["batch_size"], names["steps"], names["width"]
+    links, num_bytes, most = names["links"], 4 * num_values(names["task"]), names["workers"][-1]
+    alone_s = names["compute_ms"] / 1e3 or 2 * num_bytes / links[0].bandwidth_bytes_per_s
+
+    def name_of(item: Kept) -> str:
+        kind = type(item.method).__name__
+        if kind in ("SynchronousSGD", "PipeSGD"):
+            sums = "halving-doubling" if "HalvingDoubling" in str(item.method.collective) else "ring"
+            return f"{'synchronous' if kind == 'SynchronousSGD' else 'Pipe-SGD'}, {sums}"
+        return {"LayerwiseSGD": "layer-wise", "BackupSGD": "parameter server", "NoCommunication": "no communication"}[kind]
+
+    rates: dict[Any, dict[int, float]] = {}
+    usual: dict[Any, float] = {}
+    for item in kept:
+        p, late = item.how["workers"], bool(item.how["compute"].stragglers)
+        place = name_of(item), item.how["network"].name, p
+        if late and item.how.get("trace_steps") == 0:
+            rates.setdefault((*place, item.how["batch_size"]), {})[item.how["seed"]] = (
+                p * item.how["batch_size"] * steps / item.run.info["result"]["seconds"]
+            )
+        elif not late:
+            usual[place] = usual_step_s(item.run)
+    mean = {key: sum(found.values()) for key, found in rates.items()}
+    order = ["synchronous, ring", "synchronous, halving-doubling", "layer-wise", "Pipe-SGD, ring", "Pipe-SGD, halving-doubling"]
+    order.append("parameter server")
+    several = [p for p in workers if p > 1]
+    again = Again(labels=[*(link.name for link in links), names["task"].name])
+    again.text("of gradients", num_bytes, batch, alone_s / 3, 2 * alone_s / 3, 0, names["jitter"])
+    for link in links:
+        again.text(f"Strong scaling on {link.name}", names["global_batch"])
+    again.text("Time of a step with", most)
+    rows = []
+    for link in links:
+        for p in several:
+            slowest_s = alone_s * fresh_s(lambda u: np.exp(names["jitter"] * ndtri(u) - names["jitter"] ** 2 / 2), p, p)
+            rows.append([p, alone_s, slowest_s, ring_s(num_bytes, p, link)])
+            if not hasattr(link, "between"):
+                rows[-1] += [2 * (p - 1) * link.latency_s, halving_s(num_bytes, p, link), server_s(num_bytes, p, link)]
+    again.text("Closed forms", rows)
+    off = []
+    for link in links:
+        for p in several:
+            sum_s = ring_s(num_bytes, p, link)
+            off.append(abs(usual["synchronous, ring", link.name, p] / (alone_s + sum_s) - 1))
+            pipe_s = alone_s + sum_s if width == 1 else max(alone_s, sum_s)
+            off.append(abs(usual["Pipe-SGD, ring", link.name, p] / pipe_s - 1))
+    again.text("simulated and by formula", len(off), max(off))
+    places = [(link.name, p) for link in links for p in several]
+    gain = [usual["synchronous, ring", *place] / usual["Pipe-SGD, ring", *place] for place in places]
+    layers = [usual["layer-wise", *place] / usual["Pipe-SGD, ring", *place] for place in places]
+    pairs = [
+        after / before
+        for link in links
+        for before, after in zip(
+            rates["synchronous, ring", link.name, most, batch].values(),
+            rates["Pipe-SGD, ring", link.name, most, batch].values(),
+            strict=True,
+        )
+    ]
+    answer: list[Any] = []
+    fastest: dict[tuple[str, str], int] = {}
+    for link in links:
+        first = max(found for key, found in mean.items() if key[1:] == (link.name, workers[0], batch)) / workers[0]
+        kept_of = [mean[name, link.name, most, batch] / most / first for name in order if (name, link.name, most, batch) in mean]
+        answer += [most, sorted(kept_of, reverse=True), names["global_batch"]]
+        for name in order:
+            shared = {p: mean.get((name, link.name, p, names["global_batch"] // p), 0.0) for p in workers if p <= names["global_batch"]}
+            fastest[name, link.name] = max(shared, key=lambda p: shared[p])
+            if not any(shared.values()):
+                del fastest[name, link.name]
+        answer.append(sorted((p for (_, name), p in fastest.items() if name == link.name), reverse=True))
+    answer += [min(several), most, min(gain + layers), max(gain), most, np.mean(min(pairs))]
+    again.text("efficiency", answer)
+    key = "daily2016leveraging/"
+    again.claim(f"{key}delay-fastest-at-any-number", min(gain + layers))
+    bare = [usual["layer-wise", *place] / usual["no communication", *place] for place in places]
+    again.claim(f"{key}layer-wise-within-its-bounds", min(bare))
+    if width == 2:
+        again.claim("li2018pipesgd/doubles-at-most-at-any-number", max(gain))
+    again.claim("li2018pipesgd/model-holds-for-thousands", max(off))
+    again.claim("li2018pipesgd/scales-better-than-d-sync", min(pairs))
+    equal = [link.name for link in links if not hasattr(link, "between")]
+    later = [fastest["synchronous, halving-doubling", name] / fastest["synchronous, ring", name] for name in equal]
+    if equal:
+        again.claim(f"{key}rings-end-strong-scaling-first", min(later))
+    return again
+
+
+def interconnect(names: Names, kept: list[Kept]) -> Again:
+    p, every, width = names["workers"], names["every"], names["width"]
+    links, num_bytes = names["links"] + names["hosts"], 4 * num_values(names["task"])
+    slow = {link.name: link for link in links}[names["links"][0].name]
+    alone_s = names["compute_ms"] / 1e3 or 2 * num_bytes / _named(names["reference"]).bandwidth_bytes_per_s
+    smaller = {"truncate16": 2.0}[names["codec"]]
+    coded = next(item.how["network"] for item in kept if item.how["network"].name == slow.name)
+    encode_s, decode_s = coded.encode_s_per_byte, coded.decode_s_per_byte
+
+    def last_s(run: Any) -> float:
+        ends = ends_of(run)
+        return float((ends[-1] - ends[-1 - every]) / every)
+
+    kinds = ["synchronous", "its codec", "layer-wise", "Pipe-SGD", "Pipe-SGD, its codec", "server", "asynchronous", "local"]
+    many, count = len(kinds), len(links)
+    jittered = [item.run for item in kept[: many * count]]
+    took = {(link.name, kind): last_s(jittered[many * i + j]) for i, link in enumerate(links) for j, kind in enumerate(kinds)}
+    share = {(link.name, kind): hidden_share(jittered[many * i + j], 1) for i, link in enumerate(links) for j, kind in enumerate(kinds)}
+    still = [last_s(item.run) for item in kept[many * count :]]
+    late, waiting, layered = (still[i * count : (i + 1) * count] for i in range(3))
+    ratio = [ring_s(num_bytes, p, link) / alone_s for link in links]
+    again = Again(labels=[*(link.name for link in links), names["task"].name])
+    text = [num_bytes, alone_s / 3, 2 * alone_s / 3, 0, names["jitter"]]
+    again.text("of gradients", text, smaller, 1e-9 / encode_s, 1e-9 / decode_s)
+    again.text("Time of a step with", p)
+    again.text(
+        "Mean time of a step", [[*([every] if kind == "local" else []), *(took[link.name, kind] for link in links)] for kind in kinds]
+    )
+    again.text("relative to synchronous", [[took[link.name, "synchronous"] / took[link.name, kind] for link in links] for kind in kinds])
+    again.text("is hidden", [[share[link.name, kind] for link in links] for kind in kinds])
+    gain = [slow_s / quick_s for slow_s, quick_s in zip(waiting, late, strict=True)]
+    rows = [[each, gain[i], waiting[i] / layered[i]] for i, each in enumerate(ratio)]
+    again.text("Steps a second", p, rows)
+    even = 2 * (p - 1) * (1 - 1 / smaller) / (p * (encode_s + decode_s))
+    if even * smaller * decode_s > 1:  # decoding is longer than an encoded block on the wire
+        even = (p - 1) * (2 - 1 / smaller) / (p * encode_s + (2 * p - 1) * decode_s)
+    even /= 125e6
+    again.text("Break-even of", p, even)
+    simulated = iter(still[3 * count :])
+    off, wrong = [], 0
+    for item in kept[(many + 3) * count :: 4]:
+        link = item.how["network"]
+        plain_s, coded_s = ring_s(num_bytes, p, link), coded_ring_s(num_bytes, p, link, smaller)
+        found = [next(simulated) for _ in range(4)]
+        told = [alone_s + plain_s, alone_s + coded_s]
+        told += told if width == 1 else [max(alone_s, plain_s), max(alone_s, coded_s)]
+        off += [abs(one / other - 1) for one, other in zip(found, told, strict=True)]
+        wrong += (found[1] < found[0]) != (told[1] < told[0])
+    again.text("simulated and by formula", len(off), max(off), p, even)
+    answer: list[Any] = []
+    for link in links:
+        fast = {kind: took[link.name, "synchronous"] / took[link.name, kind] for kind in kinds}
+        answer += [max(value for kind, value in fast.items() if kind != "local"), fast["its codec"], every, fast["local"]]
+    again.text("takes the quickest steps", answer, even, max(gain))
+    key = "daily2016leveraging/"
+    far = [abs(math.log(each)) for each in ratio]
+    again.claim(f"{key}gains-most-on-the-balanced-network", far[int(np.argmax(gain))] - min(far))
+    again.claim(f"{key}delay-never-slower-on-any-network", min(min(a, b) / c for a, b, c in zip(waiting, layered, late, strict=True)))
+    again.claim("li2018pipesgd/doubles-at-most-on-any-network", max(gain))
+    by_name = dict(zip((link.name for link in links), gain, strict=True))
+    if {"10 Gbit/s Ethernet", "InfiniBand HDR"} <= set(by_name):
+        again.claim(f"{key}infiniband-leaves-less-to-hide", by_name["10 Gbit/s Ethernet"] / by_name["InfiniBand HDR"])
+    again.claim("li2018pipesgd/codec-pays-where-formula-says", wrong)
+    again.claim("li2018pipesgd/codec-steps-are-closed-forms", max(off))
+    return again
+
+
+def _named(name: str) -> Any:
+    from workbench import costs
+
+    return costs.get(name)
+
+
+def stragglers(names: Names, kept: list[Kept]) -> Again:
+    total, steps, drawn, shown = (names[key] for key in ("total", "steps", "drawn", "shown"))
+    often, spreads, overhead = names["often"], names["spreads"], names["overhead"]
+    slope = (names["few_updates"] - names["many_updates"]) / (1 / names["few_workers"] - 1 / names["many_workers"])
+    limit = names["few_updates"] - slope / names["few_workers"]
+
+    def quantile(law: str, spread: float) -> Callable[[Array], Array]:
+        """Of mean 1."""
+        if law == "lognormal":
+            sigma = math.sqrt(math.log(1 + spread**2))
+            return lambda u: np.exp(sigma * ndtri(u) - sigma**2 / 2)
+        if law == "shifted exponential":
+            return lambda u: 1 - spread - spread * np.log1p(-u)  # standard deviation = mean of the exponential part
+        if law == "Pareto":
+            shape = 1 + math.sqrt(1 + spread**-2)
+            return lambda u: (1 - 1 / shape) * (1 - u) ** (-1 / shape)
+        usual = 1 - spread * math.sqrt(often / (1 - often))  # two values of mean 1 and variance spread^2
+        return lambda u: np.where(u < 1 - often, usual, 1 + spread * math.sqrt((1 - often) / often))
+
+    from workbench.rng import generator
+
+    def draws(of: int) -> Array:
+        return generator(0, "arrivals").random((drawn, of))
+
+    def best(waits: Array) -> tuple[int, float, Array]:
+        """Backups, how many times as fast as none, and the time to the goal of each number."""
+        times = np.array([(limit + slope / (total - b)) * (wait + overhead) for b, wait in enumerate(waits)])
+        return int(times.argmin()), float(times[0] / times.min()), times
+
+    laws = ("lognormal", "shifted exponential", "Pareto", "bimodal")
+    carried = {law: carried_s(quantile(law, shown)(draws(total)), range(total, 0, -1)) for law in laws}
+    late = {law: best(carried[law].mean(1)) for law in laws}
+    fresh = {law: [fresh_s(quantile(law, shown), total - b, total) for b in range(total)] for law in laws}
+    region = {(law, s): best(carried_s(quantile(law, s)(draws(total)), range(total, 0, -1)).mean(1)) for law in laws for s in spreads}
+    again = Again(labels=["I(N)", "p - 1"])
+    again.text("I(N) =", limit, 1, slope / limit)
+    again.text("Mean time until", total, shown)
+    simulated = [updates_of(item.run)[-1]["seconds"] / steps for item in kept]
+    rows = []
+    for b, found in zip(names["checked"], simulated, strict=False):
+        parts = [part.mean() for part in np.array_split(carried["lognormal"][b], 10)]
+        error = np.std(parts, ddof=1) / math.sqrt(10) * math.sqrt(drawn / steps)
+        rows.append([b, found, carried["lognormal"][b].mean(), error, fresh["lognormal"][b]])
+    again.text("Time of a step, lognormal", shown, steps, rows)
+    again.text("Time to the goal", total, shown)
+    again.text("machines, spread", total, shown, [[*best(np.array(fresh[law]))[:2], *late[law][:2]] for law in laws])
+    again.text("Best b of", total, [[region[law, s][0] for s in spreads] for law in laws])
+    again.text("Times as fast as without", [[region[law, s][1] for s in spreads] for law in laws])
+    paid = {}
+    for law in laws:
+        costs = []
+        for b in range(min(total, 41)):
+            costs.append((total + b) * carried_s(quantile(law, shown)(draws(total + b)), [total]).mean())
+        paid[law] = int(np.argmin(costs)), min(costs) / costs[0]
+    again.text("Machine-seconds with b", total, shown)
+    num_slow = max(1, round(names["slow_share"] * total))
+    again.text("gradients take", num_slow, total, names["slow_factor"])
+    idle = {}
+    for law in laws:
+        b, waits = late[law][0], carried[law].mean(1)
+        idle[law] = 1 - 1 / waits[0], b, 1 - (total - b) / (total * waits[b])
+    again.text("share of their time", total, shown, list(idle.values()))
+
+    tried = len({0, num_slow - 1, num_slow, 2 * num_slow} & set(range(min(total - 1, 3 * num_slow + 2))))
+    checked = len(names["checked"])
+    persistent = {item.method.backups: seconds for item, seconds in zip(kept[checked : checked + tried], simulated[checked:], strict=False)}
+    rows = []
+    for item in kept[checked + 2 * tried :]:
+        changes = updates_of(item.run)
+        quarter = len(changes) // 4
+        middle = changes[quarter : 3 * len(changes) // 4 + 1]
+        length = middle[-1]["seconds"] - middle[0]["seconds"]
+        ages = [age for change in changes for age in change["staleness"]]
+        used = sum(len(change["staleness"]) for change in middle[1:])
+        rows.append([length / (len(middle) - 1), used / length, np.mean(ages), max(ages)])
+    again.text("lognormal of spread", total, shown, rows)
+    again.text("time between updates: simulated", rows[2][0], 1 / total, rows[2][2], total - 1)
+    answer: list[Any] = []
+    for law in laws:
+        pays = [s for s in spreads if region[law, s][0]][:1]
+        answer += [pays, shown, late[law][0], total, late[law][1], best(np.array(fresh[law]))[0], paid[law]]
+    steady = best(np.array([fresh_s(quantile("lognormal", 0.02), total - b, total) for b in range(total)]))[0]
+    answer += [num_slow, num_slow - 1, persistent[num_slow - 1], num_slow, persistent[num_slow], 0.02, steady]
+    waiting, _, unused = max(idle.values())
+    again.text("backups pay", answer, waiting, unused)
+    again.claim("chen2016revisiting/steady-machines-need-none", steady)
+    again.claim("chen2016revisiting/pays-under-every-law", [late[law][1] for law in laws])
+    again.claim("chen2016revisiting/hardware-is-repaid", [paid[law][1] for law in laws])
+    again.claim("chen2016revisiting/persistent-needs-as-many", persistent[num_slow])
+    again.claim("chen2016revisiting/one-backup-too-few", persistent[num_slow - 1] / names["slow_factor"])
+    return again
+
+
+NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "10-scaling": scaling,
+    "11-interconnect": interconnect,
+    "12-stragglers": stragglers,
+}
