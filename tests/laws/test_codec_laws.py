@@ -198,10 +198,10 @@ def error(codec: Codec, values: Tensor, seed: int = 0) -> float:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in ALL if codec.unbiased], ids=repr)
-@pytest.mark.parametrize("numel", [1, 6, 40])
+@pytest.mark.parametrize("numel", [1, 40])
 def test_an_unbiased_codec_is(codec: Codec, numel: int) -> None:
     """The mean of many draws, in its own standard errors; the largest of `numel` normal deviates is below 5.5 but for one in 10**6."""
-    num_draws = 4000
+    num_draws = 2000
     generator = noise(1)
     values = (0.3 + 0.7 * torch.rand(numel, generator=generator)) * (1 - 2 * (torch.rand(numel, generator=generator) < 0.5).float())
     draws = torch.stack([codec.decode(codec.encode(values, generator), values) for _ in range(num_draws)]).double()

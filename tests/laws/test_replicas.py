@@ -29,7 +29,7 @@ from workbench import codecs, collectives
 from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, PipeSGD, SynchronousSGD
 from workbench.algorithms.visits import REPLY, Desk
 from workbench.codecs import Codec
-from workbench.collectives import Collective, Once, PowerSGD, Ring
+from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Send, Start, Ticket, Wait, WaitAny
 from workbench.program import Algorithm, Card, Context, LaneMemory, Replicas
@@ -110,8 +110,11 @@ def remembering() -> list[Algorithm]:
 
 
 def situation(number: int, algorithm: Algorithm) -> Situation:
-    """Ranks and pauses in turns; with lanes, sums are late and there are many."""
+    """Ranks and pauses in turns; with lanes, sums are late and there are many; what has groups has two of at least two ranks."""
     sizes, lanes = [size for size in SIZES if runs_on(algorithm, size)] or [1], algorithm.num_lanes > 1
+    collective = getattr(algorithm, "collective", None)
+    if isinstance(collective, Hierarchical):
+        sizes = [collective.group + 2]
     pauses = PAUSES[: 2 if lanes else 3]
     return Situation(num_ranks=sizes[number % len(sizes)], steps=11 if lanes else 7, pause_s=pauses[number % len(pauses)], seed=number)
 

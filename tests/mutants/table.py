@@ -935,7 +935,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "WEIGHT, CONTROL, USED = 1, 0, 2",
         "weight and control change places",
         REPLICA,
-        equivalent="both names move together, everywhere: the order of two numbers of a tail is nobody's business",
     ),
     _M(
         "layout-order",
