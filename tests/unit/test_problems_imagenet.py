@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from tests.distributed.pool import shared_pool
 from workbench import problems
 from workbench.errors import ConfigError, DataMissing
 from workbench.gradients import trainable
@@ -26,6 +27,11 @@ PARAMETERS = {  # as torchvision's documentation has them, to the last one; auxi
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_each_of_the_papers_networks_takes_a_step_in_its_true_shape(name: str) -> None:
+    """In a process of its own, for its memory is up to a gigabyte."""
+    shared_pool("torch", 1).run(take_a_step, name)
+
+
+def take_a_step(name: str) -> None:
     problem = problems.get(name, synthetic=True, samples=4)
     assert problem.name == f"{name}-synthetic" and problem.note == "synthetic data: shapes only, accuracy means nothing"
     torch.manual_seed(0)
