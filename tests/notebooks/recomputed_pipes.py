@@ -1,0 +1,10 @@
+"""What each notebook on Pipe-SGD (61 to 68) must show, computed again as in `recomputed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.notebooks.formulas import Names
+from tests.notebooks.shown import Again, Kept
+
+NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {}
