@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy import stats
 from scipy.special import betaincinv
 
 Names = dict[str, Any]
@@ -24,6 +25,28 @@ def ends_of(run: Any) -> Array:
             if "evaluation" not in row:
                 ends[row["step"]] = max(row["seconds"], ends.get(row["step"], 0.0))
     return np.array([ends[step] for step in sorted(ends)])
+
+
+def evaluations_of(run: Any) -> list[dict[str, float]]:
+    """step, seconds, loss and accuracy of each evaluation; where every rank judged a share, of all shares."""
+    shares: dict[int, list[dict[str, Any]]] = {}
+    for rows in run.metrics.values():
+        for row in rows:
+            if "evaluation" in row:
+                shares.setdefault(row["step"], []).append(row)
+    found = []
+    for step in sorted(shares):
+        total = {key: sum(row["evaluation"][key] for row in shares[step]) for key in ("loss_sum", "count", "correct", "judged")}
+        seconds = max(row["seconds"] for row in shares[step])
+        loss, accuracy = total["loss_sum"] / total["count"], total["correct"] / total["judged"]
+        found.append({"step": step, "seconds": seconds, "loss": loss, "accuracy": accuracy})
+    return found
+
+
+def first_at(run: Any, what: str, key: str, goal: float) -> float:
+    """Steps taken (`step`) or seconds until an evaluation first shows that loss or accuracy; infinity if none does."""
+    good = [row for row in evaluations_of(run) if (row[key] >= goal if key == "accuracy" else row[key] <= goal)]
+    return min((row[what] + (what == "step") for row in good), default=math.inf)
 
 
 def updates_of(run: Any) -> list[dict[str, Any]]:
@@ -137,3 +160,19 @@ def hidden_share(run: Any, first: int) -> float:
             total += (after - moment) * (sending > 0)
             hidden += (after - moment) * (sending > 0 and computing > 0)
     return hidden / total if total else math.nan
+
+
+# -- values over seeds -----------------------------------------------------------------------------------------------------
+
+
+def student(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, and the ends of its interval of 95 %."""
+    found = np.array([*values], float)
+    half = stats.t.ppf(0.975, len(found) - 1) * stats.sem(found)
+    return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
+
+
+def with_interval(values: Sequence[float]) -> list[float]:
+    """As "1.20 (95 %: 1.10 to 1.30)" has them."""
+    mean, low, high = student(values)
+    return [mean, 0.95, low, high]

@@ -3,8 +3,258 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from tests.notebooks.formulas import Names
+import numpy as np
+
+from tests.notebooks.formulas import Array, Names, carried_s, ends_of, evaluations_of, first_at, student, updates_of, with_interval
 from tests.notebooks.shown import Again, Kept
+from workbench import schedules
+from workbench.rng import generator
 
-NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {}
+KEY = "chen2016revisiting/"
+
+
+def by_layer(run: Any) -> dict[int, Array]:
+    """Bucket -> staleness that its server wrote, without the first quarter."""
+    found: dict[int, list[int]] = {}
+    for rows in run.events.values():
+        for row in rows:
+            if "update" in row:
+                found.setdefault(row["bucket"], []).extend(row["staleness"])
+    return {bucket: np.array(found[bucket][len(found[bucket]) // 4 :]) for bucket in sorted(found)}
+
+
+def read_first(run: Any) -> dict[int, Array]:
+    """The same, had a worker read all parameters when its step began: updates between that moment and its own."""
+    table, kinds = run.spans.table, run.spans.kind_names
+    begins: dict[tuple[int, int], float] = {}
+    for row in table[kinds == "forward"]:
+        place = int(row["rank"]), int(row["step"])
+        begins[place] = min(float(row["start_s"]), begins.get(place, np.inf))
+    found: dict[int, list[tuple[float, int]]] = {}
+    for rows in run.events.values():
+        for row in rows:
+            if "update" in row:
+                found.setdefault(row["bucket"], []).append((row["seconds"], row["sources"][0]))
+    counted = {}
+    for bucket, updates in sorted(found.items()):
+        ends, steps = np.array([end for end, _ in updates]), dict.fromkeys((source for _, source in updates), 0)
+        late = []
+        for place, (_, source) in enumerate(updates):
+            late.append(int((ends[:place] > begins[source, steps[source]]).sum()))
+            steps[source] += 1
+        counted[bucket] = np.array(late[len(late) // 4 :])
+    return counted
+
+
+def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
+    p, share = names["workers"], names["forward_share"]
+    sizes = [sum(slot.numel for slot in bucket.slots) for bucket in names["layout"].buckets]
+    formula = (p - 1) * (share + (1 - share) * np.cumsum(sizes) / sum(sizes))  # from the top
+    first, answered = ([count(item.run) for item in kept] for count in (read_first, by_layer))
+    means = np.array([[late[bucket].mean() for bucket in late] for late in first])
+    level = np.array([[late[bucket].mean() for bucket in late] for late in answered])
+    again = Again()
+    again.text("Mean staleness of each layer", p)
+    rows = []
+    for bucket in range(len(sizes)):
+        all_ = np.concatenate([late[bucket] for late in first])
+        rows.append([len(sizes) - 1 - bucket, all_.min(), all_.mean(), np.median(all_), all_.max(), all_.std()])
+    again.text("parameters read before a step", p, [[float(one) for one in row] for row in rows])
+    again.claim(f"{KEY}lowest-layer-n-minus-one", means[:, -1] / (p - 1))
+    again.claim(f"{KEY}staleness-depends-on-depth", means[:, -1] / means[:, 0])
+    again.claim(f"{KEY}staleness-follows-the-pass", abs(means - formula).max(1) / (p - 1))
+    again.claim(f"{KEY}reading-with-the-push-levels-layers", level[:, -1] / level[:, 0])
+    real = by_layer(names["run"].run) if "run" in names else {}
+    if real:
+        again.text("from the top: mean", [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()])
+    apart = max(np.ptp(means[:, -1]), np.ptp(means[:, 0]))
+    answer = [means[:, -1].mean(), means[:, 0].mean(), apart, 1, p - 1, formula[-1], formula[0], level[:, -1].mean(), level[:, 0].mean()]
+    if real:
+        answer += [names["real_workers"], *(late.mean() for late in real.values()), 1, names["real_workers"] - 1]
+    again.text("With parameters read before a step", [float(one) for one in answer])
+    return again
+
+
+def injected_staleness(names: Names, kept: list[Kept]) -> Again:
+    seeds, means, kinds, target = len(names["seeds"]), names["means"], names["kinds"], names["target"]
+    of_kinds = {kind: kind == "empirical" for kind in kinds}
+    runs = iter([item.run for item in kept if type(item.method).__name__ == "StaleSGD"])
+    constant = {mean: [next(runs) for _ in range(seeds)] for mean in means}
+    others = {kind: [next(runs) for _ in range(seeds)] for kind in of_kinds}
+    abrupt = [next(runs) for _ in range(seeds)]
+    steps = names["epochs"] * -(-names["task"].num_samples() // names["batch_size"])
+
+    def errors(found: list[Any]) -> Array:
+        return np.array([90.0 if run is None else 100 - 100 * evaluations_of(run)[-1]["accuracy"] for run in found])
+
+    def needed(found: list[Any]) -> Array:
+        return np.array([steps if run is None else min(first_at(run, "step", "accuracy", target), steps) for run in found])
+
+    none, last, kind_mean = errors(constant[0]), means[-1], names["kind_mean"]
+    more = {mean: errors(constant[mean]) - none for mean in means}
+    again = Again()
+    again.text("Test error against average staleness", names["epochs"])
+    rows = [[mean, constant[mean], mean] for mean in means]
+    rows = [[mean, constant[mean]] for mean in means] + [[kind_mean, others[kind]] for kind in kinds] + [[last, abrupt]]
+    table = []
+    for mean, found in rows:
+        reached = sum(run is not None and first_at(run, "step", "accuracy", target) < np.inf for run in found)
+        table.append([mean, errors(found).mean(), needed(found).mean(), reached, len(found), sum(run is None for run in found)])
+    again.text(", target ", target, seeds, [[float(one) for one in row] for row in table])
+    for mean in {20, 50} & {*means}:
+        again.claim(f"{KEY}error-at-staleness-{mean}", more[mean])
+    if 15 in means and last > 15:
+        again.claim(f"{KEY}error-bends-upward-at-15", (more[last] - more[15]) / (last - 15) - more[15] / 15)
+    gained, slower = errors(abrupt) - errors(constant[last]), needed(constant[last]) / needed(constant[0])
+    again.claim(f"{KEY}ramp-is-needed", gained)
+    again.claim(f"{KEY}staleness-slows-convergence", slower)
+    ends = sorted([errors(others[kind]).mean() for kind in kinds] + [errors(constant[kind_mean]).mean()])
+    answer = [[mean, with_interval(more[mean])] for mean in means[1:]]
+    again.text(
+        "worse than none", answer, kind_mean, [end / 100 for end in ends], last, with_interval(gained), target, last, with_interval(slower)
+    )
+    return again
+
+
+def best_backups(names: Names, kept: list[Kept]) -> Again:
+    total, seeds, counts, goal, updates = (names[key] for key in ("total", "seeds", "counts", "goal", "updates"))
+    drawn, law = names["drawn"], names["law"]
+    runs = iter([item.run for item in kept])
+    counted = np.array([[first_at(next(runs), "step", "loss", goal) for _ in seeds] for _ in counts])
+
+    def needed(found: Array) -> Callable[[Array], Array]:
+        """I(N) = 1 + S / N by least squares in 1 / N; where that fits nothing, straight lines between the points."""
+        slope, limit = np.polyfit(1 / np.array(counts), found, 1)
+        if limit > 0 and slope >= 0:
+            return lambda number: limit + slope / number
+        return lambda number: np.interp(number, counts, found) * np.maximum(1, counts[0] / number)
+
+    def times(found: Array, one: Any, seed: int = 0) -> Array:
+        """Of b = 0, 1, ...: iterations times the mean wait, where who is late stays late."""
+        seconds = one.quantile(generator(seed, "arrivals").random((drawn, total))) / one.mean
+        gradients = np.arange(total, 0, -1)
+        return needed(found)(gradients) * carried_s(seconds, gradients).mean(1)
+
+    main = times(counted.mean(1), law)
+    best, own = int(main.argmin()), [times(counted[:, i], law, seed) for i, seed in enumerate(seeds)]
+    tried = sorted({*names["tried"], best})
+    trained = {b: [next(runs) for _ in seeds] for b in tried}
+    ends = {b: np.array([float(ends_of(run)[-1]) for run in found]) for b, found in trained.items()}
+    took = {b: np.minimum([first_at(run, "seconds", "loss", goal) for run in found], ends[b]) for b, found in trained.items()}
+    last = {b: np.array([100 * evaluations_of(run)[-1]["accuracy"] for run in found]) for b, found in trained.items()}
+    told = [np.mean([one[b] / took[b][i] for b in tried]) for i, one in enumerate(own)]
+    quickest = min(tried, key=lambda b: took[b].mean())
+    others = [times(counted.mean(1), _stragglers(name)) for name in names["more_laws"]]
+    halved, lost, points = counted[counts.index(total // 2)] / counted[-1], took[best] / took[quickest], last[best] - last[tried[0]]
+    again = Again(labels=[names["stragglers"], *names["more_laws"]])
+    again.text("Updates to a test loss", goal, names["batch_size"], len(seeds))
+    again.claim(f"{KEY}iterations-fall-with-n", halved)
+    again.text("Time to a test loss", goal, total)
+    again.claim(f"{KEY}few-backups-are-best", [one.argmin() / total for one in own])
+    again.claim(f"{KEY}rule-foretells-time", told)
+    again.claim(f"{KEY}rule-chooses-well", lost)
+    rows = [[b, last[b].mean(), last[b].min(), last[b].max(), took[b].mean(), ends[b].mean()] for b in tried]
+    again.text(" updates, ", updates, total, len(seeds), rows)
+    again.claim(f"{KEY}backups-cost-no-accuracy", points)
+    again.text("By the rule", total, [[one.argmin(), one[0] / one.min()] for one in (main, *others)])
+    slope, limit = np.polyfit(1 / np.array(counts), counted.mean(1), 1)
+    answer = [[limit, 1, slope / limit, with_interval(halved)] if limit > 0 and slope >= 0 else []]
+    answer += [best, total, sorted(one.argmin() for one in own), main[0] / main[best], [one.argmin() for one in others]]
+    again.text("The rule takes", answer, quickest, with_interval(lost), with_interval(told), updates, with_interval(points))
+    return again
+
+
+def _stragglers(name: str) -> Any:
+    from workbench import costs
+
+    return costs.stragglers.get(name)
+
+
+def learning_rate(names: Names, kept: list[Kept]) -> Again:
+    p, batch, rates, seeds, epochs = (names[key] for key in ("workers", "batch_size", "rates", "seeds", "epochs"))
+    easy, hard, worst = names["easy"], names["hard"], 0.0
+    for number in (50, 100):  # the schedule alone, without an optimizer
+        lr, schedule = schedules.synchronous(number, 1_281_167, 32)
+        rule = [0.045 * number * 0.94 ** (t * number * 32 / (2 * 1_281_167)) for t in range(2000)]
+        worst = max(worst, *(abs(lr * schedule.keywords["lr_lambda"](t) / wanted - 1) for t, wanted in enumerate(rule)))
+    given = iter([item.run for item in kept])
+    runs = {rate: [next(given) for _ in seeds] for rate in rates}
+    steps = epochs * -(-names["num_samples"] // (p * batch))
+
+    def best(run: Any) -> tuple[float, int]:
+        rows = evaluations_of(run) if run else [{"accuracy": 0.1, "step": steps - 1}]
+        most = max(row["accuracy"] for row in rows)
+        return 100 * most, 1 + min(int(row["step"]) for row in rows if row["accuracy"] == most)
+
+    def needed(rate: float, goal: float) -> Array:
+        return np.array([min(first_at(run, "step", "accuracy", goal), steps) if run else steps for run in runs[rate]])
+
+    ends = {rate: np.array([best(run)[0] for run in found]) for rate, found in runs.items()}
+    small, large = rates[0], rates[2]
+    points, sooner = ends[large] - ends[small], needed(large, easy) / needed(small, easy)
+    later = needed(small, hard) / needed(large, hard)
+    again = Again()
+    again.claim(f"{KEY}learning-rate-rule", worst)
+    again.text("Test accuracy", p, batch)
+    rows = []
+    for rate, found in runs.items():
+        reached = sum(run is not None and first_at(run, "step", "accuracy", hard) < np.inf for run in found)
+        rows.append([rate, ends[rate].mean(), np.mean([best(run)[1] for run in found]), needed(rate, easy).mean()])
+        rows[-1] += [needed(rate, hard).mean(), reached, len(found), found.count(None)]
+    again.text("counts as all", len(seeds), steps, rows)
+    again.claim(f"{KEY}small-rate-worse-in-the-end", points)
+    again.claim(f"{KEY}small-rate-sooner-at-easy-target", sooner)
+    again.claim(f"{KEY}small-rate-later-at-hard-target", later)
+    mean, low, high = student(points)
+    answer = [small, large, mean, 0.95, low, high, easy, large, with_interval(sooner)]
+    mean, low, high = student(later)
+    first = max(rates, key=lambda rate: ends[rate].mean())
+    again.text("ends", answer, hard, mean, large, 0.95, low, high, first, ends[first].mean() / 100, worst)
+    return again
+
+
+def sync_against_async(names: Names, kept: list[Kept]) -> Again:
+    workers, backups, seeds, epochs, target = (names[key] for key in ("workers", "backups", "seeds", "epochs", "target"))
+    given = iter([item.run for item in kept])
+    sync = {p: [next(given) for _ in seeds] for p in workers}
+    free = {p: [next(given) for _ in seeds] for p in workers}
+    times, epochs_to, points, rows = {}, {}, {}, []
+    for p, b in zip(workers, backups, strict=True):
+        found = []
+        for pair in zip(sync[p], free[p], strict=True):
+            end, most = max(ends_of(run)[-1] for run in pair if run), epochs * names["task"].num_samples() / names["batch_size"] / (p - b)
+            met = [first_at(run, "seconds", "accuracy", target) if run else np.inf for run in pair]
+            counts = [sum(row["seconds"] <= at for row in updates_of(run)) if run else 0 for run, at in zip(pair, met, strict=True)]
+            best = [100 * max(row["accuracy"] for row in evaluations_of(run)) if run else 10.0 for run in pair]
+            scaled = [count / each if at < np.inf else most for count, each, at in zip(counts, (1, p - b), met, strict=True)]
+            found.append([best, np.minimum(met, end), scaled, np.isfinite(met)])
+        best, seconds, needed, reached = np.array(found).transpose(1, 2, 0)
+        times[p], epochs_to[p], points[p] = seconds[1] / seconds[0], needed[1] / needed[0], best[0] - best[1]
+        for place, shape in ((0, [p - b, b]), (1, [p])):
+            rows.append([*shape, best[place].mean(), best[place].min(), seconds[place].mean(), needed[place].mean(), reached[place].sum()])
+    again = Again(labels=[names["stragglers"]])
+    runs = [run for found in (*sync.values(), *free.values()) for run in found]
+    again.text("diverged", runs.count(None), len(runs))
+    again.text("epochs of data", epochs, len(seeds), rows)
+    again.text("asynchronous over synchronous", target, len(seeds))
+    better, grows = np.mean([*points.values()], axis=0), times[workers[-1]] / times[workers[0]]
+    fewer = np.mean([*epochs_to.values()], axis=0)
+    again.claim(f"{KEY}sync-better-at-every-size", better)
+    again.claim(f"{KEY}sync-sooner-with-many", times[workers[-1]])
+    again.claim(f"{KEY}async-sooner-with-few", times[workers[0]])
+    again.claim(f"{KEY}gap-grows-with-workers", grows)
+    again.claim(f"{KEY}fewer-epochs", fewer)
+    answer = [[p, with_interval(times[p]), target, with_interval(points[p])] for p in workers]
+    again.text("asynchronous SGD is", answer, workers[0], workers[-1], with_interval(grows), with_interval(fewer))
+    return again
+
+
+NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "41-staleness-by-layer": staleness_by_layer,
+    "42-injected-staleness": injected_staleness,
+    "44-best-backups": best_backups,
+    "45-learning-rate": learning_rate,
+    "46-sync-against-async": sync_against_async,
+}
