@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import integrate
 
-from tests.notebooks.formulas import Array, Names, carried_s, ends_of, evaluations_of, first_at, student, updates_of, with_interval
+from tests.notebooks.formulas import (
+    Array,
+    Names,
+    carried_s,
+    ends_of,
+    evaluations_of,
+    first_at,
+    num_values,
+    student,
+    updates_of,
+    with_interval,
+)
 from tests.notebooks.shown import Again, Kept
 from workbench import schedules
 from workbench.rng import generator
@@ -251,10 +264,237 @@ def sync_against_async(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def generative(names: Names, kept: list[Kept]) -> Again:
+    seeds, workers, b, horizon, rates = (names[key] for key in ("seeds", "workers", "backups", "horizon", "rates"))
+    untrained = math.log(names["levels"])
+    given = iter([item.run for item in kept])
+
+    def best(run: Any) -> list[tuple[float, float]]:
+        """(time, least loss so far), up to the horizon, as the steps of a curve."""
+        found = [(0.0, untrained)]
+        for row in evaluations_of(run) if run else ():
+            if row["seconds"] <= horizon:  # a mean gradient takes a second
+                found.append((row["seconds"], np.nanmin([found[-1][1], row["loss"]])))
+        return found
+
+    tuned = [best(next(given))[-1][1] for _ in rates] if len(rates) > 1 else []
+    rate = rates[int(np.argmin(tuned))] if tuned else rates[0]
+    what = [("one worker", 1), *((name, p) for p in workers for name in ("Sync-Opt", "Async-Opt"))]
+    runs = {item: [best(next(given)) for _ in seeds] for item in what}
+    final = {item: np.array([one[-1][1] for one in found]) for item, found in runs.items()}
+    alone = final["one worker", 1]
+    synchronous, asynchronous = (np.min([final[name, p] for p in workers], axis=0) for name in ("Sync-Opt", "Async-Opt"))
+
+    def reached(item: tuple[str, int]) -> Array:
+        return np.array([min((at for at, nll in one if nll <= goal), default=np.inf) for one, goal in zip(runs[item], alone, strict=True)])
+
+    again = Again()
+    again.text("untrained", num_values(names["task"]), names["task"].num_samples(), untrained)
+    again.text("nats ->", [*zip(rates, tuned, strict=False)], rate)
+    again.text("Best test NLL so far", names["spread"])
+    named = {item: [] if item[1] == 1 else [item[1]] for item in what}
+    rows = [[*named[item], nll.mean(), nll.mean() / math.log(2), nll.min(), nll.max()] for item, nll in final.items()]
+    again.text("Best by time", horizon, len(seeds), rate, rows)
+    again.claim(f"{KEY}generative-synchronous-best", np.minimum(alone, asynchronous) - synchronous)
+    if 8 in workers:
+        again.claim(f"{KEY}generative-asynchronous-worse-than-one-worker", final["Async-Opt", 8] - alone)
+    there = np.mean([np.isfinite(reached(("Async-Opt", p))) for p in workers], axis=0)
+    again.claim(f"{KEY}generative-asynchronous-never-there", there)
+    if {8, 16} <= {*workers} and names["size"] != "smoke":
+        again.claim(f"{KEY}generative-asynchronous-degrades", final["Async-Opt", 16] - final["Async-Opt", 8])
+        ratios = reached(("one worker", 1)) / np.minimum(reached(("Sync-Opt", 16)), horizon)
+        again.claim(f"{KEY}generative-time-to-target", ratios)
+    within = {item: (found := reached(item))[np.isfinite(found)] for item in what}
+    rows = [[*named[item], len(found), len(seeds), *([found.mean()] if len(found) else [])] for item, found in within.items()]
+    again.text("Time to the NLL", rows)
+    again.whole = not names["own_rates"] and not names["larger_batch"]
+    late = [("Async-Opt", p) for p in workers]
+    again.text("Best by time", horizon, [[item[1], rate, final[item].mean(), (final[item] < alone).sum(), len(seeds)] for item in late])
+    few = student(final["Sync-Opt", workers[0]] - alone)
+    again.text("less one worker's", workers[0], names["batch_size"], few)
+    answer = [[item[1], student(final[item] - alone), len(within[item]), len(seeds)] for item in what[1:]]
+    again.text("mean times of a gradient", horizon, len(seeds), alone.mean(), answer, named[min(what, key=lambda item: final[item].mean())])
+    return again
+
+
+def softsync(names: Names, kept: list[Kept]) -> Again:
+    p, seeds, target, cutoffs = (names[key] for key in ("workers", "seeds", "target", "cutoffs"))
+    given, law = iter([item.run for item in kept]), names["law"]
+    order = ["synchronous", "backup workers", "asynchronous", "clipped", "cut off", "delay-compensated", "softsync", "stale synchronous"]
+    runs = {name: [next(given) for _ in seeds] for name in order}
+    plain, clipped = ([next(given) for _ in seeds] for _ in range(2))
+    middle = cutoffs[len(cutoffs) // 2]
+    cut: dict[float, list[Any]] = {limit: [next(given) for _ in seeds] for limit in cutoffs if limit != middle}
+    cut |= {middle: runs["cut off"], np.inf: runs["asynchronous"]}
+    longest = max(ends_of(run)[-1] for found in runs.values() for run in found if run)
+
+    def accuracy(found: list[Any]) -> Array:
+        return np.array([100 * evaluations_of(run)[-1]["accuracy"] if run else 10.0 for run in found])
+
+    def met(found: list[Any]) -> Array:
+        return np.array([first_at(run, "seconds", "accuracy", target) if run else np.inf for run in found])
+
+    def ages(found: list[Any]) -> tuple[Array, float]:
+        """Staleness of the gradients that were used, and their share."""
+        changes = [change for run in found if run for change in updates_of(run)]
+        used = [age for change in changes for age in change["staleness"]]
+        return np.array(used), len(used) / (len(used) + sum(len(change["dropped"]) for change in changes))
+
+    def until(found: list[Any]) -> Array:
+        """Seconds, for a run that never is there those of the longest."""
+        return np.where(np.isfinite(met(found)), met(found), longest)
+
+    def update_s(run: Any) -> float:
+        ends = np.array([change["seconds"] for change in updates_of(run)])
+        ends = ends[len(ends) // 10 : len(ends) - -(-len(ends) // 10)]
+        return float(np.diff(ends).mean())
+
+    times = {name: until(found) for name, found in runs.items()}
+
+    def largest(t: float) -> float:
+        """Quantile times density of the largest, at u = 1 - exp(-t)."""
+        u = -math.expm1(-t)
+        return float(law.quantile(u) * p * u ** (p - 1) * math.exp(-t))
+
+    slowest = integrate.quad(largest, 0, 36, limit=500)[0] / law.mean
+    waits, soft = ([update_s(next(given)) for _ in seeds] for _ in range(2))
+    again = Again(labels=[names["stragglers"]])
+    again.text("simulated workers, lateness", p)
+    rows = []
+    for name, found in runs.items():
+        values, (late, share) = accuracy(found), ages(found)
+        rows.append([values.mean(), values.min(), times[name].mean(), late.mean(), np.isfinite(met(found)).sum(), late.max(), share])
+    again.text("means of", names["epochs"], p, len(seeds), rows)
+    ratios = times["synchronous"] / times["backup workers"]
+    points = accuracy(runs["backup workers"]) - accuracy(runs["asynchronous"])
+    gained = accuracy(clipped) - accuracy(plain)
+    again.claim(f"{KEY}backups-beat-waiting", ratios)
+    again.claim(f"{KEY}backups-better-than-asynchronous", points)
+    bound = (p - 1) * (2 * names["bound"] + 1)
+    again.claim(f"{KEY}stale-synchronous-is-bounded", ages(runs["stale synchronous"])[0].max() / bound)
+    again.claim(f"{KEY}asynchronous-needs-clipping", gained)
+    rows = [[limit, accuracy(cut[limit]).mean(), ages(cut[limit])[1], until(cut[limit]).mean()] for limit in sorted(cut)]
+    again.text("Asynchronous SGD, ", p, len(seeds), [row[row[0] == np.inf :] for row in rows])
+    again.claim(f"{KEY}synchronous-step-is-the-slowest", np.array(waits) / slowest)
+    again.claim(f"{KEY}softsync-never-waits", soft)
+    answer = [target, with_interval(ratios), with_interval(points)]
+    answer += [with_interval(times[name] / times["backup workers"]) for name in order[2:]]
+    limit, best, used, _ = max(rows, key=lambda row: row[1])
+    answer += [names["large_lr"], with_interval(gained), [limit] if np.isfinite(limit) else [], best / 100, used]
+    again.text("Backup workers reach", answer, np.mean(waits), np.mean(soft))
+    return again
+
+
+def tuned_settings(names: Names, kept: list[Kept]) -> Again:
+    law_workers, window, workers, rates, momenta, seeds = (
+        names[key] for key in ("law_workers", "law_window", "workers", "rates", "momenta", "seeds")
+    )
+    given, every = iter([item.run for item in kept]), range(len(names["seeds"]))
+    late = {}
+    for p in law_workers:
+        ages = [np.array([change["staleness"][0] for change in updates_of(next(given))]) for _ in seeds]
+        late[p] = [one[len(one) // 5 : len(one) - -(-len(one) // 5)] for one in ages]
+
+    def momentum(ages: Array) -> float:
+        """a of w[t+1] - w[t] = a (w[t] - w[t-1]) - b w[t], fitted to the mean of w[t+1] = w[t] - eta w[t - age] over windows."""
+        paths = []
+        for begin in range(0, len(ages) - window + 1, window):
+            path = [1.0]
+            for t, age in enumerate(ages[begin : begin + window]):
+                path.append(path[t] - names["law_step"] * path[max(t - int(age), 0)])
+            paths.append(path)
+        mean = np.mean(paths, axis=0)
+        moves = np.diff(mean)
+        return float(np.linalg.lstsq(np.column_stack([moves[:-1], -mean[1:-1]]), moves[1:], rcond=None)[0][0])
+
+    judged = law_workers[-1]
+    shown = np.array([momentum(ages) for ages in late[judged]])
+    grid, guess = [(rate, mu) for rate in rates for mu in momenta], math.log(10)
+    losses = {}
+    for method in ("synchronous", "asynchronous"):
+        for p in workers:
+            found = [[next(given) for _ in seeds] for _ in grid]
+            losses[method, p] = np.array([[min(guess, evaluations_of(run)[-1]["loss"]) if run else guess for run in row] for row in found])
+    own = {key: np.array([grid[int(place)] for place in found.argmin(0)]) for key, found in losses.items()}
+
+    def with_settings(method: str, p: int, settings_of: str) -> Array:
+        """Loss of each seed with what is best on the others."""
+        chosen = [int(np.delete(losses[settings_of, p], i, axis=1).mean(1).argmin()) for i in every]
+        return np.array([losses[method, p][place, i] for i, place in enumerate(chosen)])
+
+    few, most = workers[0], workers[-1]
+    falls = own["asynchronous", most][:, 1] - own["asynchronous", few][:, 1]
+    control = own["synchronous", most][:, 1] - own["synchronous", few][:, 1]
+    again = Again(labels=["- 1/p"])
+    again.claim(f"{KEY}asynchrony-is-momentum", shown / (1 - 1 / judged))
+    again.claim(f"{KEY}staleness-is-geometric", [judged * np.mean(ages == 0) for ages in late[judged]])
+    again.text("Test loss at the best rate", names["epochs"])
+    rows = [[p, own[m, p][:, 1].mean(), own[m, p][:, 0].mean(), (1 - 1 / p) * (m == "asynchronous")] for m, p in losses]
+    again.text("Each seed's best", len(grid), len(seeds), rows)
+    again.claim(f"{KEY}best-momentum-falls", falls)
+    pairs = [("synchronous", "synchronous"), ("asynchronous", "asynchronous"), ("asynchronous", "synchronous")]
+    found = {(p, *pair): with_settings(pair[0], p, pair[1]) for p in workers for pair in pairs}
+    again.text("Test loss after", names["epochs"], len(seeds), [[key[0], row.min(), row.mean(), row.max()] for key, row in found.items()])
+    sync, tuned, untuned = (found[most, *pair] for pair in pairs)
+    again.claim(f"{KEY}tuning-helps-asynchronous-more", (untuned - sync) - (tuned - sync))
+    again.claim(f"{KEY}tuned-synchronous-still-better", tuned - sync)
+    answer = [judged, shown.mean(), 1, 1 - 1 / judged, few, most, with_interval(falls), with_interval(control)]
+    answer += [with_interval(falls - control), with_interval(untuned - tuned), most, with_interval(tuned - sync)]
+    again.text("show a momentum of", answer)
+    return again
+
+
+def skewed_data(names: Names, kept: list[Kept]) -> Again:
+    p, b, steps, seeds = (names[key] for key in ("workers", "backups", "steps", "seeds"))
+    labels = np.array([int(label) for _, label in names["task"].train_data()])
+    shards = np.array_split(np.argsort(labels, kind="stable"), p)
+    slow = list(range(p - b, p))
+    held = sorted({int(label) for rank in slow for label in set(labels) if np.mean(labels[shards[rank]] == label) > 0.4})
+    given = iter([item.run for item in kept])
+    order = [(kind, law, number) for kind in ("own", "shuffled") for law in ("by chance", "slow for good") for number in (0, b)]
+    runs = {key: [next(given) for _ in seeds] for key in order}
+    without, some, soft = ([next(given) for _ in seeds] for _ in range(3))
+
+    def accuracy(found: list[Any]) -> Array:
+        return np.array([100 * evaluations_of(run)[-1]["accuracy"] for run in found])
+
+    def share(found: list[Any]) -> float:
+        sources = [source for run in found for change in updates_of(run) for source in change["sources"]]
+        return sum(source in slow for source in sources) / len(sources)
+
+    def points(kind: str, law: str) -> Array:
+        return accuracy(runs[kind, law, b]) - accuracy(runs[kind, law, 0])
+
+    by_chance, shuffled = points("own", "by chance"), points("shuffled", "slow for good")
+    never, lost, kept_more = share(runs["own", "slow for good", b]), accuracy(some) - accuracy(without), accuracy(soft) - accuracy(some)
+    again = Again()
+    again.text("slow machines", slow, held)
+    rows = []
+    for (_, _, number), found in runs.items():
+        last = [ends_of(run)[-1] for run in found]
+        rows.append([number, accuracy(found).mean(), accuracy(found).min(), share(found), np.mean(last)])
+    again.text("updates", steps, p, len(seeds), rows)
+    again.text("slow for good", b, p, steps, len(seeds))
+    again.claim(f"{KEY}dropping-is-unbiased", by_chance)
+    again.claim(f"{KEY}slow-data-is-never-seen", never)
+    means = [accuracy(found).mean() / 100 for found in (without, some, soft)]
+    again.text("of the classes", means[0], held, b, means[1], held, means[2], held)
+    again.claim(f"{KEY}slow-data-biases", lost)
+    again.claim(f"{KEY}softsync-uses-all", kept_more)
+    again.claim(f"{KEY}shuffled-shards-cure", shuffled)
+    answer = [b, with_interval(by_chance), held, never, with_interval(lost), with_interval(kept_more), with_interval(shuffled)]
+    again.text("holds classes of its own", answer)
+    return again
+
+
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "41-staleness-by-layer": staleness_by_layer,
     "42-injected-staleness": injected_staleness,
     "44-best-backups": best_backups,
     "45-learning-rate": learning_rate,
     "46-sync-against-async": sync_against_async,
+    "47-generative": generative,
+    "48-softsync-and-clipping": softsync,
+    "49-tuned-hyperparameters": tuned_settings,
+    "50-skewed-data": skewed_data,
 }
