@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import integrate
+from scipy import integrate, stats
 
 from tests.notebooks.formulas import (
     Array,
@@ -179,10 +179,11 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
-def _stragglers(name: str) -> Any:
-    from workbench import costs
+def _stragglers(name: str, factors: Array = ()) -> Any:
+    """A law by its name, or of factors that were measured."""
+    from workbench.costs import stragglers
 
-    return costs.stragglers.get(name)
+    return stragglers.Empirical(values=tuple(factors.ravel().tolist())) if name == "empirical" else stragglers.get(name)
 
 
 def learning_rate(names: Names, kept: list[Kept]) -> Again:
@@ -265,7 +266,7 @@ def sync_against_async(names: Names, kept: list[Kept]) -> Again:
 
 
 def generative(names: Names, kept: list[Kept]) -> Again:
-    seeds, workers, b, horizon, rates = (names[key] for key in ("seeds", "workers", "backups", "horizon", "rates"))
+    seeds, workers, horizon, rates = (names[key] for key in ("seeds", "workers", "horizon", "rates"))
     untrained = math.log(names["levels"])
     given = iter([item.run for item in kept])
 
@@ -487,9 +488,79 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
+    p, seeds, servers, more, steps = (names[key] for key in ("workers", "seeds", "servers", "more_servers", "steps"))
+    part, drawn, seconds, late, compute_s = (names[key] for key in ("last_share", "drawn", "seconds", "late", "compute_s"))
+    if seconds is not None:
+        late = _stragglers("empirical", seconds / np.median(seconds))
+    laws, given = {name: _stragglers(name) for name in names["laws"]}, iter([item.run for item in kept])
+
+    def draws(law: Any, seed: int, count: int = drawn) -> Array:
+        return np.sort([law.factors(seed, step, p) for step in range(count)], axis=1) * compute_s / law.mean
+
+    def heard(run: Any) -> Array:
+        """(iterations, p) when the first server has heard each gradient, since all servers have made the update before."""
+        begins = np.zeros(steps + 1)
+        for row in updates_of(run):
+            begins[row["update"]] = max(begins[row["update"]], row["seconds"])
+        table = run.spans.table[run.spans.kind_names == "recv"]
+        ends = np.sort(table["end_s"][table["rank"] == p])[: steps * p]
+        return ends.reshape(steps, p) - begins[:-1, None]
+
+    def step_s(run: Any) -> float:
+        ends = [row["seconds"] for row in updates_of(run) if row["bucket"] == 0] or ends_of(run)
+        return float(np.diff(ends).mean())
+
+    def by_then(times: Array, missing: int) -> float:
+        return float(np.mean(times[:, -1 - missing] <= np.quantile(times[:, -1], part)))
+
+    def independent(of: int, missing: int) -> float:
+        return float(stats.binom.cdf(missing, of, 1 - part ** (1 / of)))
+
+    fresh = [draws(late, seed) for seed in seeds]
+    served = [heard(next(given)) for _ in seeds]
+    missing = p - math.ceil(0.98 * p)
+    early, expected = [by_then(found, missing) for found in fresh], independent(p, missing)
+    apart = {name: np.array([by_then(draws(law, seed), missing) for seed in seeds]) - expected for name, law in laws.items()}
+    mean, half, high = np.array([found.mean(0) for found in served]), p // 2, math.floor(0.97 * p)
+    bent = (mean[:, -1] - mean[:, high - 1]) / (p - high) / ((mean[:, high - 1] - mean[:, half - 1]) / (high - half))
+    tails = [found[:, -1] - found[:, math.ceil(0.9 * p) - 1] for found in [*served, *(draws(late, seed, steps) for seed in seeds)]]
+    tail_s = np.mean(tails, axis=1).reshape(2, -1)
+    plain = {kind: step_s(next(given)) for kind in ("servers", "ring")}
+    slow = {kind: np.array([step_s(next(given)) for _ in seeds]) for kind in plain}
+    adds = {kind: slow[kind] - plain[kind] for kind in plain}
+    bare = {number: step_s(next(given)) for number in more}
+    link, num_bytes = names["scaled"], 4 * num_values(names["task"])
+    wire_s = {number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more}  # a flag and a count more
+    told = {number: compute_s + (p + number) * wire_s[number] for number in more}
+
+    measured = f"{names['real_workers']} MPI ranks, {names['real_problem']}"
+    again = Again(labels=[*laws, measured, names["network"]])
+    rows = [[*np.asarray(law.quantile(np.array([0.5, 0.9, 0.99, 0.999]))), law.mean] for law in (late, *laws.values())]
+    again.text("Lateness, as factors", rows)
+    again.text("Arrival of the k-th", p)
+    again.claim(f"{KEY}all-but-two-come-soon", early)
+    ranks = [[len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)]] if seconds is not None else []
+    again.text("independent workers", [[expected + found.mean(), expected] for found in apart.values()], ranks)
+    again.claim(f"{KEY}all-but-two-whatever-the-law", np.mean([*apart.values()], axis=0))
+    again.text("Mean time to collect k", p)
+    again.claim(f"{KEY}tail-grows", bent)
+    again.claim(f"{KEY}tail-is-not-traffic", tail_s[1] / tail_s[0])
+    again.text("gradient of", p, names["model_bytes"], servers, [[plain[kind], slow[kind].mean(), adds[kind].mean()] for kind in plain])
+    again.claim(f"{KEY}ring-waits-too", adds["ring"] / adds["servers"])
+    again.text("without lateness", p, names["model_bytes"])
+    again.claim(f"{KEY}servers-are-a-bottleneck", [bare[number] / told[number] for number in more])
+    enough = [number for number in more if bare[number] <= plain["ring"]]
+    answer = [p, part, missing, with_interval(early), expected, 0.03, with_interval(bent), with_interval(tail_s[1] / tail_s[0])]
+    answer += [servers, with_interval(adds["ring"] / adds["servers"]), (enough or more[-1:])[0], p]
+    again.text("By the moment that has all", answer)
+    return again
+
+
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "41-staleness-by-layer": staleness_by_layer,
     "42-injected-staleness": injected_staleness,
+    "43-arrival-statistics": arrival_statistics,
     "44-best-backups": best_backups,
     "45-learning-rate": learning_rate,
     "46-sync-against-async": sync_against_async,
