@@ -13,6 +13,8 @@ from scipy.special import betaincinv
 
 Names = dict[str, Any]
 Array = Any
+COMPUTES = ("forward", "backward", "apply", "compute")
+COMMUNICATES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
 
 # -- rows of runs ------------------------------------------------------------------------------------------------------
 
@@ -140,26 +142,61 @@ def server_s(num_bytes: float, p: int, link: Any) -> float:
 
 def hidden_share(run: Any, first: int) -> float:
     """Of the seconds in which a rank communicates from the first forward of that step on, the part in which it computes too."""
-    hidden = total = 0.0
+    found = times_of(run, first)
+    return found["hidden"] / (found["hidden"] + found["exposed"]) if found["hidden"] + found["exposed"] else math.nan
+
+
+def times_of(run: Any, first: int, last: int | None = None) -> dict[str, float]:
+    """Seconds a step and rank (step, compute, hidden and exposed communication) from the first forward of `first` to that of `last`."""
     table, kinds = run.spans.table, run.spans.kind_names
+    total, count = dict.fromkeys(("step", "compute", "hidden", "exposed"), 0.0), 0
     for rank in set(table["rank"].tolist()):
-        rows = [(kind, row["start_s"], row["end_s"], row["step"]) for kind, row in zip(kinds, table, strict=True) if row["rank"] == rank]
-        begin_s = min(start for kind, start, _, step in rows if kind == "forward" and step == first)
-        busy: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
-        for kind, start, end, _ in rows:
-            if kind not in ("wait", "barrier", "evaluate") and end > begin_s:
-                busy[kind in ("forward", "backward", "apply")] += [(max(start, begin_s), 1), (end, -1)]
-        moments = sorted({moment for events in busy.values() for moment, _ in events})
-        counts = [dict.fromkeys(moments, 0) for _ in busy]
-        for found, events in zip(counts, busy.values(), strict=True):
-            for moment, change in events:
-                found[moment] += change
-        computing = sending = 0
-        for moment, after in pairwise(moments):
-            computing, sending = computing + counts[0][moment], sending + counts[1][moment]
-            total += (after - moment) * (sending > 0)
-            hidden += (after - moment) * (sending > 0 and computing > 0)
-    return hidden / total if total else math.nan
+        rows, names = table[table["rank"] == rank], kinds[table["rank"] == rank]
+        forward, steps = names == "forward", set(rows["step"][names == "forward"].tolist())
+        bounds = [min(rows["start_s"][forward & (rows["step"] == step)]) for step in (first, last) if step in steps]
+        if not bounds:
+            continue
+        begin, end = bounds[0], bounds[1] if last in steps else max(rows["end_s"][(rows["step"] >= 0) & (names != "evaluate")])
+        moments = np.unique(np.clip([*rows["start_s"], *rows["end_s"]], begin, end))
+        middle, lengths = (moments[1:] + moments[:-1]) / 2, np.diff(moments)
+
+        def busy(of: tuple[str, ...], rows: Array = rows, names: Array = names, middle: Array = middle) -> Array:
+            begins, ends = (np.sort(rows[key][np.isin(names, of)]) for key in ("start_s", "end_s"))
+            return np.searchsorted(begins, middle) > np.searchsorted(ends, middle)
+
+        computes, sends = (busy(of) & ~busy(("evaluate",)) for of in (COMPUTES, COMMUNICATES))
+        for key, counts in (("compute", computes), ("hidden", sends & computes), ("exposed", sends & ~computes)):
+            total[key] += float(lengths[counts].sum())
+        total["step"] += float(lengths[~busy(("evaluate",))].sum())
+        count += sum(first <= step and (last is None or step < last) for step in steps)
+    return {key: value / count for key, value in total.items()}
+
+
+def parts_of(run: Any, first: int = 0, last: float = math.inf) -> dict[str, float]:
+    """Seconds a rank waits for senders, is on the wire, sums, encodes and decodes in these steps, all ranks together."""
+    table, kinds = run.spans.table, run.spans.kind_names
+    sent, received = run.spans.messages
+    since = np.full(len(table), -np.inf)
+    since[received] = table["start_s"][sent]
+    found = dict.fromkeys(("wait", "wire", "sum", "encode", "decode", "none"), 0.0)
+    counts = (table["step"] >= first) & (table["step"] < last)
+    for rank in set(table["rank"].tolist()):
+        mine = counts & (table["rank"] == rank)
+        heard = mine & (kinds == "recv")
+        middle = np.clip(since[heard], table["start_s"][heard], table["end_s"][heard])
+        found["wait"] += covered(table["start_s"][heard], middle)
+        found["wire"] += covered(middle, table["end_s"][heard])
+        for kind in ("sum", "encode", "decode"):
+            found[kind] += covered(*(table[key][mine & (kinds == kind)] for key in ("start_s", "end_s")))
+    return found
+
+
+def covered(begins: Array, ends: Array) -> float:
+    """Seconds in which at least one of these intervals runs."""
+    moments = np.unique([*begins, *ends])
+    middle = (moments[1:] + moments[:-1]) / 2
+    runs = np.searchsorted(np.sort(begins), middle) > np.searchsorted(np.sort(ends), middle)
+    return float(np.diff(moments)[runs].sum())
 
 
 # -- values over seeds -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Again:
             Shares for per cent, SI units for seconds and bytes.
         claims: claim -> the values of its finding.
         labels: names with numbers in them, which are no results.
-        whole: whether texts are computed again too, and not claims alone.
+        whole: whether these are all texts that have numbers; if not, others are not looked at.
     """
 
     texts: list[tuple[str, list[float]]] = field(default_factory=list)
@@ -172,8 +172,9 @@ def check_shown(executed: Path) -> None:
     wrong = [f"{claim}: {problem}" for claim, problem in _wrong_findings(executed, again["claims"])]
     read = [(text, numbers(text, again["labels"])) for text in texts_of(executed)]
     there = [(text, found) for text, found in read if found]
-    compared = zip_longest(there, again["texts"], fillvalue=("(nothing)", [])) if again["whole"] else ()
-    for (text, found), (words, expected) in compared:
+    if not again["whole"]:
+        there = [next((shown for shown in there if words in shown[0]), ("(nothing)", [])) for words, _ in again["texts"]]
+    for (text, found), (words, expected) in zip_longest(there, again["texts"], fillvalue=("(nothing)", [])):
         if words not in text:
             wrong.append(f"{text[:70]!r} is shown where {words!r} is computed again")
             continue
