@@ -12,9 +12,10 @@ import nbformat
 import pytest
 
 from tests.notebooks.shown import check_shown, with_check
-from workbench import plots, resources
+from workbench import plots, problems, resources
 from workbench.errors import ConfigError
 from workbench.experiments.notebooks import run_notebook
+from workbench.gradients import build_layout
 
 SCALING: dict[str, Any] = {
     "workers": (1, 2, 8),  # as `-p workers=1,2,8` is read
@@ -99,6 +100,17 @@ def test_a_wrong_parameter_is_refused_with_the_fix(
     exec(defaults, space)
     with pytest.raises(ConfigError, match=re.escape(fix)):
         exec(checks, space | parameters)
+
+
+def test_each_layer_of_the_table_of_staleness_has_weights() -> None:
+    """And not the biases alone of the layer above or below."""
+    defaults = "".join(json.loads(resources.notebook("41-staleness-by-layer").read_text())["cells"][1]["source"])
+    space: dict[str, Any] = {}
+    exec(defaults, space)
+    task = problems.get(space["problem"], **space["options"])
+    layout = build_layout(task.model().named_parameters(), num_buckets=space["layers"])
+    assert len(layout.buckets) == space["layers"] == space["options"]["layers"]
+    assert all(any(len(slot.shape) == 2 for slot in bucket.slots) for bucket in layout.buckets)
 
 
 def test_a_parameter_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,571 @@
+"""What each notebook on backup workers (41 to 50) must show, computed again as in `recomputed`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import integrate, stats
+
+from tests.notebooks.formulas import (
+    Array,
+    Names,
+    carried_s,
+    ends_of,
+    evaluations_of,
+    first_at,
+    num_values,
+    student,
+    updates_of,
+    with_interval,
+)
+from tests.notebooks.shown import Again, Kept
+from workbench import schedules
+from workbench.rng import generator
+
+KEY = "chen2016revisiting/"
+
+
+def by_layer(run: Any) -> dict[int, Array]:
+    """Bucket -> staleness that its server wrote, without the first quarter."""
+    found: dict[int, list[int]] = {}
+    for rows in run.events.values():
+        for row in rows:
+            if "update" in row:
+                found.setdefault(row["bucket"], []).extend(row["staleness"])
+    return {bucket: np.array(found[bucket][len(found[bucket]) // 4 :]) for bucket in sorted(found)}
+
+
+def read_first(run: Any) -> dict[int, Array]:
+    """The same, had a worker read all parameters when its step began: updates between that moment and its own."""
+    table, kinds = run.spans.table, run.spans.kind_names
+    begins: dict[tuple[int, int], float] = {}
+    for row in table[kinds == "forward"]:
+        place = int(row["rank"]), int(row["step"])
+        begins[place] = min(float(row["start_s"]), begins.get(place, np.inf))
+    found: dict[int, list[tuple[float, int]]] = {}
+    for rows in run.events.values():
+        for row in rows:
+            if "update" in row:
+                found.setdefault(row["bucket"], []).append((row["seconds"], row["sources"][0]))
+    counted = {}
+    for bucket, updates in sorted(found.items()):
+        ends, steps = np.array([end for end, _ in updates]), dict.fromkeys((source for _, source in updates), 0)
+        late = []
+        for place, (_, source) in enumerate(updates):
+            late.append(int((ends[:place] > begins[source, steps[source]]).sum()))
+            steps[source] += 1
+        counted[bucket] = np.array(late[len(late) // 4 :])
+    return counted
+
+
+def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
+    p, share = names["workers"], names["forward_share"]
+    sizes = [sum(slot.numel for slot in bucket.slots) for bucket in names["layout"].buckets]
+    formula = (p - 1) * (share + (1 - share) * np.cumsum(sizes) / sum(sizes))  # from the top
+    first, answered = ([count(item.run) for item in kept] for count in (read_first, by_layer))
+    means = np.array([[late[bucket].mean() for bucket in late] for late in first])
+    level = np.array([[late[bucket].mean() for bucket in late] for late in answered])
+    again = Again()
+    again.text("Mean staleness of each layer", p)
+    rows = []
+    for bucket in range(len(sizes)):
+        all_ = np.concatenate([late[bucket] for late in first])
+        rows.append([len(sizes) - 1 - bucket, all_.min(), all_.mean(), np.median(all_), all_.max(), all_.std()])
+    again.text("parameters read before a step", p, [[float(one) for one in row] for row in rows])
+    again.claim(f"{KEY}lowest-layer-n-minus-one", means[:, -1] / (p - 1))
+    again.claim(f"{KEY}staleness-depends-on-depth", means[:, -1] / means[:, 0])
+    again.claim(f"{KEY}staleness-follows-the-pass", abs(means - formula).max(1) / (p - 1))
+    again.claim(f"{KEY}reading-with-the-push-levels-layers", level[:, -1] / level[:, 0])
+    real = by_layer(names["run"].run) if "run" in names else {}
+    if real:
+        again.text("from the top: mean", [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()])
+    apart = max(np.ptp(means[:, -1]), np.ptp(means[:, 0]))
+    answer = [means[:, -1].mean(), means[:, 0].mean(), apart, 1, p - 1, formula[-1], formula[0], level[:, -1].mean(), level[:, 0].mean()]
+    if real:
+        answer += [names["real_workers"], *(late.mean() for late in real.values()), 1, names["real_workers"] - 1]
+    again.text("With parameters read before a step", [float(one) for one in answer])
+    return again
+
+
+def injected_staleness(names: Names, kept: list[Kept]) -> Again:
+    seeds, means, kinds, target = len(names["seeds"]), names["means"], names["kinds"], names["target"]
+    of_kinds = {kind: kind == "empirical" for kind in kinds}
+    runs = iter([item.run for item in kept if type(item.method).__name__ == "StaleSGD"])
+    constant = {mean: [next(runs) for _ in range(seeds)] for mean in means}
+    others = {kind: [next(runs) for _ in range(seeds)] for kind in of_kinds}
+    abrupt = [next(runs) for _ in range(seeds)]
+    steps = names["epochs"] * -(-names["task"].num_samples() // names["batch_size"])
+
+    def errors(found: list[Any]) -> Array:
+        return np.array([90.0 if run is None else 100 - 100 * evaluations_of(run)[-1]["accuracy"] for run in found])
+
+    def needed(found: list[Any]) -> Array:
+        return np.array([steps if run is None else min(first_at(run, "step", "accuracy", target), steps) for run in found])
+
+    none, last, kind_mean = errors(constant[0]), means[-1], names["kind_mean"]
+    more = {mean: errors(constant[mean]) - none for mean in means}
+    again = Again()
+    again.text("Test error against average staleness", names["epochs"])
+    rows = [[mean, constant[mean], mean] for mean in means]
+    rows = [[mean, constant[mean]] for mean in means] + [[kind_mean, others[kind]] for kind in kinds] + [[last, abrupt]]
+    table = []
+    for mean, found in rows:
+        reached = sum(run is not None and first_at(run, "step", "accuracy", target) < np.inf for run in found)
+        table.append([mean, errors(found).mean(), needed(found).mean(), reached, len(found), sum(run is None for run in found)])
+    again.text(", target ", target, seeds, [[float(one) for one in row] for row in table])
+    for mean in {20, 50} & {*means}:
+        again.claim(f"{KEY}error-at-staleness-{mean}", more[mean])
+    if 15 in means and last > 15:
+        again.claim(f"{KEY}error-bends-upward-at-15", (more[last] - more[15]) / (last - 15) - more[15] / 15)
+    gained, slower = errors(abrupt) - errors(constant[last]), needed(constant[last]) / needed(constant[0])
+    again.claim(f"{KEY}ramp-is-needed", gained)
+    again.claim(f"{KEY}staleness-slows-convergence", slower)
+    ends = sorted([errors(others[kind]).mean() for kind in kinds] + [errors(constant[kind_mean]).mean()])
+    answer = [[mean, with_interval(more[mean])] for mean in means[1:]]
+    again.text(
+        "worse than none", answer, kind_mean, [end / 100 for end in ends], last, with_interval(gained), target, last, with_interval(slower)
+    )
+    return again
+
+
+def best_backups(names: Names, kept: list[Kept]) -> Again:
+    total, seeds, counts, goal, updates = (names[key] for key in ("total", "seeds", "counts", "goal", "updates"))
+    drawn, law = names["drawn"], names["law"]
+    runs = iter([item.run for item in kept])
+    counted = np.array([[first_at(next(runs), "step", "loss", goal) for _ in seeds] for _ in counts])
+
+    def needed(found: Array) -> Callable[[Array], Array]:
+        """I(N) = 1 + S / N by least squares in 1 / N; where that fits nothing, straight lines between the points."""
+        slope, limit = np.polyfit(1 / np.array(counts), found, 1)
+        if limit > 0 and slope >= 0:
+            return lambda number: limit + slope / number
+        return lambda number: np.interp(number, counts, found) * np.maximum(1, counts[0] / number)
+
+    def times(found: Array, one: Any, seed: int = 0) -> Array:
+        """Of b = 0, 1, ...: iterations times the mean wait, where who is late stays late."""
+        seconds = one.quantile(generator(seed, "arrivals").random((drawn, total))) / one.mean
+        gradients = np.arange(total, 0, -1)
+        return needed(found)(gradients) * carried_s(seconds, gradients).mean(1)
+
+    main = times(counted.mean(1), law)
+    best, own = int(main.argmin()), [times(counted[:, i], law, seed) for i, seed in enumerate(seeds)]
+    tried = sorted({*names["tried"], best})
+    trained = {b: [next(runs) for _ in seeds] for b in tried}
+    ends = {b: np.array([float(ends_of(run)[-1]) for run in found]) for b, found in trained.items()}
+    took = {b: np.minimum([first_at(run, "seconds", "loss", goal) for run in found], ends[b]) for b, found in trained.items()}
+    last = {b: np.array([100 * evaluations_of(run)[-1]["accuracy"] for run in found]) for b, found in trained.items()}
+    told = [np.mean([one[b] / took[b][i] for b in tried]) for i, one in enumerate(own)]
+    quickest = min(tried, key=lambda b: took[b].mean())
+    others = [times(counted.mean(1), _stragglers(name)) for name in names["more_laws"]]
+    halved, lost, points = counted[counts.index(total // 2)] / counted[-1], took[best] / took[quickest], last[best] - last[tried[0]]
+    again = Again(labels=[names["stragglers"], *names["more_laws"]])
+    again.text("Updates to a test loss", goal, names["batch_size"], len(seeds))
+    again.claim(f"{KEY}iterations-fall-with-n", halved)
+    again.text("Time to a test loss", goal, total)
+    again.claim(f"{KEY}few-backups-are-best", [one.argmin() / total for one in own])
+    again.claim(f"{KEY}rule-foretells-time", told)
+    again.claim(f"{KEY}rule-chooses-well", lost)
+    rows = [[b, last[b].mean(), last[b].min(), last[b].max(), took[b].mean(), ends[b].mean()] for b in tried]
+    again.text(" updates, ", updates, total, len(seeds), rows)
+    again.claim(f"{KEY}backups-cost-no-accuracy", points)
+    again.text("By the rule", total, [[one.argmin(), one[0] / one.min()] for one in (main, *others)])
+    slope, limit = np.polyfit(1 / np.array(counts), counted.mean(1), 1)
+    answer = [[limit, 1, slope / limit, with_interval(halved)] if limit > 0 and slope >= 0 else []]
+    answer += [best, total, sorted(one.argmin() for one in own), main[0] / main[best], [one.argmin() for one in others]]
+    again.text("The rule takes", answer, quickest, with_interval(lost), with_interval(told), updates, with_interval(points))
+    return again
+
+
+def _stragglers(name: str, factors: Array = ()) -> Any:
+    """A law by its name, or of factors that were measured."""
+    from workbench.costs import stragglers
+
+    return stragglers.Empirical(values=tuple(factors.ravel().tolist())) if name == "empirical" else stragglers.get(name)
+
+
+def learning_rate(names: Names, kept: list[Kept]) -> Again:
+    p, batch, rates, seeds, epochs = (names[key] for key in ("workers", "batch_size", "rates", "seeds", "epochs"))
+    easy, hard, worst = names["easy"], names["hard"], 0.0
+    for number in (50, 100):  # the schedule alone, without an optimizer
+        lr, schedule = schedules.synchronous(number, 1_281_167, 32)
+        rule = [0.045 * number * 0.94 ** (t * number * 32 / (2 * 1_281_167)) for t in range(2000)]
+        worst = max(worst, *(abs(lr * schedule.keywords["lr_lambda"](t) / wanted - 1) for t, wanted in enumerate(rule)))
+    given = iter([item.run for item in kept])
+    runs = {rate: [next(given) for _ in seeds] for rate in rates}
+    steps = epochs * -(-names["num_samples"] // (p * batch))
+
+    def best(run: Any) -> tuple[float, int]:
+        rows = evaluations_of(run) if run else [{"accuracy": 0.1, "step": steps - 1}]
+        most = max(row["accuracy"] for row in rows)
+        return 100 * most, 1 + min(int(row["step"]) for row in rows if row["accuracy"] == most)
+
+    def needed(rate: float, goal: float) -> Array:
+        return np.array([min(first_at(run, "step", "accuracy", goal), steps) if run else steps for run in runs[rate]])
+
+    ends = {rate: np.array([best(run)[0] for run in found]) for rate, found in runs.items()}
+    small, large = rates[0], rates[2]
+    points, sooner = ends[large] - ends[small], needed(large, easy) / needed(small, easy)
+    later = needed(small, hard) / needed(large, hard)
+    again = Again()
+    again.claim(f"{KEY}learning-rate-rule", worst)
+    again.text("Test accuracy", p, batch)
+    rows = []
+    for rate, found in runs.items():
+        reached = sum(run is not None and first_at(run, "step", "accuracy", hard) < np.inf for run in found)
+        rows.append([rate, ends[rate].mean(), np.mean([best(run)[1] for run in found]), needed(rate, easy).mean()])
+        rows[-1] += [needed(rate, hard).mean(), reached, len(found), found.count(None)]
+    again.text("counts as all", len(seeds), steps, rows)
+    again.claim(f"{KEY}small-rate-worse-in-the-end", points)
+    again.claim(f"{KEY}small-rate-sooner-at-easy-target", sooner)
+    again.claim(f"{KEY}small-rate-later-at-hard-target", later)
+    mean, low, high = student(points)
+    answer = [small, large, mean, 0.95, low, high, easy, large, with_interval(sooner)]
+    mean, low, high = student(later)
+    first = max(rates, key=lambda rate: ends[rate].mean())
+    again.text("ends", answer, hard, mean, large, 0.95, low, high, first, ends[first].mean() / 100, worst)
+    return again
+
+
+def sync_against_async(names: Names, kept: list[Kept]) -> Again:
+    workers, backups, seeds, epochs, target = (names[key] for key in ("workers", "backups", "seeds", "epochs", "target"))
+    given = iter([item.run for item in kept])
+    sync = {p: [next(given) for _ in seeds] for p in workers}
+    free = {p: [next(given) for _ in seeds] for p in workers}
+    times, epochs_to, points, rows = {}, {}, {}, []
+    for p, b in zip(workers, backups, strict=True):
+        found = []
+        for pair in zip(sync[p], free[p], strict=True):
+            end, most = max(ends_of(run)[-1] for run in pair if run), epochs * names["task"].num_samples() / names["batch_size"] / (p - b)
+            met = [first_at(run, "seconds", "accuracy", target) if run else np.inf for run in pair]
+            counts = [sum(row["seconds"] <= at for row in updates_of(run)) if run else 0 for run, at in zip(pair, met, strict=True)]
+            best = [100 * max(row["accuracy"] for row in evaluations_of(run)) if run else 10.0 for run in pair]
+            scaled = [count / each if at < np.inf else most for count, each, at in zip(counts, (1, p - b), met, strict=True)]
+            found.append([best, np.minimum(met, end), scaled, np.isfinite(met)])
+        best, seconds, needed, reached = np.array(found).transpose(1, 2, 0)
+        times[p], epochs_to[p], points[p] = seconds[1] / seconds[0], needed[1] / needed[0], best[0] - best[1]
+        for place, shape in ((0, [p - b, b]), (1, [p])):
+            rows.append([*shape, best[place].mean(), best[place].min(), seconds[place].mean(), needed[place].mean(), reached[place].sum()])
+    again = Again(labels=[names["stragglers"]])
+    runs = [run for found in (*sync.values(), *free.values()) for run in found]
+    again.text("diverged", runs.count(None), len(runs))
+    again.text("epochs of data", epochs, len(seeds), rows)
+    again.text("asynchronous over synchronous", target, len(seeds))
+    better, grows = np.mean([*points.values()], axis=0), times[workers[-1]] / times[workers[0]]
+    fewer = np.mean([*epochs_to.values()], axis=0)
+    again.claim(f"{KEY}sync-better-at-every-size", better)
+    again.claim(f"{KEY}sync-sooner-with-many", times[workers[-1]])
+    again.claim(f"{KEY}async-sooner-with-few", times[workers[0]])
+    again.claim(f"{KEY}gap-grows-with-workers", grows)
+    again.claim(f"{KEY}fewer-epochs", fewer)
+    answer = [[p, with_interval(times[p]), target, with_interval(points[p])] for p in workers]
+    again.text("asynchronous SGD is", answer, workers[0], workers[-1], with_interval(grows), with_interval(fewer))
+    return again
+
+
+def generative(names: Names, kept: list[Kept]) -> Again:
+    seeds, workers, horizon, rates = (names[key] for key in ("seeds", "workers", "horizon", "rates"))
+    untrained = math.log(names["levels"])
+    given = iter([item.run for item in kept])
+
+    def best(run: Any) -> list[tuple[float, float]]:
+        """(time, least loss so far), up to the horizon, as the steps of a curve."""
+        found = [(0.0, untrained)]
+        for row in evaluations_of(run) if run else ():
+            if row["seconds"] <= horizon:  # a mean gradient takes a second
+                found.append((row["seconds"], np.nanmin([found[-1][1], row["loss"]])))
+        return found
+
+    tuned = [best(next(given))[-1][1] for _ in rates] if len(rates) > 1 else []
+    rate = rates[int(np.argmin(tuned))] if tuned else rates[0]
+    what = [("one worker", 1), *((name, p) for p in workers for name in ("Sync-Opt", "Async-Opt"))]
+    runs = {item: [best(next(given)) for _ in seeds] for item in what}
+    final = {item: np.array([one[-1][1] for one in found]) for item, found in runs.items()}
+    alone = final["one worker", 1]
+    synchronous, asynchronous = (np.min([final[name, p] for p in workers], axis=0) for name in ("Sync-Opt", "Async-Opt"))
+
+    def reached(item: tuple[str, int]) -> Array:
+        return np.array([min((at for at, nll in one if nll <= goal), default=np.inf) for one, goal in zip(runs[item], alone, strict=True)])
+
+    again = Again()
+    again.text("untrained", num_values(names["task"]), names["task"].num_samples(), untrained)
+    again.text("nats ->", [*zip(rates, tuned, strict=False)], rate)
+    again.text("Best test NLL so far", names["spread"])
+    named = {item: [] if item[1] == 1 else [item[1]] for item in what}
+    rows = [[*named[item], nll.mean(), nll.mean() / math.log(2), nll.min(), nll.max()] for item, nll in final.items()]
+    again.text("Best by time", horizon, len(seeds), rate, rows)
+    again.claim(f"{KEY}generative-synchronous-best", np.minimum(alone, asynchronous) - synchronous)
+    if 8 in workers:
+        again.claim(f"{KEY}generative-asynchronous-worse-than-one-worker", final["Async-Opt", 8] - alone)
+    there = np.mean([np.isfinite(reached(("Async-Opt", p))) for p in workers], axis=0)
+    again.claim(f"{KEY}generative-asynchronous-never-there", there)
+    if {8, 16} <= {*workers} and names["size"] != "smoke":
+        again.claim(f"{KEY}generative-asynchronous-degrades", final["Async-Opt", 16] - final["Async-Opt", 8])
+        ratios = reached(("one worker", 1)) / np.minimum(reached(("Sync-Opt", 16)), horizon)
+        again.claim(f"{KEY}generative-time-to-target", ratios)
+    within = {item: (found := reached(item))[np.isfinite(found)] for item in what}
+    rows = [[*named[item], len(found), len(seeds), *([found.mean()] if len(found) else [])] for item, found in within.items()]
+    again.text("Time to the NLL", rows)
+    again.whole = not names["own_rates"] and not names["larger_batch"]
+    late = [("Async-Opt", p) for p in workers]
+    again.text("Best by time", horizon, [[item[1], rate, final[item].mean(), (final[item] < alone).sum(), len(seeds)] for item in late])
+    few = student(final["Sync-Opt", workers[0]] - alone)
+    again.text("less one worker's", workers[0], names["batch_size"], few)
+    answer = [[item[1], student(final[item] - alone), len(within[item]), len(seeds)] for item in what[1:]]
+    again.text("mean times of a gradient", horizon, len(seeds), alone.mean(), answer, named[min(what, key=lambda item: final[item].mean())])
+    return again
+
+
+def softsync(names: Names, kept: list[Kept]) -> Again:
+    p, seeds, target, cutoffs = (names[key] for key in ("workers", "seeds", "target", "cutoffs"))
+    given, law = iter([item.run for item in kept]), names["law"]
+    order = ["synchronous", "backup workers", "asynchronous", "clipped", "cut off", "delay-compensated", "softsync", "stale synchronous"]
+    runs = {name: [next(given) for _ in seeds] for name in order}
+    plain, clipped = ([next(given) for _ in seeds] for _ in range(2))
+    middle = cutoffs[len(cutoffs) // 2]
+    cut: dict[float, list[Any]] = {limit: [next(given) for _ in seeds] for limit in cutoffs if limit != middle}
+    cut |= {middle: runs["cut off"], np.inf: runs["asynchronous"]}
+    longest = max(ends_of(run)[-1] for found in runs.values() for run in found if run)
+
+    def accuracy(found: list[Any]) -> Array:
+        return np.array([100 * evaluations_of(run)[-1]["accuracy"] if run else 10.0 for run in found])
+
+    def met(found: list[Any]) -> Array:
+        return np.array([first_at(run, "seconds", "accuracy", target) if run else np.inf for run in found])
+
+    def ages(found: list[Any]) -> tuple[Array, float]:
+        """Staleness of the gradients that were used, and their share."""
+        changes = [change for run in found if run for change in updates_of(run)]
+        used = [age for change in changes for age in change["staleness"]]
+        return np.array(used), len(used) / (len(used) + sum(len(change["dropped"]) for change in changes))
+
+    def until(found: list[Any]) -> Array:
+        """Seconds, for a run that never is there those of the longest."""
+        return np.where(np.isfinite(met(found)), met(found), longest)
+
+    def update_s(run: Any) -> float:
+        ends = np.array([change["seconds"] for change in updates_of(run)])
+        ends = ends[len(ends) // 10 : len(ends) - -(-len(ends) // 10)]
+        return float(np.diff(ends).mean())
+
+    times = {name: until(found) for name, found in runs.items()}
+
+    def largest(t: float) -> float:
+        """Quantile times density of the largest, at u = 1 - exp(-t)."""
+        u = -math.expm1(-t)
+        return float(law.quantile(u) * p * u ** (p - 1) * math.exp(-t))
+
+    slowest = integrate.quad(largest, 0, 36, limit=500)[0] / law.mean
+    waits, soft = ([update_s(next(given)) for _ in seeds] for _ in range(2))
+    again = Again(labels=[names["stragglers"]])
+    again.text("simulated workers, lateness", p)
+    rows = []
+    for name, found in runs.items():
+        values, (late, share) = accuracy(found), ages(found)
+        rows.append([values.mean(), values.min(), times[name].mean(), late.mean(), np.isfinite(met(found)).sum(), late.max(), share])
+    again.text("means of", names["epochs"], p, len(seeds), rows)
+    ratios = times["synchronous"] / times["backup workers"]
+    points = accuracy(runs["backup workers"]) - accuracy(runs["asynchronous"])
+    gained = accuracy(clipped) - accuracy(plain)
+    again.claim(f"{KEY}backups-beat-waiting", ratios)
+    again.claim(f"{KEY}backups-better-than-asynchronous", points)
+    bound = (p - 1) * (2 * names["bound"] + 1)
+    again.claim(f"{KEY}stale-synchronous-is-bounded", ages(runs["stale synchronous"])[0].max() / bound)
+    again.claim(f"{KEY}asynchronous-needs-clipping", gained)
+    rows = [[limit, accuracy(cut[limit]).mean(), ages(cut[limit])[1], until(cut[limit]).mean()] for limit in sorted(cut)]
+    again.text("Asynchronous SGD, ", p, len(seeds), [row[row[0] == np.inf :] for row in rows])
+    again.claim(f"{KEY}synchronous-step-is-the-slowest", np.array(waits) / slowest)
+    again.claim(f"{KEY}softsync-never-waits", soft)
+    answer = [target, with_interval(ratios), with_interval(points)]
+    answer += [with_interval(times[name] / times["backup workers"]) for name in order[2:]]
+    limit, best, used, _ = max(rows, key=lambda row: row[1])
+    answer += [names["large_lr"], with_interval(gained), [limit] if np.isfinite(limit) else [], best / 100, used]
+    again.text("Backup workers reach", answer, np.mean(waits), np.mean(soft))
+    return again
+
+
+def tuned_settings(names: Names, kept: list[Kept]) -> Again:
+    law_workers, window, workers, rates, momenta, seeds = (
+        names[key] for key in ("law_workers", "law_window", "workers", "rates", "momenta", "seeds")
+    )
+    given, every = iter([item.run for item in kept]), range(len(names["seeds"]))
+    late = {}
+    for p in law_workers:
+        ages = [np.array([change["staleness"][0] for change in updates_of(next(given))]) for _ in seeds]
+        late[p] = [one[len(one) // 5 : len(one) - -(-len(one) // 5)] for one in ages]
+
+    def momentum(ages: Array) -> float:
+        """a of w[t+1] - w[t] = a (w[t] - w[t-1]) - b w[t], fitted to the mean of w[t+1] = w[t] - eta w[t - age] over windows."""
+        paths = []
+        for begin in range(0, len(ages) - window + 1, window):
+            path = [1.0]
+            for t, age in enumerate(ages[begin : begin + window]):
+                path.append(path[t] - names["law_step"] * path[max(t - int(age), 0)])
+            paths.append(path)
+        mean = np.mean(paths, axis=0)
+        moves = np.diff(mean)
+        return float(np.linalg.lstsq(np.column_stack([moves[:-1], -mean[1:-1]]), moves[1:], rcond=None)[0][0])
+
+    judged = law_workers[-1]
+    shown = np.array([momentum(ages) for ages in late[judged]])
+    grid, guess = [(rate, mu) for rate in rates for mu in momenta], math.log(10)
+    losses = {}
+    for method in ("synchronous", "asynchronous"):
+        for p in workers:
+            found = [[next(given) for _ in seeds] for _ in grid]
+            losses[method, p] = np.array([[min(guess, evaluations_of(run)[-1]["loss"]) if run else guess for run in row] for row in found])
+    own = {key: np.array([grid[int(place)] for place in found.argmin(0)]) for key, found in losses.items()}
+
+    def with_settings(method: str, p: int, settings_of: str) -> Array:
+        """Loss of each seed with what is best on the others."""
+        chosen = [int(np.delete(losses[settings_of, p], i, axis=1).mean(1).argmin()) for i in every]
+        return np.array([losses[method, p][place, i] for i, place in enumerate(chosen)])
+
+    few, most = workers[0], workers[-1]
+    falls = own["asynchronous", most][:, 1] - own["asynchronous", few][:, 1]
+    control = own["synchronous", most][:, 1] - own["synchronous", few][:, 1]
+    again = Again(labels=["- 1/p"])
+    again.claim(f"{KEY}asynchrony-is-momentum", shown / (1 - 1 / judged))
+    again.claim(f"{KEY}staleness-is-geometric", [judged * np.mean(ages == 0) for ages in late[judged]])
+    again.text("Test loss at the best rate", names["epochs"])
+    rows = [[p, own[m, p][:, 1].mean(), own[m, p][:, 0].mean(), (1 - 1 / p) * (m == "asynchronous")] for m, p in losses]
+    again.text("Each seed's best", len(grid), len(seeds), rows)
+    again.claim(f"{KEY}best-momentum-falls", falls)
+    pairs = [("synchronous", "synchronous"), ("asynchronous", "asynchronous"), ("asynchronous", "synchronous")]
+    found = {(p, *pair): with_settings(pair[0], p, pair[1]) for p in workers for pair in pairs}
+    again.text("Test loss after", names["epochs"], len(seeds), [[key[0], row.min(), row.mean(), row.max()] for key, row in found.items()])
+    sync, tuned, untuned = (found[most, *pair] for pair in pairs)
+    again.claim(f"{KEY}tuning-helps-asynchronous-more", (untuned - sync) - (tuned - sync))
+    again.claim(f"{KEY}tuned-synchronous-still-better", tuned - sync)
+    answer = [judged, shown.mean(), 1, 1 - 1 / judged, few, most, with_interval(falls), with_interval(control)]
+    answer += [with_interval(falls - control), with_interval(untuned - tuned), most, with_interval(tuned - sync)]
+    again.text("show a momentum of", answer)
+    return again
+
+
+def skewed_data(names: Names, kept: list[Kept]) -> Again:
+    p, b, steps, seeds = (names[key] for key in ("workers", "backups", "steps", "seeds"))
+    labels = np.array([int(label) for _, label in names["task"].train_data()])
+    shards = np.array_split(np.argsort(labels, kind="stable"), p)
+    slow = list(range(p - b, p))
+    held = sorted({int(label) for rank in slow for label in set(labels) if np.mean(labels[shards[rank]] == label) > 0.4})
+    given = iter([item.run for item in kept])
+    order = [(kind, law, number) for kind in ("own", "shuffled") for law in ("by chance", "slow for good") for number in (0, b)]
+    runs = {key: [next(given) for _ in seeds] for key in order}
+    without, some, soft = ([next(given) for _ in seeds] for _ in range(3))
+
+    def accuracy(found: list[Any]) -> Array:
+        return np.array([100 * evaluations_of(run)[-1]["accuracy"] for run in found])
+
+    def share(found: list[Any]) -> float:
+        sources = [source for run in found for change in updates_of(run) for source in change["sources"]]
+        return sum(source in slow for source in sources) / len(sources)
+
+    def points(kind: str, law: str) -> Array:
+        return accuracy(runs[kind, law, b]) - accuracy(runs[kind, law, 0])
+
+    by_chance, shuffled = points("own", "by chance"), points("shuffled", "slow for good")
+    never, lost, kept_more = share(runs["own", "slow for good", b]), accuracy(some) - accuracy(without), accuracy(soft) - accuracy(some)
+    again = Again()
+    again.text("slow machines", slow, held)
+    rows = []
+    for (_, _, number), found in runs.items():
+        last = [ends_of(run)[-1] for run in found]
+        rows.append([number, accuracy(found).mean(), accuracy(found).min(), share(found), np.mean(last)])
+    again.text("updates", steps, p, len(seeds), rows)
+    again.text("slow for good", b, p, steps, len(seeds))
+    again.claim(f"{KEY}dropping-is-unbiased", by_chance)
+    again.claim(f"{KEY}slow-data-is-never-seen", never)
+    means = [accuracy(found).mean() / 100 for found in (without, some, soft)]
+    again.text("of the classes", means[0], held, b, means[1], held, means[2], held)
+    again.claim(f"{KEY}slow-data-biases", lost)
+    again.claim(f"{KEY}softsync-uses-all", kept_more)
+    again.claim(f"{KEY}shuffled-shards-cure", shuffled)
+    answer = [b, with_interval(by_chance), held, never, with_interval(lost), with_interval(kept_more), with_interval(shuffled)]
+    again.text("holds classes of its own", answer)
+    return again
+
+
+def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
+    p, seeds, servers, more, steps = (names[key] for key in ("workers", "seeds", "servers", "more_servers", "steps"))
+    part, drawn, seconds, late, compute_s = (names[key] for key in ("last_share", "drawn", "seconds", "late", "compute_s"))
+    if seconds is not None:
+        late = _stragglers("empirical", seconds / np.median(seconds))
+    laws, given = {name: _stragglers(name) for name in names["laws"]}, iter([item.run for item in kept])
+
+    def draws(law: Any, seed: int, count: int = drawn) -> Array:
+        return np.sort([law.factors(seed, step, p) for step in range(count)], axis=1) * compute_s / law.mean
+
+    def heard(run: Any) -> Array:
+        """(iterations, p) when the first server has heard each gradient, since all servers have made the update before."""
+        begins = np.zeros(steps + 1)
+        for row in updates_of(run):
+            begins[row["update"]] = max(begins[row["update"]], row["seconds"])
+        table = run.spans.table[run.spans.kind_names == "recv"]
+        ends = np.sort(table["end_s"][table["rank"] == p])[: steps * p]
+        return ends.reshape(steps, p) - begins[:-1, None]
+
+    def step_s(run: Any) -> float:
+        ends = [row["seconds"] for row in updates_of(run) if row["bucket"] == 0] or ends_of(run)
+        return float(np.diff(ends).mean())
+
+    def by_then(times: Array, missing: int) -> float:
+        return float(np.mean(times[:, -1 - missing] <= np.quantile(times[:, -1], part)))
+
+    def independent(of: int, missing: int) -> float:
+        return float(stats.binom.cdf(missing, of, 1 - part ** (1 / of)))
+
+    fresh = [draws(late, seed) for seed in seeds]
+    served = [heard(next(given)) for _ in seeds]
+    missing = p - math.ceil(0.98 * p)
+    early, expected = [by_then(found, missing) for found in fresh], independent(p, missing)
+    apart = {name: np.array([by_then(draws(law, seed), missing) for seed in seeds]) - expected for name, law in laws.items()}
+    mean, half, high = np.array([found.mean(0) for found in served]), p // 2, math.floor(0.97 * p)
+    bent = (mean[:, -1] - mean[:, high - 1]) / (p - high) / ((mean[:, high - 1] - mean[:, half - 1]) / (high - half))
+    tails = [found[:, -1] - found[:, math.ceil(0.9 * p) - 1] for found in [*served, *(draws(late, seed, steps) for seed in seeds)]]
+    tail_s = np.mean(tails, axis=1).reshape(2, -1)
+    plain = {kind: step_s(next(given)) for kind in ("servers", "ring")}
+    slow = {kind: np.array([step_s(next(given)) for _ in seeds]) for kind in plain}
+    adds = {kind: slow[kind] - plain[kind] for kind in plain}
+    bare = {number: step_s(next(given)) for number in more}
+    link, num_bytes = names["scaled"], 4 * num_values(names["task"])
+    wire_s = {number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more}  # a flag and a count more
+    told = {number: compute_s + (p + number) * wire_s[number] for number in more}
+
+    measured = f"{names['real_workers']} MPI ranks, {names['real_problem']}"
+    again = Again(labels=[*laws, measured, names["network"]])
+    rows = [[*np.asarray(law.quantile(np.array([0.5, 0.9, 0.99, 0.999]))), law.mean] for law in (late, *laws.values())]
+    again.text("Lateness, as factors", rows)
+    again.text("Arrival of the k-th", p)
+    again.claim(f"{KEY}all-but-two-come-soon", early)
+    ranks = [[len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)]] if seconds is not None else []
+    again.text("independent workers", [[expected + found.mean(), expected] for found in apart.values()], ranks)
+    again.claim(f"{KEY}all-but-two-whatever-the-law", np.mean([*apart.values()], axis=0))
+    again.text("Mean time to collect k", p)
+    again.claim(f"{KEY}tail-grows", bent)
+    again.claim(f"{KEY}tail-is-not-traffic", tail_s[1] / tail_s[0])
+    again.text("gradient of", p, names["model_bytes"], servers, [[plain[kind], slow[kind].mean(), adds[kind].mean()] for kind in plain])
+    again.claim(f"{KEY}ring-waits-too", adds["ring"] / adds["servers"])
+    again.text("without lateness", p, names["model_bytes"])
+    again.claim(f"{KEY}servers-are-a-bottleneck", [bare[number] / told[number] for number in more])
+    enough = [number for number in more if bare[number] <= plain["ring"]]
+    answer = [p, part, missing, with_interval(early), expected, 0.03, with_interval(bent), with_interval(tail_s[1] / tail_s[0])]
+    answer += [servers, with_interval(adds["ring"] / adds["servers"]), (enough or more[-1:])[0], p]
+    again.text("By the moment that has all", answer)
+    return again
+
+
+NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "41-staleness-by-layer": staleness_by_layer,
+    "42-injected-staleness": injected_staleness,
+    "43-arrival-statistics": arrival_statistics,
+    "44-best-backups": best_backups,
+    "45-learning-rate": learning_rate,
+    "46-sync-against-async": sync_against_async,
+    "47-generative": generative,
+    "48-softsync-and-clipping": softsync,
+    "49-tuned-hyperparameters": tuned_settings,
+    "50-skewed-data": skewed_data,
+}

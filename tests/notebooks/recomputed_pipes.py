@@ -1,0 +1,489 @@
+"""What each notebook on Pipe-SGD (61 to 68) must show, computed again as in `recomputed`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+from tests.notebooks.formulas import (
+    COMMUNICATES,
+    Array,
+    Names,
+    covered,
+    ends_of,
+    evaluations_of,
+    first_at,
+    num_values,
+    parts_of,
+    ring_s,
+    student,
+    times_of,
+    usual_step_s,
+)
+from tests.notebooks.shown import Again, Kept
+
+KEY = "li2018pipesgd/"
+
+# -- times of steps ------------------------------------------------------------------------------------------------------
+
+
+def long_run_s(run: Any, first: int) -> float:
+    """Mean step after that one."""
+    return float(np.diff(ends_of(run)[first:]).mean())
+
+
+def operations(name: str) -> float:
+    """Of forward and backward of one sample: three times those of forward, but for the first layer, whose input has no gradient."""
+    import torch
+
+    from workbench import problems
+    from workbench.problems.base import fetch
+
+    problem = problems.get(name, synthetic=True)
+    with torch.device("meta"):
+        model = problem.model()
+    counts: list[float] = []
+
+    def count(module: Any, _: Any, output: Any) -> None:
+        counts.append(2 * output[0].numel() * module.weight[0].numel())  # an output is a sum of as many products as a filter has weights
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
+            module.register_forward_hook(count)
+    model(fetch(problem.train_data(), [0, 1])[0].to("meta"))
+    return 3 * sum(counts) - counts[0]
+
+
+def coded_s(num_bytes: float, p: int, link: Any, codec: Any = None) -> float:
+    """Of a ring whose every hop is encoded; a message is of whole values, and says what its codec needs besides."""
+    values = max(1, round(num_bytes / p / 4))
+    block = num_bytes / p * (codec.wire_bytes(values) / (4 * values) if codec else 1.0)
+    wire_s = link.latency_s + block / link.bandwidth_bytes_per_s
+    encode_s, decode_s = (num_bytes / p * (each if codec else 0.0) for each in (link.encode_s_per_byte, link.decode_s_per_byte))
+    work_s = p * (encode_s + decode_s) + (p - 1) * (max(0.0, decode_s - wire_s) + num_bytes / p * link.sum_s_per_byte)
+    return float(2 * (p - 1) * wire_s + work_s)
+
+
+# -- studies -------------------------------------------------------------------------------------------------------------
+
+
+def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
+    workloads, trained, seeds, p, link = (names[key] for key in ("workloads", "trained", "seeds", "workers", "link"))
+    methods, runs, warm = [*names["methods"]], iter([item.run for item in kept]), names["warmup"]
+    pipes = [m for m in methods if m.startswith("Pipe")]
+    clocks = {(w, m): [next(runs) for _ in seeds] for w in workloads for m in methods}
+    still = {(w, m): next(runs) for w in workloads for m in methods}
+
+    def step_s(run: Any) -> float:
+        return long_run_s(run, warm + 4 if len(ends_of(run)) > warm + 8 else 0)
+
+    steps = {key: np.array([step_s(run) for run in found]) for key, found in clocks.items()}
+    again = Again(labels=[link.name, "1 + tau", *workloads])
+    num_bytes, rows = {}, []
+    for w, batch in zip(workloads, names["batches"], strict=True):
+        num_bytes[w] = 4 * num_values(names["shapes"][w])
+        alone_s = names["launch_ms"] / 1e3 + batch * operations(w) / names["tflops"] / 1e12
+        sum_s = ring_s(num_bytes[w], p, link)
+        rows.append([num_bytes[w], alone_s, sum_s, sum_s / alone_s])
+    again.text("One step", p, rows)
+    gains = [[steps[w, "D-Sync"].mean() / steps[w, m].mean() for w in workloads] for m in methods]
+    again.text("Steps a second over D-Sync's", p, names["tflops"], gains)
+    doubled = [step_s(still[w, "D-Sync" + codec]) / step_s(still[w, "Pipe-SGD" + codec]) for w in workloads for codec in ("", "+T", "+Q")]
+    again.claim(f"{KEY}overlap-at-most-doubles", doubled)
+    bound = []
+    for count in (2, 4, 8):
+        ring, shared, queued = (step_s(next(runs)) for _ in range(3))
+        bound.append([count, count**2 / (count - 1), shared / ring, queued / ring])
+    again.claim(f"{KEY}server-over-ring", max(abs(shared / told - 1) for _, told, shared, _ in bound))
+    again.text("communication alone", bound)
+    shown = [w for w, what in zip(workloads, trained, strict=True) if what]
+    real = {(w, m): [next(runs) for _ in seeds] for w in shown for m in methods}
+    again.text("trainings", sum(map(len, real.values())), sum(len(ends_of(run)) for found in real.values() for run in found))
+    reached, last = {}, {}
+    for (w, m), found in real.items():
+        goal, rows = names["targets"][workloads.index(w)], [evaluations_of(run) for run in found]
+        ends = [ends_of(run) for run in clocks[w, m]]
+        good = [[row["step"] for row in one if row["accuracy"] >= goal] for one in rows]
+        reached[w, m] = np.array([end[int(steps[0])] if steps else np.inf for end, steps in zip(ends, good, strict=True)])
+        last[w, m] = np.array([one[-1]["accuracy"] for one in rows])
+    table = []
+    for w, m in real:
+        server, ring = (reached[w, base] / reached[w, m] for base in ("PS-Sync", "D-Sync"))
+        less = last[w, m] - last[w, "D-Sync"]
+        table.append([reached[w, m].mean(), server.mean(), ring.mean(), last[w, m].mean(), less.mean(), less.std(ddof=1)])
+    again.text("Time to the target accuracy", table)
+    others = [m for m in methods if m not in pipes]
+    sooner = {w: np.divide(*(np.min([reached[w, m] for m in group], axis=0) for group in (others, pipes))) for w in shown}
+    fold = {w: steps[w, "PS-Sync"] / np.min([steps[w, m] for m in pipes], axis=0) for w in workloads}
+    most = max(fold, key=lambda w: fold[w].mean())
+    kept_points = np.mean([last[w, m] - last[w, "D-Sync"] for w in shown for m in pipes], axis=0)
+    again.claim(f"{KEY}up-to-5-times-as-fast", fold[most])
+    again.claim(f"{KEY}pipe-reaches-accuracy-first", np.min([*sooner.values()], axis=0))
+    again.claim(f"{KEY}final-accuracy-kept", kept_points)
+    again.text("Not measured at this size", 0)
+    answer: list[Any] = [p, names["tflops"], fold[most].mean(), 5.4]
+    for w in workloads:
+        best = min(pipes, key=lambda m: steps[w, m].mean())
+        answer += [steps[w, "D-Sync"].mean() / steps[w, best].mean(), fold[w].mean()]
+    answer.append(max(doubled))
+    for w in shown:
+        answer += [names["targets"][workloads.index(w)], (sooner[w] > 1).sum(), len(seeds), sooner[w].mean()]
+    again.text("the fastest Pipe-SGD takes steps", answer, 100 * np.array(student(kept_points)))
+    again.whole = not names["launcher"] and not names["real_epochs"]
+    return again
+
+
+def time_breakdown(names: Names, kept: list[Kept]) -> Again:
+    workloads, networks, shown, p, steps = (names[key] for key in ("workloads", "networks", "shown", "workers", "steps"))
+    links, methods, runs = names["links"], names["methods"], iter([item.run for item in kept])
+    found = {(w, m, link): next(runs) for w in workloads for m in methods for link in networks}
+    parts = {key: times_of(run, 4, steps - 2) for key, run in found.items() if key[1] != "PS-Sync"}
+    again = Again(labels=[*networks, *workloads, links[shown].name])
+    sums, told, alone, off = {}, {}, {}, []
+    for w, batch in zip(workloads, names["batches"], strict=True):
+        alone[w] = names["launch_ms"] / 1e3 + batch * operations(w) / names["tflops"] / 1e12
+    for w, m, link in parts:
+        key = w, m, link
+        sums[key] = coded_s(4 * num_values(names["shapes"][w]), p, links[link], methods[m].collective.codec)
+        told[key] = sums[key] if m.startswith("D-Sync") else max(0.0, sums[key] - alone[w])
+        off.append(abs(parts[key]["exposed"] - told[key]) / parts[key]["step"])
+    again.text("Time of a step, simulated", p, names["tflops"])
+    short = [key for key in parts if key[1].startswith("Pipe") and sums[key] <= 0.95 * alone[key[0]]]
+    plain = [key for key in parts if key[1] == "Pipe-SGD" and sums[key] > alone[key[0]]]
+    ratios = [parts[w, "Pipe-SGD+Q", link]["exposed"] / parts[w, m, link]["exposed"] for w, m, link in plain]
+    again.claim(f"{KEY}exposed-is-what-is-longer", max(off))
+    least = [parts[key]["hidden"] / (parts[key]["hidden"] + parts[key]["exposed"]) for key in short]
+    if short:
+        again.claim(f"{KEY}communication-hidden-at-width-two", min(least))
+    if plain:
+        again.claim(f"{KEY}compression-hides-more", max(ratios))
+    again.text("breakdowns", len(parts), len(short), len(plain))
+    rows = [[*(parts[key][each] for each in ("step", "compute", "hidden", "exposed")), told[key]] for key in parts if key[2] == shown]
+    again.text("A step on", rows)
+    rows = []
+    for w in workloads:
+        for m in ("D-Sync+T", "D-Sync+Q", "Pipe-SGD+T", "Pipe-SGD+Q"):
+            spent = parts_of(found[w, m, shown], 4, steps - 2)
+            codec_s, wire_s = ((spent[one] + spent[other]) / p / (steps - 6) for one, other in (("encode", "decode"), ("wire", "none")))
+            step_s = parts[w, m, shown]["step"]
+            rows.append([codec_s, wire_s, codec_s / step_s, 1 - step_s / parts[w, m[:-2], shown]["step"]])
+    again.text("Seconds a step and rank", names["codec_gb_per_s"], rows)
+    again.whole = not names["real"]  # a calibration is printed, which has tests of its own
+    real = {key: times_of(run, _warm(run)) for key, run in names["real"].items()}
+    exposed = [real["Pipe-SGD", seed]["exposed"] / real["D-Sync", seed]["exposed"] for seed in names["seeds"] if ("Pipe-SGD", seed) in real]
+    if exposed:
+        again.claim(f"{KEY}pipe-exposes-less-on-ranks", exposed)
+    if real:
+        again.text("Time of a step, wide-mlp", 1e6 * names["real_megabytes"])
+    answer: list[Any] = [0, max(off), [len(short), 2, min(least)] if short else [], [8, 100 * min(ratios), max(ratios)] if plain else []]
+    answer.append([names["codec_gb_per_s"], max(row[2] for row in rows)])
+    for m in names["real_methods"] if real else ():
+        mine = [real[m, seed] for seed in names["seeds"]]
+        shares = [one["hidden"] / (one["hidden"] + one["exposed"]) for one in mine]
+        steps_s = [np.mean([usual_step_s(of[m, seed]) for seed in names["seeds"]]) for of in (names["real"], names["predicted"])]
+        answer.append([steps_s[0], np.mean([one["exposed"] for one in mine]), np.mean(shares), steps_s[1]])
+    again.text("D-Sync exposes m", answer, [np.mean(exposed)] if exposed else [])
+    return again
+
+
+def _warm(run: Any) -> int:
+    """The first step after a tenth of those in the trace."""
+    steps = sorted(set(run.spans.table["step"][run.spans.table["step"] >= 0].tolist()))
+    return int(steps[min(max(1, len(steps) // 10), 10)])
+
+
+def timing_model(names: Names, kept: list[Kept]) -> Again:
+    models, workers, networks, links, shares, segments = (
+        names[key] for key in ("models", "workers", "networks", "links", "shares", "segments")
+    )
+    runs, seeds, num_bytes = (
+        iter([item.run for item in kept]),
+        names["seeds"],
+        {w: 4 * num_values(names["tasks"][w]) for w in names["models"]},
+    )
+
+    def step_s() -> float:
+        return long_run_s(next(runs), 4)
+
+    off = []
+    for name, link, p in ((name, link, p) for name in models for link in networks for p in workers):
+        sum_s = coded_s(num_bytes[name], p, links[link])
+        for share in shares:
+            off += [step_s() / (sum_s * (1 + share)) - 1, step_s() / (sum_s * max(1.0, share)) - 1]
+    bound = [step_s() for _ in range(4 * len(segments))][: len(segments)]  # Pipe-SGD in parts, bound by communication; then the others
+    link, surplus, still = links[networks[-1]], [], []
+    for p in workers:
+        slow_s, quick_s = step_s(), step_s()
+        for count in segments[1:]:
+            surplus.append((step_s() - slow_s) / (2 * (count - 1) * (p - 1) * link.latency_s) - 1)
+            still.append(step_s() / quick_s - 1)
+    gains = []
+    for _ in range(len(models) * len(networks)):
+        parts = [step_s() for _ in segments[1:]]
+        gains.append(step_s() / min(parts))
+    again = Again(labels=["2 (L-1) (p-1)", *models, *networks, *(one.name for one in links.values())])
+    again.claim(f"{KEY}steps-follow-the-model", max(map(abs, off)))
+    again.text("Lines by formula", workers[-1])
+    again.text("Lines by formula", 4)
+    again.claim(f"{KEY}segments-cost-latency", max(map(abs, surplus)))
+    again.claim(f"{KEY}segments-free-under-compute", max(map(abs, still)))
+    again.claim(f"{KEY}layers-help-d-sync", min(gains))
+    again.whole = not names["real_batches"]
+    real: Any = []
+    if names["real"]:
+        taken = {
+            L: np.array([usual_step_s(names["real"][("Pipe-SGD", L, names["real_batch"]), s]) for s in seeds])
+            for L in names["real_segments"]
+        }
+        most = names["real_segments"][-1]
+        longer = taken[most] / taken[1]
+        again.claim(f"{KEY}segments-cost-on-ranks", longer)
+        rows = [[L, 1e3 * times.mean(), 1e3 * times.min(), 1e3 * times.max()] for L, times in taken.items()]
+        again.text("Pipe-SGD on", names["real_workers"], names["real_batch"], rows)
+        mean, low, high = student(longer)
+        real = [most, mean, low, high]
+    best = segments[int(np.argmin(bound))]
+    answer = [max(map(abs, off)), max(map(abs, surplus)), max(map(abs, still)), max(gains), min(gains), [best] if best > 1 else []]
+    again.text("The formulas and the simulated steps differ", answer, real)
+    return again
+
+
+def parts_of_sums(names: Names, kept: list[Kept]) -> Again:
+    megabytes, workers, seeds, many = (names[key] for key in ("megabytes", "workers", "seeds", "jitter_steps"))
+    runs, p, top = iter([item.run for item in kept]), max(names["workers"]), max(names["real_megabytes"])
+
+    def busy_s(run: Any) -> float:
+        """Seconds in which a rank communicates, all ranks together."""
+        table, kinds = run.spans.table, np.isin(run.spans.kind_names, COMMUNICATES)
+        mine = [table[kinds & (table["rank"] == rank)] for rank in set(table["rank"].tolist())]
+        return sum(covered(rows["start_s"], rows["end_s"]) for rows in mine)
+
+    simulated, off = {}, []
+    for mb in megabytes:
+        for count in workers:
+            for name in names["known"]:
+                run = next(runs)
+                simulated[mb, count, name] = parts_of(run)
+                if name == "none":
+                    off.append(abs(busy_s(run) / count / ends_of(run)[-1] - 1))
+
+    def late_s(run: Any) -> float:
+        ends = np.zeros((many, p))
+        for row in run.spans.table[run.spans.kind_names == "backward"]:
+            ends[row["step"], row["rank"]] = max(ends[row["step"], row["rank"]], row["end_s"])
+        return float((ends.max(1) - ends.mean(1)).mean())
+
+    even_s, rough = busy_s(next(runs)), [next(runs) for _ in seeds]
+    skew = [(busy_s(run) - even_s) / p / many / late_s(run) - 1 for run in rough]
+    again = Again(labels=[names["link"].name, "8 bits", "16 bits", "4 chunks"])
+    again.claim(f"{KEY}parts-make-up-the-sum", max(off))
+    again.claim(f"{KEY}skew-is-waiting", skew)
+    again.text("D-Sync's ring", p, megabytes[-1] * 1e6, len(seeds))
+
+    def shares(found: list[dict[str, float]]) -> list[float]:
+        """Of all parts, largest first."""
+        sums = sorted((sum(one[part] for one in found) for part in found[0]), reverse=True)
+        return [value / sum(sums) for value in sums if value > 0]
+
+    answer: list[Any] = []
+    for mb in (megabytes[0], megabytes[-1]):
+        answer += [[p, mb * 1e6, shares([simulated[mb, p, name]])] for name in names["known"]]
+    mean, low, high = student(skew)
+    answer += [max(off), mean, 100 * low, 100 * high]
+    if names["real"]:
+        real = {key: parts_of(run, 2) for key, run in names["real"].items()}
+        ratios = [real[top, "none", seed]["wire"] / real[top, "none", seed]["sum"] for seed in seeds]
+        usual = {key: usual_step_s(run) for key, run in names["real"].items()}
+        slower = [usual[top, "8 bits", seed] / usual[top, "none", seed] for seed in seeds]
+        again.claim(f"{KEY}wire-longer-than-sum", ratios)
+        if names["real_on"] == "local":
+            again.claim(f"{KEY}codec-costs-more-than-it-saves-on-one-machine", slower)
+        again.text("D-Sync's ring", names["real_workers"], len(seeds))
+        for mb in names["real_megabytes"]:
+            for name in names["real_codecs"]:
+                answer.append([names["real_workers"], mb * 1e6, shares([real[mb, name, seed] for seed in seeds])])
+        answer += [student(ratios), np.mean(slower), min(slower), max(slower)]
+    again.text("Simulated, ", answer)
+    return again
+
+
+def larger_clusters(names: Names, kept: list[Kept]) -> Again:
+    workers, rates, few, seeds, known = (names[key] for key in ("workers", "rates_mbit", "message_workers", "seeds", "known"))
+    runs, told = iter([item.run for item in kept]), json.loads(names["path"].read_text())["rows"]
+    short = {"synchronous": "D-Sync", "Pipe-SGD": "Pipe-SGD", "Pipe-SGD, 16-bit hops": "Pipe-SGD+T"}
+    told = [row for row in told if row["method"] in short and not row["fitted"]]
+    errors: dict[tuple[int, str], list[float]] = {}
+    for row in told:
+        errors.setdefault((row["hosts"], short[row["method"]]), []).append(abs(row["error"]))
+    of_hosts = {p: np.median([abs(row["error"]) for row in told if row["hosts"] == p]) for p in (2, 4)}
+    again = Again(labels=[*known, names["record"], *(f"{rate:g} Mbit/s" for rate in rates)])
+    again.claim(f"{KEY}model-holds-beyond-its-calibration", of_hosts[4])
+    again.text("Relative errors", len(told), 2, [[p, np.median(found), max(found)] for (p, _), found in errors.items()])
+    gains, every = {}, []
+    for place in ((name, rate) for name in known for rate in rates):
+        steps = {p: [long_run_s(next(runs), 4) for _ in range(2)] for p in workers}
+        gains[place] = {p: sync / pipe for p, (sync, pipe) in steps.items()}
+        every += [*gains[place].values(), *(long_run_s(next(runs), 4) / long_run_s(next(runs), 4) for _ in few)]
+    top, lasting = max(workers), [gains[name, rates[0]] for name in known]
+    ended = max(line[top] / line[4] for line in lasting)
+    again.claim(f"{KEY}at-most-double-at-any-size", min(every) if min(every) < 1 else max(every))
+    again.claim(f"{KEY}latency-ends-the-gain", ended)
+    again.text("Lines by closed form", 2)
+    first = next(iter(known.values()))
+    sum_s, rows, off = coded_s(first.shapes.num_bytes, 4, names["link"]), [], []
+    for share in names["shares"]:
+        longer, slack = max(share, 1.0), max(0.0, 1 - share) / max(share, 1.0)
+        for hold in names["holds"]:
+            late = [ends_of(next(runs))[-1] - ends_of(next(runs))[-1] for _ in range(2)]
+            late = [one / longer / sum_s for one in late]
+            rows.append([share, hold, slack, late])
+            off += [late[0] - hold, late[1] - max(0.0, hold - slack)]
+    again.claim(f"{KEY}hold-up-absorbed-up-to-slack", max(map(abs, off)))
+    again.text("One hold-up", 4, rows)
+    calm = {(kind, p): long_run_s(next(runs), 4) for kind in range(2) for p in workers}
+    rough = {(kind, p): np.array([long_run_s(next(runs), 4) for _ in seeds]) for kind in range(2) for p in workers}
+    milder = (rough[1, top] - calm[1, top]) / (rough[0, top] - calm[0, top])
+    again.claim(f"{KEY}pipe-suffers-less-from-jitter", milder)
+    again.text("Lognormal compute", names["jitter"], len(seeds))
+    again.text("Not measured anew", 8, 1)
+    answer: list[Any] = [2, 2, of_hosts[2], 4, of_hosts[4], min(workers), top, min(every), max(every)]
+    for line in gains.values():
+        best = max(line, key=lambda p: line[p])
+        answer.append([line[4], 4, best, line[best], line[top], top])
+    answer += [4, top, ended, 4, max(map(abs, off)), student(milder), top, max(row["hosts"] for row in told)]
+    again.text("Calibrated on 2 hosts", answer)
+    again.whole = not names["real_on"] and not names["anew"]
+    return again
+
+
+def stable_limit(delay: int, momentum: float) -> float:
+    """The eta lambda at which a root of z^(d+2) - (1 + mu) z^(d+1) + mu z^d + eta lambda leaves the unit circle."""
+
+    def largest(step: float) -> float:
+        terms = np.zeros(delay + 3)
+        terms[:3] = 1, -1 - momentum, momentum
+        terms[delay + 1] += step
+        return float(abs(np.roots(terms)).max()) - 1
+
+    return float(optimize.brentq(lambda step: largest(step) - 1e-12, 1e-4, 5.0))
+
+
+def pipeline_width(names: Names, kept: list[Kept]) -> Again:
+    p, seeds, widths, momenta, rules, guess = (names[key] for key in ("workers", "seeds", "widths", "momenta", "rules", "guess"))
+    runs, goal, link = iter([item.run for item in kept]), names["target_loss"], names["link"]
+    sum_s, shares, filled = ring_s(4 * num_values(names["task"]), p, link), names["shares"], 4 * max(widths)
+    steps = {K: [long_run_s(next(runs), filled) / sum_s for _ in shares] for K in widths}
+    off = max(abs(one / two - 1) for K in widths if K > 2 for one, two in zip(steps[K], steps[2], strict=True))
+
+    def next_runs() -> list[Any]:
+        return [next(runs) for _ in seeds]
+
+    def test_loss(found: list[Any]) -> Array:
+        return np.array([min(evaluations_of(run)[-1]["loss"], guess) if run else guess for run in found])
+
+    def train_loss(run: Any) -> float:
+        """Over the last tenth of the steps, of all samples."""
+        steps = sorted({row["step"] for rows in run.metrics.values() for row in rows}) if run else []
+        last, found = steps[len(steps) - max(1, len(steps) // 10) :], []
+        for step in last:
+            mine = [row for rows in run.metrics.values() for row in rows if row["step"] == step and "evaluation" not in row]
+            found.append(sum(row["loss"] * row["num_samples"] for row in mine) / sum(row["num_samples"] for row in mine))
+        return min(float(np.mean(found)), guess) if run else guess
+
+    again = Again(labels=[link.name, *(rule for rule in known_rules if rule != "1"), "1 + tau"])
+    again.claim(f"{KEY}wider-is-not-faster", off)
+    again.text("Time of a step, simulated", p, [[K, found] for K, found in steps.items()])
+    trained = {K: next_runs() for K in widths}
+    late = {K: np.array([first_at(run, "seconds", "loss", goal) if run else np.inf for run in found]) for K, found in trained.items()}
+    again.text("compute as long as communication", p, len(seeds))
+    ahead = np.min([late[K] for K in widths if K != 2], axis=0) / late[2]
+    again.claim(f"{KEY}width-two-is-best", ahead)
+    rows = []
+    for K, found in trained.items():
+        right = [evaluations_of(run)[-1]["accuracy"] for run in found if run]
+        losses = test_loss(found)
+        rows.append(
+            [
+                K,
+                [late[K].mean()] if np.isfinite(late[K]).all() else [],
+                losses.mean(),
+                losses.std(ddof=1),
+                [np.mean(right)] if right else [],
+            ]
+        )
+    again.text(", 5 seeds\n".replace("5", str(len(seeds))), len(seeds), rows)
+    table, wrong = [], []
+    for K in (2, 3):
+        for mu in sorted({min(momenta), max(momenta)}):
+            next(runs)
+            limit = stable_limit(K - 1, mu)
+            found = trained_limit(limit, K - 1, mu, names["modes"], names["quadratic_steps"])
+            table.append([K, mu, found, limit, 2 * (1 + mu)])
+            wrong.append(abs(found / limit - 1))
+    again.claim(f"{KEY}stable-below-one-minus-momentum", max(wrong))
+    again.text("Largest stable", table)
+    moved, mu = {(K, each): next_runs() for K in (1, 2) for each in momenta}, max(momenta)
+    careful = np.log([train_loss(one) / train_loss(two) for one, two in zip(moved[2, mu], moved[1, mu], strict=True)])
+    again.claim(f"{KEY}momentum-needs-care", careful)
+    again.text("learning rate over 1 - momentum", p, 1, names["effective_lr"], len(seeds))
+    ruled = {rule: test_loss(next_runs()) for rule in rules}
+    sync, width = test_loss(moved[1, mu]), names["rescaled_width"]
+    again.claim(f"{KEY}rescaling-repairs", np.log(ruled["1"] / ruled["1 / (1 + tau)"]))
+    rows = [[width, [1] if rule == "1" else [], found.mean(), found.min(), found.max()] for rule, found in ruled.items()]
+    rate = names["effective_lr"] * (1 - mu)
+    again.text(" K = ", p, width, mu, rate, names["epochs"], len(seeds), rows, 1, sync.mean(), sync.min(), sync.max())
+    plain = test_loss(trained[2])
+    hops, once, fed = (test_loss(next_runs()) for _ in range(3))
+    again.claim(f"{KEY}q-needs-no-feedback", once - fed)
+    rows = [[32, plain.mean(), 0.0], *([8, found.mean(), (found - plain).mean()] for found in (hops, once, fed))]
+    again.text(" K = 2, ", p, 2, names["epochs"], len(seeds), rows)
+
+    def mean_step(width: int, sigma: float, seed: int) -> float:
+        """A step computes for 1 once the sum of K steps before is there; sums go one after the other."""
+        drawn = np.exp(sigma * np.random.default_rng([seed, 68]).standard_normal(names["link_steps"]))
+        computed, ends = 0.0, [0.0] * width
+        for seconds in drawn / drawn.mean():
+            computed = max(computed, ends[-width]) + 1
+            ends.append(max(ends[-1], computed) + seconds)
+        return (ends[-1] - ends[width]) / (len(drawn) - 1)
+
+    sigma, widest = max(names["fluctuations"]), max(widths)
+    absorbed = [mean_step(2, sigma, seed) / mean_step(widest, sigma, seed) for seed in seeds]
+    again.claim(f"{KEY}width-absorbs-fluctuation", absorbed)
+    again.text("Communication lognormal", names["link_steps"], len(seeds))
+    first = min(widths, key=lambda K: late[K].mean())
+    answer = [2, off, goal, first, 2, (ahead > 1).sum(), len(seeds), student(ahead), max(wrong), mu, 2]
+    answer += [stable_limit(1, mu) / (2 * (1 + mu)), 1, rate, 2, np.exp(careful.mean()), 1, width, ruled["1"].mean()]
+    mean, low, high = student(once - fed)
+    answer += [ruled["1 / (1 + tau)"].mean(), 1, sync.mean(), 8, -mean, -high, -low, sigma, 2, np.mean(absorbed), widest]
+    again.text("On constant links", answer)
+    return again
+
+
+known_rules = ("1", "1 / (1 + tau)", "1 / (2 tau + 1)")
+
+
+def trained_limit(limit: float, delay: int, momentum: float, modes: int, steps: int) -> float:
+    """Of modes around the limit, the last below which all shrink, by the largest in the second and in the last quarter."""
+    rates = limit * np.linspace(0.95, 1.05, modes)
+    path, speed = [np.full(modes, 1e-150)], np.zeros(modes)
+    for t in range(steps):
+        speed = momentum * speed + (rates * path[t - delay] if t >= delay else 0.0)  # until then no sum has come
+        path.append(path[t] - speed)
+    seen, quarter = np.abs(path[1:]), steps // 4
+    shrank = seen[-quarter:].max(0) < seen[quarter : 2 * quarter].max(0)
+    return float(rates[int(np.argmin(shrank)) - 1])
+
+
+NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "61-accuracy-against-time": accuracy_against_time,
+    "62-time-breakdown": time_breakdown,
+    "63-timing-model": timing_model,
+    "65-where-all-reduce-spends-time": parts_of_sums,
+    "67-larger-clusters": larger_clusters,
+    "68-pipeline-width": pipeline_width,
+}
