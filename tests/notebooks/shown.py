@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import zip_longest
@@ -99,10 +99,15 @@ def tell(notebook: str, names: dict[str, Any], kept: list[Kept]) -> None:
     """Leave in the notebook's file what it must show."""
     from IPython.display import display
 
-    from tests.notebooks.recomputed import NOTEBOOKS
-
-    again = NOTEBOOKS[notebook](names, kept)
+    again = recomputed_notebooks()[notebook](names, kept)
     display({MIME: {"texts": again.texts, "claims": again.claims, "labels": again.labels}}, raw=True)
+
+
+def recomputed_notebooks() -> dict[str, Callable[[dict[str, Any], list[Kept]], Again]]:
+    """name of a notebook -> what computes its numbers again."""
+    from tests.notebooks import recomputed, recomputed_delays
+
+    return {**recomputed.NOTEBOOKS, **recomputed_delays.NOTEBOOKS}
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------

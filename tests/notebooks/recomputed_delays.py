@@ -1,0 +1,264 @@
+"""What each notebook on delays (21 to 32) must show, computed again as in `recomputed`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from tests.notebooks.recomputed import Array, Names, ends_of, num_values, ring_s
+from tests.notebooks.shown import Again, Kept
+
+KEY = "daily2016leveraging/"
+
+# -- rows of runs ------------------------------------------------------------------------------------------------------
+
+
+def evaluations_of(run: Any) -> list[tuple[int, float, float]]:
+    """(step, test loss, accuracy) of each evaluation, of which each rank has judged a share."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for rows in run.metrics.values():
+        for row in rows:
+            if "evaluation" in row:
+                found.setdefault(row["step"], []).append(row["evaluation"])
+    total = {step: {key: sum(part[key] for part in parts) for key in parts[0]} for step, parts in sorted(found.items())}
+    return [(step, part["loss_sum"] / part["count"], part["correct"] / part["judged"]) for step, part in total.items()]
+
+
+def losses_of(run: Any) -> Array:
+    """(steps,) of the minibatches of all ranks, mean over samples."""
+    sums: dict[int, Array] = {}
+    for rows in run.metrics.values():
+        for row in rows:
+            if "evaluation" not in row and row["loss"] is not None:
+                sums[row["step"]] = sums.get(row["step"], 0.0) + row["num_samples"] * np.array([row["loss"], 1.0])
+    return np.array([sums[step][0] / sums[step][1] for step in sorted(sums)])
+
+
+def parts_of(run: Any) -> dict[str, float]:
+    """Mean seconds of a step and rank that compute, that communication is hidden under that, exposed, and neither, behind the first
+    tenth of the traced steps."""
+    total, count = np.zeros(4), 0
+    table, kinds = run.spans.table, np.array(run.spans.kind_names)
+    for rank in np.unique(table["rank"]):
+        mine, what = table[table["rank"] == rank], kinds[table["rank"] == rank]
+        steps = np.unique(mine["step"][what == "forward"])
+        first = steps[min(max(1, len(steps) // 10), 10)]
+        moments = np.unique([*mine["start_s"], *mine["end_s"]])
+        begin_s = mine["start_s"][(what == "forward") & (mine["step"] == first)].min()
+        end_s = mine["end_s"][(what != "evaluate") & (mine["step"] >= 0)].max()
+        moments = moments[(moments >= begin_s) & (moments <= end_s)]
+        middle, length = (moments[1:] + moments[:-1])[:, None] / 2, np.diff(moments)
+        on = (mine["start_s"] < middle) & (middle < mine["end_s"])
+        computes = (on & np.isin(what, ["forward", "backward", "apply"])).any(1)
+        sends = (on & ~np.isin(what, ["forward", "backward", "apply", "wait", "barrier", "evaluate"])).any(1)
+        judges = (on & (what == "evaluate")).any(1)
+        for at, there in enumerate((computes, sends & computes, sends & ~computes, ~sends & ~computes)):
+            total[at] += length[there & ~judges].sum()
+        count += int((steps >= first).sum())
+    return dict(zip(("compute", "hidden", "exposed", "idle"), (total / count).tolist(), strict=True))
+
+
+def student(values: Iterable[float]) -> tuple[float, float, float]:
+    """Mean, and the ends of its interval of 95 %."""
+    found = np.array([*values])
+    half = stats.t.ppf(0.975, len(found) - 1) * stats.sem(found)
+    return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
+
+
+# -- studies -------------------------------------------------------------------------------------------------------------
+
+
+def stable_below(delay: int, momentum: float, modes: int, steps: int) -> tuple[float, float]:
+    """The largest eta lambda that shrinks, over the limit and as it is, of a grid 5 % around the limit.
+
+    w[t+1] = w[t] + mu (w[t] - w[t-1]) - eta lambda w[t-d].
+    """
+
+    def radius(a: float) -> float:
+        terms = np.zeros(delay + 3)
+        terms[:3] = 1, -1 - momentum, momentum
+        terms[delay + 1] += a  # z^(d+2) - (1 + mu) z^(d+1) + mu z^d + eta lambda z
+        return float(abs(np.roots(terms)).max())
+
+    limit = optimize.bisect(lambda a: radius(a) - 1 - 1e-12, 1e-3, 5.0)
+    grid = limit * np.linspace(0.95, 1.05, modes)
+    weights, moved = [np.full(modes, 1e-150)], np.zeros(modes)
+    for step in range(steps):
+        moved = momentum * moved - (grid * weights[step - delay] if step >= delay else 0.0)
+        weights.append(weights[-1] + moved)
+    sizes, quarter = np.abs(np.array(weights[1:])), steps // 4
+    shrinks = sizes[-quarter:].max(0) < sizes[quarter : 2 * quarter].max(0)
+    return float(grid[int(np.argmin(shrinks)) - 1]) / limit, float(grid[int(np.argmin(shrinks)) - 1])
+
+
+def least_loss(task: Any, radius: float, steps: int, seed: int) -> float:
+    """Mean over a run's minibatches of 16 of the loss of softmax regression's best parameters of norm `radius` at most."""
+    from workbench.problems.base import Sampler
+
+    images, labels = (item.numpy() for item in (task.train() if callable(task.train) else task.train))
+    sampler, weight = Sampler(len(labels), 16, 1, seed), np.zeros(len(labels))
+    for step in range(steps):
+        share = sampler.share(step, 0).numpy()
+        weight[share] += 1 / len(share) / steps
+    inputs = np.column_stack([images.reshape(len(labels), -1), np.ones(len(labels))])
+
+    def loss(flat: Array, price: float) -> tuple[float, Array]:
+        scores = inputs @ flat.reshape(-1, 10)
+        logs = scores - special.logsumexp(scores, axis=1, keepdims=True)
+        slope = inputs.T @ (weight[:, None] * (np.exp(logs) - np.eye(10)[labels]))
+        return -weight @ logs[np.arange(len(labels)), labels] + price / 2 * flat @ flat, slope.ravel() + price * flat
+
+    found = np.zeros(inputs.shape[1] * 10)
+
+    def best(price: float) -> Array:
+        exact = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-13, "gtol": 1e-7}
+        found[:] = optimize.minimize(loss, found, price, "L-BFGS-B", jac=True, options=exact).x
+        return found
+
+    price = math.exp(optimize.brentq(lambda log: np.linalg.norm(best(math.exp(log))) - radius, -12.0, 2.0, xtol=1e-4))
+    return float(loss(best(price), price)[0] - price / 2 * radius**2)  # of the dual problem, which errs by the square of the price's error
+
+
+def delay_theory(names: Names, kept: list[Kept]) -> Again:
+    """26: the delayed recurrence by itself, and regret against the best parameters for the run's own minibatches."""
+    delays, seeds, horizons, radius = (names[key] for key in ("delays", "seeds", "horizons", "radius"))
+    latest, longest, backups = max(delays), max(horizons), names["backups"]
+    limits = {(d, mu): stable_below(d, mu, names["modes"], names["quadratic_steps"]) for d in delays if d <= 4 for mu in names["momenta"]}
+    images = np.stack([np.asarray(row).ravel() for row in names["images"]])
+    steepest = math.sqrt(2 * float((images**2).sum(1).max() + 1))
+    best = {(T, seed): least_loss(names["task"], radius, T, seed) for T in horizons for seed in seeds}
+    regret: dict[tuple[int, int], list[float]] = {}
+    dropped: dict[int, list[float]] = {}
+    for item in kept:
+        steps, losses = item.how["steps"], losses_of(item.run)
+        if type(item.method).__name__ == "BackupSGD":
+            dropped.setdefault(item.method.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
+        elif "seed" in item.how:  # those on the quadratic have none
+            regret.setdefault((item.method.delay, steps), []).append(losses.sum() - steps * best[steps, item.how["seed"]])
+    bound = {d: 2 * radius * steepest * math.sqrt((1 + 2 * d) * longest) for d in delays}
+    shares = np.max([np.array(regret[d, longest]) / bound[d] for d in delays], axis=0)
+    growth = np.log(np.array(regret[latest, longest]) / regret[latest, horizons[0]]) / math.log(longest / horizons[0])
+    dearer = np.array(regret[latest, longest]) / regret[0, longest] / math.sqrt(1 + 2 * latest)
+    relative = np.array(dropped[backups]) / dropped[0] - 1
+    off, ratio = max(abs(share - 1) for share, _ in limits.values()), limits[0, 0.9][1] / limits[1, 0.9][1]
+    again = Again()
+    again.text("Regret of softmax regression", longest, len(seeds))
+    again.text("gradients an update", names["workers"], [[b, np.mean(found), np.std(found, ddof=1)] for b, found in dropped.items()])
+    mean, low, high = student(shares)
+    answer = [off, 0.9, ratio, mean, 100 * low, 100 * high, student(growth), latest, dearer.mean() * math.sqrt(1 + 2 * latest)]
+    mean, low, high = student(relative)
+    again.text("Steps are stable", answer, math.sqrt(1 + 2 * latest), backups, names["workers"], mean, 100 * low, 100 * high)
+    again.claim(f"{KEY}stable-where-theory-says", off)
+    again.claim(f"{KEY}one-delay-costs-momentum", ratio)
+    again.claim(f"{KEY}regret-within-its-bound", shares)
+    again.claim(f"{KEY}regret-grows-as-a-root", growth)
+    again.claim(f"{KEY}delay-costs-less-than-its-bound", dearer)
+    again.claim("chen2016revisiting/dropping-costs-variance-only", relative)
+    return again
+
+
+def small_minibatch(names: Names, kept: list[Kept]) -> Again:
+    """25: losses of the evaluations, and steps on the networks beside c + m."""
+    from workbench import costs
+
+    batch, workers, seeds, nets, split = (names[key] for key in ("batch", "workers", "seeds", "networks", "split"))
+    fixed_s, sample_s, num_bytes, most = names["fixed_ms"] / 1e3, names["sample_ms"] / 1e3, 4 * num_values(names["wide"]), max(workers)
+    links = {net: costs.get(net) for net in nets}
+    curves = [np.array([loss for _, loss, _ in evaluations_of(item.run)]) for item in kept if "epochs" in item.how]
+    after = len(names["methods"]) * len(names["idle_workers"]) * len(seeds) * 2
+    idle = max(np.abs(one / other - 1).max() for other, one in zip(curves[:after:2], curves[1:after:2], strict=True))
+    whole = curves[after : after + len(seeds)]  # on one worker
+    rest = [np.abs(one / whole[at % len(seeds)] - 1).max() for at, one in enumerate(curves[after:])]
+    cut, micro = max(rest[: len(split) * len(seeds)]), max(rest[len(split) * len(seeds) :])
+    timed, third = [item for item in kept if "epochs" not in item.how], names["sim_steps"] // 3
+    took = iter(float((ends[-1] - ends[third]) / (len(ends) - 1 - third)) for ends in (ends_of(item.run) for item in timed))
+    step_s = {(net, late): {p: next(took) for p in workers} for net in nets for late in (0, 1)}
+    faster = {net: np.array([next(took) / next(took) for _ in seeds]) for net in nets}
+    beyond = {(net, late, p): of[p] / of[batch] for (net, late), of in step_s.items() for p in workers if p > batch}
+    slowest = max(beyond, key=lambda place: beyond[place])
+    limit = {net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets}
+    speedup = {net: {p: step_s[net, 0][1] / each for p, each in step_s[net, 0].items()} for net in nets}
+    again = Again(labels=nets)
+    again.text("the lines lie on one another", batch)
+    again.text("the rest is idle", batch, batch)
+    rows = []
+    for net in nets:
+        larger_s = fixed_s + sample_s + ring_s(num_bytes, most, links[net])
+        added_s = fixed_s + most / batch * sample_s + ring_s(num_bytes, batch, links[net])
+        rows.append([batch / step_s[net, 0][batch], batch / step_s[net, 0][most], most / larger_s, most / added_s])
+    again.text("Samples a second", rows)
+    answer: list[Any] = [idle, cut, micro, min(beyond.values()), beyond[slowest]]
+    for net in nets:
+        answer += [speedup[net][batch], limit[net], max(workers, key=lambda p: speedup[net][p]), 1, faster[net].mean()]  # AGD 1
+    again.text(f"({slowest[0]})", answer)
+    again.claim(f"{KEY}idle-workers-change-nothing", idle)
+    again.claim(f"{KEY}one-sample-a-worker-is-the-same-training", cut)
+    again.claim(f"{KEY}accumulated-is-the-same-training", micro)
+    again.claim(f"{KEY}no-gain-beyond-one-sample", min(beyond.values()))
+    again.claim(f"{KEY}limit-of-strong-scaling", max(abs(speedup[net][batch] / limit[net] - 1) for net in nets))
+    again.claim(f"{KEY}agd-scales-further", np.min([*faster.values()], axis=0))
+    return again
+
+
+def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
+    """24: d* = ceil(t_c / max(t, t_bw)) beside the steps that were swept."""
+    import workbench as wb
+
+    workers, largest, links, seeds = names["workers"], names["largest"], names["links"], names["seeds"]
+    num_bytes, t, warm = 4 * num_values(names["task"]), names["compute_ms"] / 1e3, 2 * names["sweep_steps"] // 5
+    late = [2 * (workers - 1) * ms / 1e3 for ms in names["latency_ms"]]
+    t_bw = [2 * (workers - 1) / workers * num_bytes * 8e-6 / rate for rate in names["mbit_per_s"]]
+    t_c = [one + other for one, other in zip(late, t_bw, strict=True)]
+    rule = [max(1, math.ceil(one / max(t, wire) - 1e-9)) for one, wire in zip(t_c, t_bw, strict=True)]
+    swept = [ends_of(item.run)[warm:] for item in kept if item.how.get("steps") == names["sweep_steps"]]
+    took = np.array([(ends[-1] - ends[0]) / (len(ends) - 1) for ends in swept]).reshape(2, len(links), largest + 1)
+    threads, one = took
+    adaptive = [item for item in kept if type(item.method).__name__ == "AdaptiveDelaySGD"]
+    ages = [[row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive]
+    own = dict(zip((10, names["longer_period"]), np.reshape(ages, (2, len(links))), strict=True))
+    rights: dict[int, list[float]] = {d: [] for d in names["trained_delays"]}
+    for item, d in zip((item for item in kept if "epochs" in item.how), np.repeat(names["trained_delays"], len(seeds)), strict=True):
+        rights[int(d)].append(100 * evaluations_of(item.run)[-1][2] if item.run else 10.0)
+    lost = {d: np.subtract(found, rights[0]) for d, found in rights.items() if d}
+    off = [steps[d] / steps.min() for steps, d in zip(threads, rule, strict=True)]
+    before = [steps[d - 1] / steps[d] for steps, d in zip(threads, rule, strict=True)]
+    alone = max(steps[1] / steps.min() for steps in one)
+    clear = [at for at in range(len(links)) if t_bw[at] < t and t_c[at] > 0.05 * t]
+    again = Again(labels=[*links])
+    again.text("Time of a step with d threads", workers)
+    again.text("Delay of AdaptiveDelaySGD", workers)
+    rows = []
+    for at, steps in enumerate(threads):
+        best = int(np.argmax(steps <= 1.01 * steps.min()))
+        rows.append([t_c[at], t_bw[at], rule[at], best, *(int(found[at]) for found in own.values()), steps[0] / steps[rule[at]]])
+    again.text("ms of compute a step", workers, t, rows)
+    again.text("Test accuracy after", names["epochs"], workers)
+    plain = parts_of(wb.Run.load(names["plain"]["folder"]))
+    settled = [row.get("staleness") for row in names["own"].metrics[0] if row["step"] >= names["real_steps"] // 2]
+    now = float(np.median([age for age in settled if age is not None]))
+    sums_s = plain["exposed"] + plain["hidden"]
+    told = min(largest, max(1, math.ceil(sums_s / plain["compute"])))
+    again.text("local, wide-mlp", names["ranks"], seeds[0], plain["compute"], sums_s, told, now)
+    answer: list[Any] = [max(off), 1, min(before), 1, alone - 1]
+    for every, found in own.items():
+        answer += [every, [[int(found[at]), rule[at]] for at in clear if found[at] != rule[at]]]
+    for d, values in lost.items():
+        answer += [d, values.mean(), 0.95, student(values)[1:], 0]
+    again.text(f"({[*links][int(np.argmax(off))]})", answer, names["ranks"], now - told)
+    again.claim(f"{KEY}one-thread-needs-one-step", alone)
+    again.claim(f"{KEY}rule-has-the-shortest-step", max(off))
+    again.claim(f"{KEY}nothing-smaller-is-as-fast", min(before))
+    again.claim(f"{KEY}adaptive-finds-the-rule", max(abs(int(own[10][at]) - rule[at]) for at in clear))
+    again.claim(f"{KEY}delay-costs-accuracy", lost[largest])
+    return again
+
+
+NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "24-choosing-the-delay": choosing_the_delay,
+    "25-small-minibatch": small_minibatch,
+    "26-delay-theory": delay_theory,
+}
