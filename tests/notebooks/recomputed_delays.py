@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special, stats
 
-from tests.notebooks.recomputed import Array, Names, ends_of, num_values, ring_s
+from tests.notebooks.recomputed import Array, Names, ends_of, num_values, ring_s, usual_step_s
 from tests.notebooks.shown import Again, Kept
 
 KEY = "daily2016leveraging/"
@@ -257,8 +257,94 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def limitations(names: Names, kept: list[Kept]) -> Again:
+    """30: d + 1 buffers, the largest of the rates that halve the loss, and accuracies with shards."""
+    num_bytes, seeds, workers = 4 * num_values(names["task"]), names["seeds"], names["shard_workers"]
+    trains: dict[tuple[int, float, int], dict[float, bool]] = {}
+    for item in kept:
+        if "optimizer" in item.how:
+            solver, ends = item.how["optimizer"].keywords, evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)]
+            place = item.method.width - 1, solver["momentum"], item.how["seed"]
+            trains.setdefault(place, {})[solver["lr"]] = ends[-1][1] < (losses_of(item.run)[0] / 2 if item.run else 0.0)
+    best = {place: max(lr for lr, well in tried.items() if well) for place, tried in trains.items()}
+    largest = {(d, mu): [best[d, mu, seed] for seed in seeds] for d in (0, 3) for mu in (0.0, 0.9)}
+    for (d, mu, seed), tried in trains.items():  # none above it was left out
+        assert {lr for lr in names["rates"] if lr >= best[d, mu, seed]} == set(tried)
+    needs = {mu: np.divide(largest[0, mu], largest[3, mu]) for mu in (0.0, 0.9)}
+    last = [evaluations_of(item.run)[-1][2] for item in kept if "optimizer" not in item.how]
+    anew, drawn, sorted_ = np.reshape(last, (3, len(seeds)))
+    again = Again(labels=["AGD 1", "AGD 2", "AGD 3"])
+    rows = [[[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)]  # 1: of "K - 1 gradients"
+    again.text("Gradient buffers of a worker", rows)
+    again.text("SGD, momentum 0", [[mu, largest[d, mu]] for d, mu in largest])
+    again.text("AGD 1, ", workers, len(seeds))
+    answer: list[Any] = [60, 240e6]
+    for mu, values in needs.items():
+        answer += [mu, values.mean(), 0.95, student(values)[1:]]
+    for values in (drawn - anew, sorted_ - anew):
+        answer += [100 * values.mean(), 0.95, student(100 * values)[1:]]
+    again.text("AGD d holds exactly d gradients", answer)
+    again.claim(f"{KEY}memory-is-d-gradients", 0)
+    again.claim(f"{KEY}delay-needs-smaller-steps", needs[0.9])
+    again.claim(f"{KEY}momentum-makes-delay-dearer", needs[0.9] / needs[0.0])
+    again.claim(f"{KEY}fixed-shards-cost-nothing", drawn - anew)
+    again.claim(f"{KEY}skewed-shards-cost-little", sorted_ - anew)
+    return again
+
+
+def gpt2_operations(name: str) -> float:
+    """Of forward and backward of 1,024 tokens: of each layer 12 h^2 weights and the attention, of the head h V; backward is twice."""
+    width, layers = {"gpt2-small": (768, 12), "gpt2-medium": (1024, 24), "gpt2-large": (1280, 36), "gpt2-xl": (1600, 48)}[name]
+    attention = 4 * 1024**2 * width
+    return 3.0 * (layers * (24 * width**2 * 1024 + attention) + 2 * width * 50257 * 1024)
+
+
+def transformers(names: Names, kept: list[Kept]) -> Again:
+    """27: losses of the evaluations; steps of the large shapes, GPT-2's compute by its published shape."""
+    import torch
+
+    workers, steps, seeds, shapes, links = (names[key] for key in ("workers", "steps", "seeds", "shapes", "links"))
+    p, batch, rate, numel = names["shape_workers"], names["shape_batch"], names["tflops"] * 1e12, num_values(names["task"])
+    trained = [item for item in kept if "timing_only" not in item.how]
+    after = np.array([step + 1 for step, _, _ in evaluations_of(trained[0].run)])
+    found = np.array([[loss for _, loss, _ in evaluations_of(item.run)] for item in trained]).reshape(4, len(seeds), -1)
+    sgd, layered, late, later = found
+    gap, third = late - sgd, int(np.argmin(np.abs(after - steps / 3)))
+    took = iter(usual_step_s(item.run) for item in kept if "timing_only" in item.how)
+    places = [(name, link) for name in shapes for link in links]
+    step_s = {place: [next(took) for _ in range(5)] for place in range(len(places))}
+    gains, ahead = [of[0] / of[2] for of in step_s.values()], [of[1] / of[2] for of in step_s.values()]
+    again = Again(labels=["AGD, 1 step late", "AGD, 2 steps late", *shapes, *(link.name for link in links)])
+    windows = int(0.9 * names["num_bytes"]) // names["context"]
+    again.text("windows a step", numel, windows, names["context"], workers, names["batch_size"])
+    again.text("Test loss of a small transformer", workers, len(seeds))
+    ends = found[:, :, -1]
+    again.text("on text", numel, workers, steps, [[of.mean(), of.std(ddof=1), (of - ends[0]).mean()] for of in ends])
+    again.text("Times as fast as SGD", p, names["tflops"], [[of[0] / each for each in of[1:4]] for of in step_s.values()])
+    rows: list[Any] = []
+    for (name, link), of in zip(places, step_s.values(), strict=True):
+        with torch.device("meta"):
+            num_bytes = 4 * num_values(names["large"][name])
+        alone_s = gpt2_operations(name) * batch / rate if name.startswith("gpt2-") else of[4]
+        sum_s = ring_s(num_bytes, p, link)
+        rows.append([num_bytes, alone_s, sum_s, (of[0] - of[1]) / (of[0] - of[4]), alone_s / max(alone_s, sum_s)])
+    again.text("One step", p, rows)
+    mean, low, high = student(gap[:, -1])
+    answer = [np.abs(layered - sgd).max(), mean, low, high, student((later - late)[:, -1]), after[third], steps, gap[:, third].mean()]
+    again.text(f"most with {places[int(np.argmax(gains))][0]} on", answer, min(gains), max(gains), min(ahead), max(ahead))
+    again.claim(f"{KEY}transformer-layer-wise-is-sgd", np.abs(layered - sgd).max())
+    again.claim(f"{KEY}transformer-delay-costs", gap[:, -1])
+    again.claim(f"{KEY}transformer-second-delay-costs-more", (later - late)[:, -1])
+    again.claim(f"{KEY}transformer-gap-closes", gap[:, third] - gap[:, -1])
+    again.claim(f"{KEY}transformer-gain-at-most-two", gains)
+    again.claim(f"{KEY}transformer-delay-fastest", min(ahead))
+    return again
+
+
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "24-choosing-the-delay": choosing_the_delay,
     "25-small-minibatch": small_minibatch,
     "26-delay-theory": delay_theory,
+    "27-transformers": transformers,
+    "30-limitations": limitations,
 }

@@ -60,10 +60,10 @@ class Again:
 
 def _flat(values: Any) -> Iterator[Any]:
     for value in values:
-        if isinstance(value, int | float):
-            yield value
-        else:
+        if hasattr(value, "__iter__"):
             yield from _flat(value)
+        else:
+            yield value
 
 
 def with_check(notebook: Path, folder: Path) -> Path:
