@@ -341,10 +341,170 @@ def transformers(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def forward_operations(task: Any) -> tuple[list[int], list[float]]:
+    """Of each parameter in order of registration: elements, and operations of an image's forward that are spent where it is used."""
+    import torch
+
+    with torch.device("meta"):
+        model, batch = task.model(), torch.empty(2, *task.train_data()[0][0].shape)
+    done: dict[int, float] = {}
+
+    def note(module: Any, given: Any, came: Any) -> None:
+        weights = list(module.parameters(recurse=False))
+        if isinstance(module, torch.nn.MultiheadAttention):
+            tokens, width = given[0].shape[1:]
+            operations = 8 * tokens * width**2 + 4 * tokens**2 * width
+        else:
+            operations = came.numel() * math.prod(module.weight.shape[1:])  # two of each, of two images
+        for weight in weights:
+            done[id(weight)] = operations * weight.numel() / sum(each.numel() for each in weights)
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear | torch.nn.MultiheadAttention):
+            module.register_forward_hook(note)
+    model(batch)
+    return [weight.numel() for weight in model.parameters()], [done.get(id(weight), 0.0) for weight in model.parameters()]
+
+
+def final_after(numels: list[int], backward: Any) -> list[tuple[float, float]]:
+    """(part of backward that is done, part of the bytes that is final) of each parameter from the last one on."""
+    shares, sizes = np.array(backward)[::-1], np.array(numels)[::-1]
+    return [*zip((np.cumsum(shares) / shares.sum()).tolist(), (np.cumsum(sizes) / sizes.sum()).tolist(), strict=True)]
+
+
+def linear_share(task: Any) -> float:
+    """Part of the elements in fully connected layers, a transformer's attention among them."""
+    import torch
+
+    with torch.device("meta"):
+        model = task.model()
+    kinds = torch.nn.Linear | torch.nn.MultiheadAttention
+    inside = {id(w): w.numel() for module in model.modules() if isinstance(module, kinds) for w in module.parameters()}
+    return float(sum(inside.values()) / sum(weight.numel() for weight in model.parameters()))
+
+
+def other_networks(names: Names, kept: list[Kept]) -> Again:
+    """28: operations counted by hooks on layers, and steps read from the runs."""
+    models, links, p, batch, rate = names["models"], names["links"], names["workers"], names["batch_size"], names["tflops"] * 1e12
+    tasks, ratios, counts, half = names["tasks"], names["ratios"], names["layer_counts"], names["steps"] // 2
+    steps = iter(float((ends[-1] - ends[half]) / (len(ends) - 1 - half)) for ends in (ends_of(item.run) for item in kept))
+    again = Again(labels=[link.name for link in links])
+    linear = {name: linear_share(tasks[name]) for name in models}
+    numels, forward, arrivals = {}, {}, {}
+    for name in models:
+        numels[name], each = forward_operations(tasks[name])
+        first = next(at for at, operations in enumerate(each) if operations)
+        ends = first + (2 if each[first + 1] * numels[name][first] == each[first] * numels[name][first + 1] else 1)  # its bias too
+        arrivals[name] = final_after(numels[name], [(2 - (first <= at < ends)) * each[at] for at in range(len(each))])
+        forward[name] = sum(each), 3 * sum(each) - sum(each[first:ends])
+    early = {name: max([there for done, there in of if done <= 0.1], default=0.0) for name, of in arrivals.items()}
+    rows: list[Any] = []
+    for name in models:
+        sizes = numels[name]
+        rows.append([4e-6 * sum(sizes), len(sizes), linear[name], early[name], forward[name][0] / 1e9, forward[name][0] / sum(sizes)])
+    again.text("By shape", rows)
+    (name,), timed = names["measured"], names["timed"]
+    clocked = final_after(numels[name], timed.backward_shares)
+    when = [[min(done for done, there in of if there >= part) for of in (arrivals[name], clocked)] for part in (0.5, 0.9)]
+    speed = names["measured_batch"] * forward[name][1] / (timed.forward_s + timed.backward_s) / 1e9
+    again.text("one core here", names["measured_batch"], speed, timed.backward_s / timed.forward_s, when)
+    took = {(name, link): [next(steps) for _ in range(5)] for name in models for link in links}
+    gains = {place: [of[0] / each for each in of[1:]] for place, of in took.items()}
+    again.text("nominal networks", p, names["tflops"], [*gains.values()])
+    rows, shares = [], []
+    for (name, link), of in took.items():
+        num_bytes, compute_s = 4 * sum(numels[name]), forward[name][1] * batch / rate
+        sum_s, hidden_s = ring_s(num_bytes, p, link), (forward[name][1] - forward[name][0]) * batch / rate * (1 - arrivals[name][0][0])
+        shares.append((of[0] - of[1]) / hidden_s)
+        rows.append([compute_s, sum_s, hidden_s, of[0] - of[1], shares[-1], compute_s / max(compute_s, sum_s)])
+    again.text("could save and saves", rows)
+    swept = {(name, ratio): [next(steps) for _ in range(3)] for name in models for ratio in ratios}
+    again.text("Times as fast as SGD on", p)
+    again.text("L equal layers", p)
+    by_count: dict[Any, dict[int, float]] = {link: {} for link in links}
+    extra = []
+    for link, count in ((link, count) for link in links for count in counts):
+        by_count[link][count] = next(steps) / next(steps)
+        if count > 1:
+            extra.append((next(steps) - next(steps)) / ((count - 1) * 2 * (p - 1) * link.latency_s))
+    late = {place: of[0] / of[2] for place, of in swept.items()}
+    peaks = [max(ratios, key=lambda ratio: late[name, ratio]) for name in models]
+    farthest = max(peaks, key=lambda ratio: abs(math.log(ratio)))
+    rest = max(early[name] for name in models if name != "alexnet")
+    answer: list[Any] = [linear["alexnet"], early["alexnet"], rest, when[0][1], when[0][0]]
+    for link in links:
+        answer += [names["tflops"], [gains[name, link][:2] for name in models]]
+    answer += [max(late.values()), farthest]
+    answer += [max(curve.items(), key=lambda item: item[1]) for curve in by_count.values()]
+    again.text("AlexNet is unlike", answer)
+    again.claim(f"{KEY}alexnet-bytes-fully-connected", linear["alexnet"])
+    again.claim(f"{KEY}alexnet-bytes-come-first", early["alexnet"] - rest)
+    again.claim(f"{KEY}layer-wise-gain-bounded", max(shares))
+    again.claim(f"{KEY}delay-best-on-other-networks", min(min(of[0], of[1]) / of[2] for of in took.values()))
+    again.claim(f"{KEY}delay-gains-most-at-balance", farthest)
+    again.claim(f"{KEY}layer-wise-pays-latency", max(extra, key=lambda ratio: abs(ratio - 1)))
+    return again
+
+
+def used_s(run: Any) -> float:
+    """When the last gradient was used: late ones come behind the last step."""
+    return float(run.info["result"]["seconds"])
+
+
+def on_front(points: dict[str, tuple[float, float]]) -> list[str]:
+    """Of (seconds, accuracy), those that none is at least as quick and as accurate as, and better in one; quickest first."""
+
+    def beaten(one: tuple[float, float]) -> bool:
+        return any(t <= one[0] and a >= one[1] and (t, a) != one for t, a in points.values())
+
+    return sorted((name for name, one in points.items() if not beaten(one)), key=lambda name: points[name])
+
+
+def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
+    """32: fronts from the end of each run and its last evaluation."""
+    seeds, methods, workers, ratio, unit_s = names["seeds"], [*names["methods"]], names["workers"], names["ratio"], names["unit_s"]
+    left = iter(kept)
+    took: dict[str, Array] = {}
+    right: dict[str, Array] = {}
+    for name in methods:
+        found = []
+        for item in (next(left) for _ in seeds):
+            accuracy = evaluations_of(item.run)[-1][2] if item.run else 0.0
+            found.append((used_s((item if item.run else next(left)).run), accuracy))
+        took[name], right[name] = np.array(found).T
+    sgd, late, later, server, backup, partial, free, tuned, stale = methods
+    shares = sorted({ratio, *names["other_ratios"]})
+    rows: list[Any] = []
+    for name in (sgd, late, later, partial, server, backup, free):
+        times = [took[name] if share == ratio else [used_s(next(left).run) for _ in seeds[:2]] for share in shares]
+        rows.append([np.mean(each) / unit_s for each in times])
+    fronts = [on_front({name: (took[name][at], right[name][at]) for name in methods}) for at in range(len(seeds))]
+    there = [float(late in front or later in front) for front in fronts]
+    about = [workers, names["epochs"], len(seeds), names["often"], names["factor"]]
+    again = Again(labels=methods)
+    again.text("Accuracy against time", about)
+    of = {name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods}
+    again.text("in units of mean compute", about, [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods])
+    again.text("Time for the same samples", workers, 1, len(seeds), ratio, len(seeds[:2]), rows)
+    best = on_front({name: (mean[0], mean[1]) for name, mean in of.items()})
+    less, waits, spared = right[sgd] - right[free], took[stale] / took[free], took[server] / took[backup]
+    answer: list[Any] = [ratio, [of[name][:2] for name in best], sum(there), len(seeds), student(took[sgd] / took[late])]
+    answer += [100 * np.array(student(less)), right[tuned].mean(), waits.mean(), names["backups"], spared.mean()]
+    again.text(f"quickest first: {best[0]}", answer)
+    again.claim(f"{KEY}delayed-on-the-front", there)
+    again.claim(f"{KEY}delay-sooner-than-waiting", took[sgd] / took[late])
+    again.claim(f"{KEY}untuned-asynchronous-less-accurate", less)
+    again.claim(f"{KEY}bounded-staleness-costs-time", waits)
+    again.claim(f"{KEY}backups-sooner-than-waiting", spared)
+    return again
+
+
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "24-choosing-the-delay": choosing_the_delay,
     "25-small-minibatch": small_minibatch,
     "26-delay-theory": delay_theory,
     "27-transformers": transformers,
+    "28-other-networks": other_networks,
     "30-limitations": limitations,
+    "32-speed-accuracy-front": speed_accuracy_front,
 }
