@@ -10,7 +10,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from tests.notebooks.recomputed import Array, Names, ends_of, num_values, ring_s, usual_step_s
-from tests.notebooks.shown import Again, Kept
+from tests.notebooks.shown import Again, Kept, numbers
 
 KEY = "daily2016leveraging/"
 
@@ -499,12 +499,128 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def frameworks(names: Names, kept: list[Kept]) -> Again:
+    """29: medians of the turns' own seconds, which rank 0 brought back, beside DDP's of the same seed."""
+    seeds, ranks, found, twins = (names[key] for key in ("seeds", "ranks", "found", "twins"))
+    ddp, hooked = "torch DDP", "torch DDP, our hook"
+    methods = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]
+    step_s = {name: np.array([float(np.median(found[seed]["seconds"][name])) for seed in seeds]) for name in methods}
+    over = {name: of / step_s[ddp] for name, of in step_s.items()}
+    far = {name: [twins[seed]["off"][name] for seed in seeds] for name in methods}
+    equal = np.max([far[hooked], far["SGD"], far["layer-wise SGD"]], axis=0)
+    again = Again(labels=["AGD 1", *names["versions"].values()])
+    again.text("Step time, ", ranks)
+    rows = [[of.mean(), over[name].min(), over[name].mean(), over[name].max(), max(far[name])] for name, of in step_s.items()]
+    again.text("turns of", len(seeds), names["rounds"], names["block"], names["bucket_kib"], ranks, rows)
+    again.text("parameters moved by", seeds[0], twins[seeds[0]]["moved"], far["AGD 1"][0])
+    by_hand, hook, late = over["layer-wise SGD"], over[hooked], over["AGD 1"]
+    answer = [student(by_hand), student(hook), equal.max(), late.mean(), late.min(), late.max(), ranks]
+    again.text("Our all-reduce as DDP's hook", answer)
+    again.claim(f"{KEY}same-parameters-as-ddp", equal)
+    again.claim(f"{KEY}a-scheduler-already-overlaps", by_hand)
+    again.claim(f"{KEY}a-hook-costs-little", hook)
+    return again
+
+
+def mpi_progress(names: Names, kept: list[Kept]) -> Again:
+    """31: from the rows and spans of the runs on real ranks."""
+    import inspect
+
+    seeds, ranks, ways, steps, runs = (names[key] for key in ("seeds", "ranks", "ways", "steps", "runs"))
+    parts = {key: parts_of(run) for key, run in runs.items() if key[0] in ("SGD", "AGD 1")}
+    step_s = {key: usual_step_s(runs[key]) for key in parts}
+    over = {way: np.array([step_s["AGD 1", way, seed] / step_s["AGD 1", "blocking", seed] for seed in seeds]) for way in ways}
+    over["auto"] = np.array([step_s["SGD", "auto", seed] / step_s["AGD 1", "blocking", seed] for seed in seeds])
+    again = Again(labels=["AGD 1", "layer-wise SGD, B2", names["library"]])
+    again.text("runs on", len(seeds) + 3 + len(ways) + len(seeds) * len(ways), ranks)
+    source = "".join(inspect.getsource(names[kind].worker) for kind in ("SynchronousSGD", "LayerwiseSGD", "PipeSGD"))
+    again.text("def worker", [value for value, _, _ in numbers(source, [])])  # of the program's own text
+    again.text("Schedules, ", ranks)
+    rows = []
+    for name, way in (("SGD", "auto"), *(("AGD 1", way) for way in ways)):
+        mean = {key: np.mean([parts[name, way, seed][key] for seed in seeds]) for key in ("compute", "hidden", "exposed", "idle")}
+        whole_s = np.mean([step_s[name, way, seed] for seed in seeds])
+        rows.append([whole_s, [*mean.values()], over[way].min(), over[way].mean(), over[way].max()])
+    again.text("Means of a step", len(seeds), ranks, rows)
+    again.text("AGD 1 in", len(ways), 0, ranks)
+    waits = [parts["AGD 1", "thread", seed]["exposed"] / parts["SGD", "auto", seed]["exposed"] for seed in seeds]
+    losses = {key[:2]: losses_of(run) / losses_of(runs["SGD", "auto", seeds[0]]) - 1 for key, run in runs.items() if key[2] == seeds[0]}
+    same = max(np.abs(off).max() for (name, _), off in losses.items() if name != "AGD 1")
+    again.text("gradients are late", steps, np.abs(losses["AGD 1", "thread"]).max())
+    told = [[over[way].mean(), over[way].min(), over[way].max()] for way in ways if way != "blocking"]
+    again.text("over that of blocking", ranks, len(seeds), told, np.mean(waits), 0, same)
+    again.claim(f"{KEY}agd-waits-less", waits)
+    again.claim(f"{KEY}averaging-does-not-change-the-numbers", same)
+    return again
+
+
+def early_accuracy(names: Names, kept: list[Kept]) -> Again:
+    """22: iterations from the evaluations, seconds from the rows of the timed runs."""
+    seeds, ratios, early, late, workers = (names[key] for key in ("seeds", "ratios", "early", "late", "workers"))
+    targets, delayed = [early, *names["between"], late], ("AGD 1", "AGD 2", "AGD 3")
+    left = iter(kept)
+    curves = {name: [evaluations_of(next(left).run) for _ in seeds] for name in ("SGD", "layer-wise", *delayed)}
+    clocks = {(name, ratio): [ends_of(next(left).run) for _ in seeds] for name in ("SGD", *delayed) for ratio in ratios}
+    need = {
+        (name, target): np.array([next(step + 1 for step, _, right in curve if right >= target) for curve in group])
+        for name, group in curves.items()
+        for target in targets
+    }
+    last = {name: np.array([curve[-1][2] for curve in group]) for name, group in curves.items()}
+    over = {(name, target): need[name, target] / need["SGD", target] for name in delayed for target in targets}
+    rate, won = {}, {}
+    for name, ratio in ((name, ratio) for name in delayed for ratio in ratios):
+        pairs = [*zip(clocks["SGD", ratio], clocks[name, ratio], strict=True)]
+        rate[name, ratio] = np.array([slow[-1] / fast[-1] for slow, fast in pairs])
+        for target in targets:
+            first = zip(pairs, need["SGD", target], need[name, target], strict=True)
+            won[name, ratio, target] = np.array([slow[base - 1] / fast[own - 1] for (slow, fast), base, own in first])
+    hits = {
+        place: np.where(abs(np.log(by)) < 0.02, np.nan, (rate[place[:2]] > over[place[0], place[2]]) == (by > 1))
+        for place, by in won.items()
+    }
+    right = np.nanmean([*hits.values()], axis=0)
+    lost = {name: of - last["SGD"] for name, of in last.items() if name != "SGD"}
+    worst = np.min([*lost.values()], axis=0)
+    again = Again(labels=[*delayed])
+    for words in ("Test loss", "Test accuracy"):
+        again.text(words, workers, len(seeds))
+    rows = [[[need[name, target].mean() for target in targets], last[name].mean()] for name in curves]
+    again.text("Iterations to a test accuracy", workers, len(seeds), rows)
+    again.text("below the dotted line", rate["AGD 1", 1.0].mean())
+    rows = [[ratio, rate[name, ratio].mean(), won[name, ratio, late].mean()] for ratio in ratios for name in delayed]
+    again.text("Time simulated", workers, len(seeds), rows)
+    again.text("hours of AlexNet", 11, 1)  # DGX-1
+    answer: list[Any] = []
+    for name in delayed:
+        mean, low, high = student(over[name, early])
+        answer += [early, mean, 0.95, low, high, (need[name, early] - need["SGD", early]).mean(), late, over[name, late].mean()]
+    mean, low, high = student(won["AGD 1", 1.0, late])
+    answer += [late, mean, 0.95, low, high]
+    for ratio in ratios:
+        ahead = [target for target in targets if over["AGD 1", target].mean() < rate["AGD 1", ratio].mean()]
+        answer += [ratio, max(rate[name, ratio].mean() for name in delayed), ahead]
+    answer += [right.mean(), [[target, np.nanmean([of for place, of in hits.items() if place[2] == target])] for target in targets]]
+    mean, low, high = student(worst)
+    answer += [len(clocks["SGD", 1.0][0]), 100 * mean, 0.95, 100 * low, 100 * high]
+    again.text(f"that is {min(lost, key=lambda name: float(lost[name].mean()))}", answer)
+    again.claim(f"{KEY}late-gradients-need-more-iterations", np.minimum(over["AGD 1", early], need["AGD 2", early] / need["AGD 1", early]))
+    again.claim(f"{KEY}agd-loses-early", over["AGD 2", early])
+    again.claim(f"{KEY}all-methods-converge", worst)
+    again.claim(f"{KEY}break-even", right)
+    again.claim(f"{KEY}agd-wins-late", won["AGD 1", 1.0, late])
+    return again
+
+
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "22-early-accuracy": early_accuracy,
     "24-choosing-the-delay": choosing_the_delay,
     "25-small-minibatch": small_minibatch,
     "26-delay-theory": delay_theory,
     "27-transformers": transformers,
     "28-other-networks": other_networks,
+    "29-frameworks": frameworks,
     "30-limitations": limitations,
+    "31-mpi-progress": mpi_progress,
     "32-speed-accuracy-front": speed_accuracy_front,
 }
