@@ -372,6 +372,14 @@ def final_after(numels: list[int], backward: Any) -> list[tuple[float, float]]:
     return [*zip((np.cumsum(shares) / shares.sum()).tolist(), (np.cumsum(sizes) / sizes.sum()).tolist(), strict=True)]
 
 
+def counted(task: Any) -> tuple[float, float, list[tuple[float, float]]]:
+    """Operations of an image's forward and backward, which is twice forward but for the first layer, and `final_after` of these."""
+    numels, each = forward_operations(task)
+    first = next(at for at, operations in enumerate(each) if operations)  # its weight; behind it its bias, or what counts nothing
+    weights = [operations if first <= at < first + 2 else 2 * operations for at, operations in enumerate(each)]
+    return sum(each), sum(weights), final_after(numels, weights)
+
+
 def linear_share(task: Any) -> float:
     """Part of the elements in fully connected layers, a transformer's attention among them."""
     import torch
@@ -390,13 +398,9 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
     steps = iter(float((ends[-1] - ends[half]) / (len(ends) - 1 - half)) for ends in (ends_of(item.run) for item in kept))
     again = Again(labels=[link.name for link in links])
     linear = {name: linear_share(tasks[name]) for name in models}
-    numels, forward, arrivals = {}, {}, {}
-    for name in models:
-        numels[name], each = forward_operations(tasks[name])
-        first = next(at for at, operations in enumerate(each) if operations)
-        ends = first + (2 if each[first + 1] * numels[name][first] == each[first] * numels[name][first + 1] else 1)  # its bias too
-        arrivals[name] = final_after(numels[name], [(2 - (first <= at < ends)) * each[at] for at in range(len(each))])
-        forward[name] = sum(each), 3 * sum(each) - sum(each[first:ends])
+    numels = {name: forward_operations(tasks[name])[0] for name in models}
+    forward = {name: counted(tasks[name])[:2] for name in models}
+    arrivals = {name: counted(tasks[name])[2] for name in models}
     early = {name: max([there for done, there in of if done <= 0.1], default=0.0) for name, of in arrivals.items()}
     rows: list[Any] = []
     for name in models:
@@ -406,15 +410,15 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
     (name,), timed = names["measured"], names["timed"]
     clocked = final_after(numels[name], timed.backward_shares)
     when = [[min(done for done, there in of if there >= part) for of in (arrivals[name], clocked)] for part in (0.5, 0.9)]
-    speed = names["measured_batch"] * forward[name][1] / (timed.forward_s + timed.backward_s) / 1e9
+    speed = names["measured_batch"] * sum(forward[name]) / (timed.forward_s + timed.backward_s) / 1e9
     again.text("one core here", names["measured_batch"], speed, timed.backward_s / timed.forward_s, when)
     took = {(name, link): [next(steps) for _ in range(5)] for name in models for link in links}
     gains = {place: [of[0] / each for each in of[1:]] for place, of in took.items()}
     again.text("nominal networks", p, names["tflops"], [*gains.values()])
     rows, shares = [], []
     for (name, link), of in took.items():
-        num_bytes, compute_s = 4 * sum(numels[name]), forward[name][1] * batch / rate
-        sum_s, hidden_s = ring_s(num_bytes, p, link), (forward[name][1] - forward[name][0]) * batch / rate * (1 - arrivals[name][0][0])
+        num_bytes, compute_s = 4 * sum(numels[name]), sum(forward[name]) * batch / rate
+        sum_s, hidden_s = ring_s(num_bytes, p, link), forward[name][1] * batch / rate * (1 - arrivals[name][0][0])
         shares.append((of[0] - of[1]) / hidden_s)
         rows.append([compute_s, sum_s, hidden_s, of[0] - of[1], shares[-1], compute_s / max(compute_s, sum_s)])
     again.text("could save and saves", rows)
@@ -612,8 +616,219 @@ def early_accuracy(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def layer_by_layer_s(forward_s: float, ready_s: Array, sums_s: Any, updates_s: Any, order: str) -> float:
+    """A step of layer-wise SGD on one lane: r ready, s = max(r, e before), e = s + c; updates behind backward, at once or in order."""
+    free_s, ends = 0.0, []
+    for ready, sum_s in zip(forward_s + np.array(ready_s), sums_s, strict=True):
+        free_s = max(float(ready), free_s) + sum_s
+        ends.append(free_s)
+    computed_s = forward_s + float(ready_s[-1])
+    if order == "all":
+        return float(max(free_s, computed_s) + sum(updates_s))
+    for end, update_s in zip(ends, updates_s, strict=True):
+        computed_s = max(end, computed_s) + update_s
+    return float(computed_s)
+
+
+def traced_step(run: Any, ready: Any, order: str) -> float:
+    """By how much the step that follows from medians of the trace's buckets is off the traced one, of the measured."""
+    table, kinds = run.spans.table, np.array(run.spans.kind_names)
+    steps = np.unique(table["step"][(kinds == "all_reduce") & (table["bucket"] >= 0)])
+    rows = []
+    for step in steps[min(max(1, len(steps) // 10), 10) :]:
+        ranks = [(table[mine], kinds[mine]) for mine in ((table["step"] == step) & (table["rank"] == r) for r in np.unique(table["rank"]))]
+        of = {kind: [rows[what == kind] for rows, what in ranks] for kind in ("forward", "backward", "all_reduce", "apply")}
+        origin_s = np.mean([each["start_s"].min() for each in of["forward"]])
+        forward_s, computed_s = (max(each["end_s"].max() for each in of[kind]) - origin_s for kind in ("forward", "backward"))
+        sums = [np.sort(each[each["bucket"] >= 0], order="bucket") for each in of["all_reduce"]]
+        ends_s = np.mean([each["end_s"] for each in sums], axis=0) - origin_s
+        last_s = np.max([each["start_s"] for each in sums], axis=0) - origin_s
+        begins_s = np.maximum(last_s, [0.0, *np.maximum.accumulate(ends_s)[:-1]])
+        spent = [each["end_s"] - each["start_s"] for each in of["apply"]]
+        if all((each["bucket"] >= 0).all() for each in of["apply"]):
+            update_s = np.mean([np.bincount(each["bucket"], s) for each, s in zip(of["apply"], spent, strict=True)], axis=0)
+        else:
+            update_s = np.full(len(ends_s), np.mean([s.sum() for s in spent]) / len(ends_s))
+        done_s = np.mean([each["end_s"].max() for each in of["apply"]]) - origin_s
+        rows.append([forward_s, computed_s - forward_s, done_s, *(np.maximum(ends_s, begins_s) - begins_s), *update_s])
+    forward_s, backward_s, step_s, *rest = np.median(rows, axis=0)
+    sums_s, updates_s = np.reshape(rest, (2, -1))
+    return abs(layer_by_layer_s(forward_s, np.array(ready) * backward_s, sums_s, updates_s, order) / float(step_s) - 1)
+
+
+def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
+    """23: three lines of recurrences beside the simulated steps, fed with operations counted by hooks."""
+    from workbench.gradients import build_layout
+
+    models, links, sizes, devices, shares = (names[key] for key in ("models", "links", "bucket_kib", "devices", "shares"))
+    seeds, ranks, runs, num_bytes, orders = (names[key] for key in ("seeds", "ranks", "runs", "num_bytes", "orders"))
+    layouts = {(model, kib): build_layout(names["weights"][model], kib * 1024) for model in models for kib in sizes}
+    passes = {model: counted(names["networks_of"][model]) for model in models}
+
+    def parts(model: str, link: Any, kib: int, share: float = 1.0) -> tuple[float, Array, list[float], list[float]]:
+        """Forward, when buckets are ready since then, their sums and updates."""
+        forward, backward, arrivals = passes[model]
+        scale, layout = share * names["batch_of"][model] / devices / (names["teraflops"] * 1e12), layouts[model, kib]
+        there = np.cumsum([sum(slot.numel for slot in bucket.slots) for bucket in layout.buckets]) / layout.parameter_numel
+        ready = [next(done for done, part in arrivals if part > up_to - 1e-12) for up_to in there]
+        sums_s = [ring_s(layout.bucket_bytes(at), devices, link) for at in range(len(layout.buckets))]
+        whole_s = num_bytes[model] / (names["update_gb_per_s"] * 1e9)
+        return (
+            forward * scale,
+            np.array(ready) * backward * scale,
+            sums_s,
+            [whole_s * (b.stop - b.start) / layout.numel for b in layout.buckets],
+        )
+
+    left = iter([item.run for item in kept])
+    places, step_s, off = [(model, link) for model in models for link in links], {}, 0.0
+    for model, link, kib, order in ((*place, kib, order) for place in places for kib in sizes for order in orders.values()):
+        if order != "any" or kib >= 1024 or model == "alexnet" or names["size"] != "smoke":
+            step_s[model, link, kib, order] = usual_step_s(next(left))
+            off = max(off, abs(step_s[model, link, kib, order] / layer_by_layer_s(*parts(model, link, kib), order) - 1))
+    assert off < 1e-9 and max(names["off"]) < 1e-9  # which digits rounding leaves is not told
+    apart = max(abs(took / step_s[(*place[:3], "backward")] - 1) for place, took in step_s.items() if place[3] == "any")
+    bounds = []
+    for model, link, kib in ((*place, kib) for place in places for kib in sizes):
+        ready_s = parts(model, link, kib)[1]
+        if len(ready_s) > 1:
+            bounds.append((usual_step_s(next(left)) - step_s[model, link, kib, "all"]) / (ready_s[-1] - ready_s[0]))
+    hidden: dict[Any, list[float]] = {place: [] for place in places}
+    for (model, link), share in ((place, share) for place in places for share in shares):
+        forward_s, ready_s, sums_s, updates_s = parts(model, link, 0, share)
+        hidden[model, link].append(1 - (usual_step_s(next(left)) - forward_s - ready_s[-1] - sum(updates_s)) / sum(sums_s))
+    tuned = {place: [usual_step_s(next(left)) for _ in range(5)] for place in places}
+    again = Again(labels=[*(link.name for link in links), "layer-wise, 4 MiB", "DeAR, 4 MiB", "AGD 1"])
+    again.text("One step of layer-wise SGD", 0, ranks)
+    again.text("B2, layer-wise", ranks)
+    rows: list[Any] = []
+    for model, link, kib in ((*place, kib) for place in places for kib in (0, 1024, sizes[-1])):
+        forward_s, ready_s, sums_s, updates_s = parts(model, link, kib)
+        compute_s, whole_s = forward_s + ready_s[-1] + sum(updates_s), layer_by_layer_s(forward_s, ready_s, sums_s, updates_s, "all")
+        starts_s = len(sums_s) * 2 * (devices - 1) * link.latency_s
+        rows.append([len(sums_s), compute_s, ready_s[-1] - ready_s[0], sum(sums_s), starts_s, whole_s - compute_s])
+    again.text("all applied at once", devices, rows)
+    for words, number in (("Buckets of", devices), ("Bandwidth of", ranks), ("Hidden part", devices), ("Time of a step", devices)):
+        again.text(words, number)
+    rows = []
+    for model, link in places:
+        numels = [weight.numel() for _, weight in names["weights"][model]]
+        last = max(at for at, (_, weight) in enumerate(names["weights"][model]) if weight.dim() == 4) + 1
+        forward_s, ready_s, _, updates_s = parts(model, link, 0)
+        whole_s = usual_step_s(next(left))
+        gains = [whole_s - step_s[model, link, kib, "backward"] for kib in (0, 1024)]
+        could_s = whole_s - forward_s - ready_s[-1] - sum(updates_s)
+        rows.append([len(numels), sum(numels[last:]) / sum(numels), [gain / could_s for gain in gains]])
+    again.text("simulated devices", devices, rows)
+    wrong = [
+        np.mean([traced_step(runs[name][at], names["ready_shares"], order) for name, order in orders.items()]) for at in range(len(seeds))
+    ]
+    times = {name: np.array([usual_step_s(run) for run in group]) for name, group in runs.items()}
+    many = times["one message a parameter"] / times["B2, layer-wise"]
+    answer: list[Any] = [max(names["off"]), np.mean(wrong), ranks, min(wrong), max(wrong)]
+    for model, link in places:
+        took = {kib: step_s[model, link, kib, "backward"] for kib in sizes}
+        best = min(took, key=lambda kib: took[kib])
+        answer += [[best] if best not in (0, sizes[-1]) else [], took[0] / took[best]]
+        answer.append([tuned[model, link][0] / each for each in tuned[model, link][1:]])
+    again.text("The three lines", answer, ranks, names["real_kib"], student(many), apart)
+    again.claim(f"{KEY}recurrences-are-the-simulator", off)
+    again.claim(f"{KEY}taskwise-is-layerwise", apart)
+    again.claim(f"{KEY}recurrences-foretell-traces", wrong)
+    again.claim(f"{KEY}gain-is-bounded", max(bounds))
+    again.claim(f"{KEY}one-message-a-parameter-costs", many)
+    again.claim(f"{KEY}small-batches-hide-less", max(line[0] / line[-1] for line in hidden.values()))
+    again.claim(f"{KEY}forward-hides-too", min(of[1] / of[3] for of in tuned.values()))
+    return again
+
+
+def same_order(rates: Any, model: str, machines: list[str], at: int) -> float:
+    """Of the pairs of methods that are 1 % apart on 8 devices of all machines, the share that is ordered the same; 1 without one."""
+    found = [np.array([of[8][at] for of in rates[model, machine].values() if 8 in of]) for machine in machines]
+    one, other = np.triu_indices(len(found[0]), 1)
+    ratios = np.log([each[one] / each[other] for each in found])
+    signs = np.sign(ratios[:, (np.abs(ratios) > math.log(1.01)).all(0)])
+    return float((signs == signs[0]).all(0).mean()) if signs.size else 1.0
+
+
+def throughput(names: Names, kept: list[Kept]) -> Again:
+    """21: batches a second from the rows of the runs; what is foretold, by `calibrate` and `predict` of the same runs."""
+    from workbench.calibration import calibrate, predict
+
+    seeds, models, machines, devices = names["seeds"], names["models"], names["machines"], names["devices"]
+    batch_of, agd = dict(zip(models, names["effective_batches"], strict=True)), ("AGD 1", "AGD 2", "AGD 3")
+    rates: dict[Any, dict[str, dict[int, Array]]] = {}
+    left = (item for item in kept if any(item.problem is shape for shape in names["shapes"].values()))  # not what `predict` simulates
+
+    def rate() -> float:
+        """Batches a second of the next run, behind its fifth step."""
+        ends = [row["seconds"] for row in next(left).run.metrics[0]][5:]
+        return float((len(ends) - 1) / (ends[-1] - ends[0]))
+
+    everything = ("SGD", "layer-wise", "task-wise", *agd, "no comm")
+    for place in ((model, machine) for model in models for machine in machines):
+        most_of = {name: names["taskwise_devices"] if name == "task-wise" else batch_of[place[0]] for name in everything}
+        tried = {name: [p for p in devices if p <= most] for name, most in most_of.items()}
+        rates[place] = {name: {p: np.array([rate() for _ in seeds]) for p in of} for name, of in tried.items()}
+    ahead = {}
+    for place, p in ((place, p) for place, found in rates.items() for p in found["SGD"] if p > 1):
+        of = rates[place]
+        ahead[(*place, p)] = np.max([of[name][p] for name in agd], 0) / np.max(
+            [of[name][p] for name in ("SGD", "layer-wise", "task-wise") if p in of[name]], 0
+        )
+    least = np.min([*ahead.values()], axis=0)
+    tightest = min(ahead, key=lambda place: float(ahead[place][0]))
+    same = [min(same_order(rates, model, machines, at) for model in models) for at in range(len(seeds))]
+    off = []
+    for (model, machine), p in ((place, p) for place in rates for p in devices if 1 < p <= batch_of[place[0]]):
+        at, num_bytes = machines.index(machine), names["num_bytes"][model]
+        computed = sum(counted(names["networks_of"][model])[:2]) * batch_of[model] / p / (names["teraflops"][at] * 1e12)
+        c, m = computed + num_bytes / (names["update_gb_per_s"][at] * 1e9), ring_s(num_bytes, p, names["machine_of"][machine][0])
+        off += [abs(1 / rate() / whole_s - 1) for whole_s in (c + m, max(c, m), max(c, m), max(c, m))]
+    weak = {
+        model: {name: {p: np.array([p * rate() for _ in seeds]) for p in names["beyond"]} for name in names["beyond_methods"]}
+        for model in models
+    }
+    further = np.min([of["AGD 3"][p] / of["SGD"][p] for of in weak.values() for p in names["beyond"]], axis=0)
+
+    again = Again(labels=[*agd, names["hosts"], *(link.name for link, _ in names["machine_of"].values())])
+    for model, at in ((model, at) for model in models for at in range(len(machines))):
+        again.text(f"{model}, {machines[at]}", batch_of[model], names["teraflops"][at])
+    again.text("least ahead with", tightest[2], ahead[tightest][0])
+    runs, ranks = names["runs"], names["rank_counts"]
+    most, real = ranks[-1], names["real_methods"]
+    per_s = {p: {name: np.array([1 / usual_step_s(run) for run in runs[p][name]]) for name in real} for p in ranks}
+    again.text("Time of a step", most)
+    rows: list[Any] = []
+    for p, name in ((p, name) for p in ranks for name in real):
+        over, bound = per_s[p][name] / per_s[p]["SGD"], per_s[p][name] / per_s[p]["no comm"]
+        rows.append([p, per_s[p][name].mean(), over.min(), over.mean(), over.max(), bound.mean()])
+    again.text("seeds, ", len(seeds), most, rows)
+    fitted = [calibrate(run) for run in runs[most]["SGD"]]
+    methods = names["methods"]
+    told = {name: np.array([1 / predict(model, methods[name], workers=most, draws=0).step_s for model in fitted]) for name in real}
+    eight = [1 / predict(fitted[0], methods[name], workers=8, cores=8.0, draws=0).step_s for name in real]
+    again.text("calibrated on SGD", most, [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)])
+    again.text("foretold and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
+    best = max(max(of[name][p]) / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
+    answer: list[Any] = [least.mean(), least.min(), least.max(), best, 1.7, 0.7, 1.43]
+    for of in rates.values():
+        answer += [8, [of[name][8].mean() / 8 / of["SGD"][1].mean() for name in ("SGD", "layer-wise", "AGD 1") if 8 in of[name]]]
+    speedups = np.max([per_s[p][n] / per_s[p]["SGD"] for p in ranks if p > 1 for n in agd if n in real], axis=0)
+    mean, _, high = student(speedups)
+    answer += [most, mean, high - mean, [] if min(same) == 1 else np.mean(same), names["beyond"][-1], further.mean()]
+    again.text("AGD is ", answer)
+    again.claim(f"{KEY}agd-is-fastest", least)
+    again.claim(f"{KEY}same-trend-on-both-machines", same)
+    again.claim(f"{KEY}steps-are-closed-forms", max(off))
+    again.claim(f"{KEY}agd-beyond-eight", further)
+    return again
+
+
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
+    "21-throughput": throughput,
     "22-early-accuracy": early_accuracy,
+    "23-layerwise-bottleneck": layerwise_bottleneck,
     "24-choosing-the-delay": choosing_the_delay,
     "25-small-minibatch": small_minibatch,
     "26-delay-theory": delay_theory,
