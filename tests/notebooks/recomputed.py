@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from tests.notebooks import recomputed_backups, recomputed_pipes
+from tests.notebooks import recomputed_backups, recomputed_delays, recomputed_pipes
 from tests.notebooks.formulas import (
     Array,
     Names,
@@ -293,6 +293,7 @@ NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "10-scaling": scaling,
     "11-interconnect": interconnect,
     "12-stragglers": stragglers,
+    **recomputed_delays.NOTEBOOKS,
     **recomputed_backups.NOTEBOOKS,
     **recomputed_pipes.NOTEBOOKS,
 }

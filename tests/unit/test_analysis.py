@@ -110,6 +110,16 @@ def test_communication_that_runs_into_the_next_step_counts_there() -> None:
     assert "50.0 %" in str(found) and ">all</td>" in found._repr_html_()
 
 
+def test_what_is_one_after_the_other_hides_nothing_at_all() -> None:
+    """Also where the seconds are no whole numbers, and sums of them are rounded."""
+    ends = np.cumsum([0.1] * 25).tolist()
+    kinds = ("forward", "backward", "all_reduce", "apply")
+    rows = [span(kinds[at % 4], ends[at], ends[at + 1], at // 4) for at in range(24)]
+    found = overlap(Spans.from_rows(0, rows))
+    assert found.hidden_s.tolist() == found.idle_s.tolist() == [0] * 6
+    assert found.exposed_s == pytest.approx([0.1] * 6)
+
+
 def test_without_communication_the_overlap_is_none_and_nothing_is_nan() -> None:
     alone = overlap(Spans.from_rows(0, [span("forward", 0, 1), span("apply", 1, 2)]))
     assert alone.fraction is None and alone.per_step()["exposed_s"] == 0

@@ -30,6 +30,24 @@ def test_linear_layers_are_counted_as_in_the_head() -> None:
     assert sum(found.backward_shares) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_behind_an_embedding_need_gradients_of_their_inputs(tied: bool) -> None:
+    """Also where the embedding is the last layer's weight too, whose operations are then the first of backward, not the last."""
+
+    def model() -> nn.Module:
+        layers = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 10, bias=False))
+        if tied:
+            layers[2].weight = layers[0].weight
+        return layers
+
+    batch = (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    found = count_compute(problems.Problem(model=model, loss=cross_entropy, train=batch), 2, flops_per_s=1.0)
+    assert found.forward_s == 2 * 2 * (16 + 40)
+    assert found.backward_s == 2 * found.forward_s
+    shares = [0, 1] if tied else [0, 16 / 56, 40 / 56]
+    assert found.forward_shares == pytest.approx(shares) and found.backward_shares == pytest.approx(shares)
+
+
 @pytest.mark.parametrize(
     ("model", "giga"), [("alexnet", 0.71), ("googlenet", 1.50), ("resnet18", 1.81), ("resnet50", 4.09), ("vit_b_16", 17.56)]
 )

@@ -165,8 +165,8 @@ def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
     communication_s = seconds_of(COMMUNICATION_KINDS, evaluation) - evaluate_s
     either_s = seconds_of(COMPUTE_KINDS, COMMUNICATION_KINDS, evaluation) - evaluate_s
     lengths = (window_s, compute_s, communication_s, compute_s + communication_s - either_s, either_s - compute_s, window_s - either_s)
-    # differences of sums: what should be 0 comes out as +-1e-13 s
-    return (np.full(len(steps), spans.table["rank"][0]), steps, *(np.maximum(length, 0.0) for length in lengths))
+    # differences of sums: what should be 0 comes out as +-1e-13 s, below what any clock tells apart
+    return (np.full(len(steps), spans.table["rank"][0]), steps, *(np.where(length > 1e-12, length, 0.0) for length in lengths))
 
 
 def union(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:

@@ -22,8 +22,9 @@ def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_
     """Forward and backward of one minibatch on a device that does so many operations a second, and what falls on each parameter.
 
     A multiplication and an addition are two operations, as vendors count them; those of matrix products and convolutions count and
-    nothing else does. Backward is twice forward, for the gradients of inputs and of weights, and once forward for the first layer,
-    whose inputs need none. Shapes alone are looked at, so the largest network takes a moment and no memory.
+    nothing else does. Backward is twice forward, for the gradients of inputs and of weights, and once forward for a layer whose
+    inputs need none, as the first of a convolutional network's. Shapes alone are looked at, so the largest network takes a moment
+    and no memory.
 
     Args:
         problem: whose model, and the shape of whose data.
@@ -48,30 +49,31 @@ def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_
     modules = list(model.modules())
     holders = [[place[id(param)] for param in module.parameters(recurse=False) if id(param) in place] for module in modules]
     called: list[int] = []
+    passes: list[int] = []  # of backward over forward, of each call
     done: list[float] = [0.0]
     with FlopCounterMode(display=False) as counter, ExitStack() as stack:
 
-        def note(who: int, *_: Any) -> None:
+        def note(who: int, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             called.append(who)
+            given = [item.requires_grad for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+            passes.append(1 if given and not any(given) else 2)
             done.append(float(counter.get_total_flops()))
 
         for number, module in enumerate(modules):
             if holders[number]:
-                stack.callback(module.register_forward_pre_hook(partial(note, number)).remove)
+                stack.callback(module.register_forward_pre_hook(partial(note, number), with_kwargs=True).remove)
         problem.batch_loss(model, batch)
         done.append(float(counter.get_total_flops()))
     shares = _of_forward(called, done, holders, parameters)
     if shares is None:
         raise ConfigError(f"problem {problem.name}: no matrix product and no convolution in it that could be counted")
-    first = int(np.flatnonzero(shares > 0)[0])
-    owner = next(holder for holder in holders if first in holder)
-    weights = 2 * shares
-    weights[owner] -= shares[owner]
     total_s = done[-1] / flops_per_s
-    backward_shares = weights / weights.sum()
+    back = np.cumsum(np.diff([done[0], *done[2:]]) * passes)
+    backward_shares = _of_forward(called, [0.0, 0.0, *back.tolist()], holders, parameters)
+    assert backward_shares is not None
     return Compute(
         forward_s=total_s,
-        backward_s=total_s * float(weights.sum()),
+        backward_s=float(back[-1]) / flops_per_s,
         forward_shares=tuple(shares.tolist()),
         backward_shares=tuple(backward_shares.tolist()),
     )

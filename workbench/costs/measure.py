@@ -189,15 +189,22 @@ class _Bench:
 def _of_forward(called: list[int], at: Sequence[float], holders: list[list[int]], parameters: Sequence[Tensor]) -> Array | None:
     """From one module's call to the next is spent on the first one's parameters, by elements; what comes before the first is its own.
 
+    A module whose parameters another one has used before (a head that is tied to the embedding) counts with the module called before it:
+    that is when it runs, forward and backward.
+
     `at`: when the pass began, when each module was called, when the pass ended.
     """
     if not called:
         return None
     shares = np.zeros(len(parameters))
     edges = [at[0], *at[2:]]
+    used: dict[int, int] = {}  # parameter -> the module that was the first to use it
+    place = called[0]
     for number, (begin, end) in zip(called, pairwise(edges), strict=True):
-        numel = np.array([parameters[index].numel() for index in holders[number]], dtype=np.float64)
-        shares[holders[number]] += (end - begin) * numel / max(numel.sum(), 1.0)
+        first = {used.setdefault(index, number) for index in holders[number]}
+        place = number if number in first else place
+        numel = np.array([parameters[index].numel() for index in holders[place]], dtype=np.float64)
+        shares[holders[place]] += (end - begin) * numel / max(numel.sum(), 1.0)
     total = shares.sum()
     return shares / total if total > 0 else None
 
