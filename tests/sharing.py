@@ -1,7 +1,7 @@
 """How workers of pytest-xdist share the tests: a file is one worker's, and what cannot share the machine is run alone, at the end.
 
-`make test` has two workers. Much of a test is waiting, for processes that start and for what must time out, so that two take little
-more than half the time of one. A worker has pools of ranks of its own and, as root, ports of its own.
+`make test` has three workers. Much of a test is waiting, for processes that start and for what must time out, so that they take
+about half the time of one. A worker has pools of ranks of its own and, as root, ports of its own.
 """
 
 from __future__ import annotations
