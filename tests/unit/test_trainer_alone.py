@@ -301,10 +301,10 @@ def test_the_norm_of_the_mean_gradient_is_read_after_a_step(algorithm: Algorithm
 
 def test_a_norm_that_nobody_measures_is_not_made_up() -> None:
     model = Line()
-    trainer = Trainer(model, sgd(model), SynchronousSGD())
-    trainer.step(lambda: model(X))
-    with pytest.raises(ConfigError, match=r"keep_gradients=True, or clip_norm=math.inf"):
-        _ = trainer.grad_norm
+    with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+        trainer.step(lambda: model(X))
+        with pytest.raises(ConfigError, match=r"keep_gradients=True, or clip_norm=math.inf"):
+            _ = trainer.grad_norm
     assert model.a.grad is None
 
 
