@@ -41,7 +41,7 @@ CODECS: dict[str, Any] = {
     "repeats": 1,
     "workers": [2, 4],
     "message_workers": [2],
-    "error_workers": [2, 3, 4],
+    "error_workers": [2, 4, 8],
     "block": 64,
 }
 
