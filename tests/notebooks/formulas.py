@@ -140,6 +140,9 @@ def server_s(num_bytes: float, p: int, link: Any) -> float:
     return float(p * (link.latency_s + wire_s) + link.latency_s + p * wire_s)
 
 
+# -- spans of runs -------------------------------------------------------------------------------------------------------
+
+
 def hidden_share(run: Any, first: int) -> float:
     """Of the seconds in which a rank communicates from the first forward of that step on, the part in which it computes too."""
     found = times_of(run, first)

@@ -92,10 +92,9 @@ def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
 
 def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     seeds, means, kinds, target = len(names["seeds"]), names["means"], names["kinds"], names["target"]
-    of_kinds = {kind: kind == "empirical" for kind in kinds}
     runs = iter([item.run for item in kept if type(item.method).__name__ == "StaleSGD"])
     constant = {mean: [next(runs) for _ in range(seeds)] for mean in means}
-    others = {kind: [next(runs) for _ in range(seeds)] for kind in of_kinds}
+    others = {kind: [next(runs) for _ in range(seeds)] for kind in kinds}
     abrupt = [next(runs) for _ in range(seeds)]
     steps = names["epochs"] * -(-names["task"].num_samples() // names["batch_size"])
 
@@ -109,7 +108,6 @@ def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     more = {mean: errors(constant[mean]) - none for mean in means}
     again = Again()
     again.text("Test error against average staleness", names["epochs"])
-    rows = [[mean, constant[mean], mean] for mean in means]
     rows = [[mean, constant[mean]] for mean in means] + [[kind_mean, others[kind]] for kind in kinds] + [[last, abrupt]]
     table = []
     for mean, found in rows:

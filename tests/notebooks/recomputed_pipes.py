@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from tests.notebooks.formulas import (
 from tests.notebooks.shown import Again, Kept
 
 KEY = "li2018pipesgd/"
+RULES = ("1 / (1 + tau)", "1 / (2 tau + 1)", "1 + tau")
 
 # -- times of steps ------------------------------------------------------------------------------------------------------
 
@@ -68,6 +71,92 @@ def coded_s(num_bytes: float, p: int, link: Any, codec: Any = None) -> float:
     return float(2 * (p - 1) * wire_s + work_s)
 
 
+def _warm(run: Any) -> int:
+    """The first step after a tenth of those in the trace."""
+    steps = sorted(set(run.spans.table["step"][run.spans.table["step"] >= 0].tolist()))
+    return int(steps[min(max(1, len(steps) // 10), 10)])
+
+
+# -- sums with a codec ------------------------------------------------------------------------------------------------------
+
+
+def over(codec: Any, values: Any) -> Any:
+    """What is decoded of an encoding."""
+    return codec.decode(codec.encode(values, None), values)
+
+
+def ring_sum(rows: Sequence[Any], codec: Any) -> Any:
+    """Of one tensor a rank: block b begins at rank b + 1, is encoded in every hop, and once more when it is whole at rank b."""
+    p, size = len(rows), len(rows[0])
+    small, extra = divmod(size + 3, p)  # a bucket ends in three numbers that are not encoded: its weight, a word, a count
+    cuts = [min(size, block * small + min(block, extra)) for block in range(p + 1)]
+    blocks = []
+    for block, (begin, end) in enumerate(pairwise(cuts)):
+        partial = rows[(block + 1) % p][begin:end]
+        for hop in range(2, p + 1):
+            partial = rows[(block + hop) % p][begin:end] + over(codec, partial)
+        blocks.append(over(codec, partial))
+    return np.concatenate(blocks)
+
+
+def once_sum(rows: Sequence[Any], codec: Any) -> Any:
+    """Each rank's block is encoded once, and so is the sum of each block."""
+    blocks = []
+    for pieces in zip(*(row.tensor_split(len(rows)) for row in rows), strict=True):
+        blocks.append(over(codec, sum(over(codec, piece) for piece in pieces)))
+    return np.concatenate(blocks)
+
+
+def group_sum(rows: Sequence[Any], codec: Any = None) -> Any:
+    """A tree at the first of a group: half of the ranks send what they have to the other half, and so on."""
+    through = (lambda values: over(codec, values)) if codec else lambda values: values
+    found = list(rows)
+    while len(found) > 1:
+        found = [found[i] + through(found[i + 1]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
+    return found[0]
+
+
+def error_of(found: Any, values: Any) -> float:
+    """Root mean square of the mean that is applied, over that of the exact one; of 2, 4, 8, ... ranks, whose division is exact."""
+    exact = values.double().mean(0).numpy()
+    return float(np.linalg.norm(found / np.float32(len(values)) - exact) / np.linalg.norm(exact))
+
+
+def dealt(values: Any) -> Any:
+    """The row of each rank: samples are shuffled."""
+    from workbench.problems.base import Sampler
+
+    sampler = Sampler(len(values), 1, len(values), 0)
+    return values[[int(sampler.share(0, rank)[0]) for rank in range(len(values))]]
+
+
+# -- a quadratic ------------------------------------------------------------------------------------------------------------
+
+
+def stable_limit(delay: int, momentum: float) -> float:
+    """The eta lambda at which a root of z^(d+2) - (1 + mu) z^(d+1) + mu z^d + eta lambda leaves the unit circle."""
+
+    def largest(step: float) -> float:
+        terms = np.zeros(delay + 3)
+        terms[:3] = 1, -1 - momentum, momentum
+        terms[delay + 1] += step
+        return float(abs(np.roots(terms)).max()) - 1
+
+    return float(optimize.brentq(lambda step: largest(step) - 1e-12, 1e-4, 5.0))
+
+
+def trained_limit(limit: float, delay: int, momentum: float, modes: int, steps: int) -> float:
+    """Of modes around the limit, the last below which all shrink, by the largest in the second and in the last quarter."""
+    rates = limit * np.linspace(0.95, 1.05, modes)
+    path, speed = [np.full(modes, 1e-150)], np.zeros(modes)
+    for t in range(steps):
+        speed = momentum * speed + (rates * path[t - delay] if t >= delay else 0.0)  # until then no sum has come
+        path.append(path[t] - speed)
+    seen, quarter = np.abs(path[1:]), steps // 4
+    shrank = seen[-quarter:].max(0) < seen[quarter : 2 * quarter].max(0)
+    return float(rates[int(np.argmin(shrank)) - 1])
+
+
 # -- studies -------------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +171,7 @@ def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
         return long_run_s(run, warm + 4 if len(ends_of(run)) > warm + 8 else 0)
 
     steps = {key: np.array([step_s(run) for run in found]) for key, found in clocks.items()}
-    again = Again(labels=[link.name, "1 + tau", *workloads])
+    again = Again(labels=[link.name, *workloads])
     num_bytes, rows = {}, []
     for w, batch in zip(workloads, names["batches"], strict=True):
         num_bytes[w] = 4 * num_values(names["shapes"][w])
@@ -93,7 +182,7 @@ def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
     gains = [[steps[w, "D-Sync"].mean() / steps[w, m].mean() for w in workloads] for m in methods]
     again.text("Steps a second over D-Sync's", p, names["tflops"], gains)
     doubled = [step_s(still[w, "D-Sync" + codec]) / step_s(still[w, "Pipe-SGD" + codec]) for w in workloads for codec in ("", "+T", "+Q")]
-    again.claim(f"{KEY}overlap-at-most-doubles", doubled)
+    again.claim(f"{KEY}overlap-at-most-doubles", min(doubled) if min(doubled) < 1 else max(doubled))
     bound = []
     for count in (2, 4, 8):
         ring, shared, queued = (step_s(next(runs)) for _ in range(3))
@@ -190,12 +279,6 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
-def _warm(run: Any) -> int:
-    """The first step after a tenth of those in the trace."""
-    steps = sorted(set(run.spans.table["step"][run.spans.table["step"] >= 0].tolist()))
-    return int(steps[min(max(1, len(steps) // 10), 10)])
-
-
 def timing_model(names: Names, kept: list[Kept]) -> Again:
     models, workers, networks, links, shares, segments = (
         names[key] for key in ("models", "workers", "networks", "links", "shares", "segments")
@@ -249,6 +332,59 @@ def timing_model(names: Names, kept: list[Kept]) -> Again:
     best = segments[int(np.argmin(bound))]
     answer = [max(map(abs, off)), max(map(abs, surplus)), max(map(abs, still)), max(gains), min(gains), [best] if best > 1 else []]
     again.text("The formulas and the simulated steps differ", answer, real)
+    return again
+
+
+def codec_cost(names: Names, kept: list[Kept]) -> Again:
+    import torch
+
+    seeds, workers, few, numel, link = (names[key] for key in ("seeds", "workers", "message_workers", "numel", "link"))
+    codecs, costs = names["codecs"], {name: np.array(found) for name, found in names["costs"].items()}  # costs: (rounds, 2)
+    hops, sums = [name for name in codecs if name in names["pays"]], iter([ends_of(item.run)[-1] / 2 for item in kept])
+    ratio = {name: 4 * numel / codec.wire_bytes(numel) for name, codec in codecs.items()}
+
+    def even(name: str, p: int, number: int) -> float:
+        """Gbit/s at which a ring with the codec takes as long as one without, where latency is nothing."""
+        (encode_s, decode_s), smaller = costs[name][number], ratio[name]
+        rate = 2 * (p - 1) * (1 - 1 / smaller) / (p * (encode_s + decode_s))
+        if rate * smaller * decode_s > 1:  # decoding is longer than an encoded block on the wire
+            rate = (p - 1) * (2 - 1 / smaller) / (p * encode_s + (2 * p - 1) * decode_s)
+        return float(8e-9 * rate)
+
+    light, heavy = [*codecs][:2], [*codecs][2:]
+    both = {name: found.sum(1) for name, found in costs.items()}
+    longer = np.min([both[name] for name in heavy], axis=0) / np.max([both[name] for name in light], axis=0)
+    share = []
+    for encode_s, decode_s in costs[light[1]]:
+        slow = replace(link, encode_s_per_byte=encode_s, decode_s_per_byte=decode_s)
+        free = replace(link, encode_s_per_byte=0.0, decode_s_per_byte=0.0)
+        share.append(1 - coded_s(4 * numel, 4, free, codecs[light[1]]) / coded_s(4 * numel, 4, slow, codecs[light[1]]))
+    off = max(abs(next(sums) / next(sums) - 1) for _ in hops for _ in few)
+    slopes: dict[str, list[float]] = {"hops": [], "once": [], "truncated": []}
+    for seed in seeds:
+        found = []
+        for p in names["error_workers"]:
+            values = dealt(torch.randn(p, p * names["block"], generator=torch.Generator().manual_seed(seed)))
+            quantised, cut = codecs[light[1]], codecs[light[0]]
+            all_ = ring_sum(values, quantised), once_sum(values, quantised), ring_sum(values, cut)
+            found.append([error_of(one, values) for one in all_])
+        fitted = np.polyfit(np.log(np.array(names["error_workers"]) + 1), np.log(found), 1)[0]
+        for kind, slope in zip(slopes, fitted, strict=True):
+            slopes[kind].append(float(slope))
+    again = Again(labels=[*codecs, link.name, "(p + 1)", "8 bits"])
+    again.claim(f"{KEY}heavier-codecs-take-longer", longer)
+    again.claim(f"{KEY}codec-time-is-no-trifle", share)
+    again.text("Medians of", len(seeds), [[ratio[name], 1e9 * np.median(costs[name], axis=0)] for name in codecs])
+    again.claim(f"{KEY}break-even-by-formula", off)
+    again.text("a line at", len(seeds), 10)
+    again.claim(f"{KEY}quantised-hops-grow-as-root", slopes["hops"])
+    again.claim(f"{KEY}once-stays", slopes["once"])
+    again.claim(f"{KEY}truncated-hops-grow-linearly", slopes["truncated"])
+    again.text("Real sums on simulated workers", names["block"], len(seeds))
+    p = 4 if 4 in workers else workers[0]
+    rates = [[even(name, p, number) for number in range(len(seeds))] for name in hops]
+    answer = [[[np.median(found), min(found), max(found), p] for found in rates], student(longer), 4, np.mean(share), off]
+    again.text("pays below", answer, [student(found) for found in slopes.values()])
     return again
 
 
@@ -311,6 +447,49 @@ def parts_of_sums(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
+    import torch
+
+    megabytes, p, group, linear, chunks = (names[key] for key in ("megabytes", "workers", "group", "linear_workers", "chunks"))
+    sums = iter([ends_of(item.run)[-1] / 2 for item in kept if item.run.info["settings"].get("steps") != 1])
+    order = ["linear", "tree", "halving-doubling", "ring", "two levels"]
+    taken = {(where, name): np.array([next(sums) for _ in megabytes]) for where in ("equal links", "hosts") for name in order}
+    gain = {where: taken[where, "ring"] / taken[where, "two levels"] for where in ("equal links", "hosts")}
+    off = max(abs(next(sums) / next(sums) / count - 1) for count in linear)
+    kinds = ["ring, no codec", "ring, every hop", "once around the sum", "no codec", "each level", "between hosts"]
+    spent, free = ({kind: next(sums) for kind in kinds} for _ in range(2))
+    errors: dict[str, list[float]] = {kind: [] for kind in kinds}
+    codec = names["kinds"]["ring, every hop"].codec
+    for seed in names["seeds"]:
+        values = dealt(torch.randn(p, names["error_numel"], generator=torch.Generator().manual_seed(seed)))
+        groups = values.split(group)
+        found = {"ring, every hop": ring_sum(values, codec), "once around the sum": once_sum(values, codec)}
+        found["between hosts"] = ring_sum([group_sum(rows) for rows in groups], codec)
+        found["each level"] = over(codec, torch.from_numpy(ring_sum([group_sum(rows, codec) for rows in groups], codec)))
+        for kind in kinds:
+            errors[kind].append(error_of(found[kind], values) if kind in found else 0.0)
+    wire, busy = ({count: next(sums) for count in chunks} for _ in range(2))
+    best = min(busy, key=lambda count: busy[count])
+    hidden = (busy[best] - wire[best]) / (busy[1] - wire[1])
+    ratio = np.divide(errors["between hosts"], errors["ring, every hop"])
+    rate = 8 / (4 * 10**6 / codec.wire_bytes(10**6) * (names["encode_ns"] + names["decode_ns"]))
+    again = Again(labels=[names["hosts"], names["flat"], "8 bits"])
+    again.claim(f"{KEY}two-levels-gain-on-hosts", gain["hosts"].min())
+    again.claim(f"{KEY}two-levels-need-hosts", gain["equal links"][-1])
+    again.claim(f"{KEY}linear-sum-costs-p-rings", off)
+    again.text("simulated workers", p)
+    again.claim(f"{KEY}codec-a-level-beats-codec-a-hop", ratio)
+    rows = [[spent[kind], free[kind], np.mean(errors[kind])] for kind in kinds]
+    again.text("simulated workers", megabytes[-1] * 1e6, p, names["encode_ns"], names["decode_ns"], rows)
+    again.claim(f"{KEY}chunks-hide-the-codec", hidden)
+    again.text("Ring of", names["chunk_workers"], names["chunk_megabytes"] * 1e6, rate)
+    quick = [mb * 1e6 for mb, value in zip(megabytes, gain["equal links"], strict=True) if value > 1]
+    answer = [group, gain["hosts"].min(), gain["hosts"].max(), p, gain["equal links"][0], megabytes[0] * 1e6, gain["equal links"][-1]]
+    answer += [megabytes[-1] * 1e6, quick, off, student(ratio), megabytes[-1] * 1e6, [spent[kind] for kind in kinds], best, hidden]
+    again.text("On hosts of", answer)
+    return again
+
+
 def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     workers, rates, few, seeds, known = (names[key] for key in ("workers", "rates_mbit", "message_workers", "seeds", "known"))
     runs, told = iter([item.run for item in kept]), json.loads(names["path"].read_text())["rows"]
@@ -360,18 +539,6 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
-def stable_limit(delay: int, momentum: float) -> float:
-    """The eta lambda at which a root of z^(d+2) - (1 + mu) z^(d+1) + mu z^d + eta lambda leaves the unit circle."""
-
-    def largest(step: float) -> float:
-        terms = np.zeros(delay + 3)
-        terms[:3] = 1, -1 - momentum, momentum
-        terms[delay + 1] += step
-        return float(abs(np.roots(terms)).max()) - 1
-
-    return float(optimize.brentq(lambda step: largest(step) - 1e-12, 1e-4, 5.0))
-
-
 def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     p, seeds, widths, momenta, rules, guess = (names[key] for key in ("workers", "seeds", "widths", "momenta", "rules", "guess"))
     runs, goal, link = iter([item.run for item in kept]), names["target_loss"], names["link"]
@@ -394,7 +561,7 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
             found.append(sum(row["loss"] * row["num_samples"] for row in mine) / sum(row["num_samples"] for row in mine))
         return min(float(np.mean(found)), guess) if run else guess
 
-    again = Again(labels=[link.name, *(rule for rule in known_rules if rule != "1"), "1 + tau"])
+    again = Again(labels=[link.name, *RULES])
     again.claim(f"{KEY}wider-is-not-faster", off)
     again.text("Time of a step, simulated", p, [[K, found] for K, found in steps.items()])
     trained = {K: next_runs() for K in widths}
@@ -405,17 +572,9 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     rows = []
     for K, found in trained.items():
         right = [evaluations_of(run)[-1]["accuracy"] for run in found if run]
-        losses = test_loss(found)
-        rows.append(
-            [
-                K,
-                [late[K].mean()] if np.isfinite(late[K]).all() else [],
-                losses.mean(),
-                losses.std(ddof=1),
-                [np.mean(right)] if right else [],
-            ]
-        )
-    again.text(", 5 seeds\n".replace("5", str(len(seeds))), len(seeds), rows)
+        losses, met = test_loss(found), [late[K].mean()] if np.isfinite(late[K]).all() else []
+        rows.append([K, met, losses.mean(), losses.std(ddof=1), [np.mean(right)] if right else []])
+    again.text(f"{names['problem']}, {len(seeds)} seeds", len(seeds), rows)
     table, wrong = [], []
     for K in (2, 3):
         for mu in sorted({min(momenta), max(momenta)}):
@@ -464,26 +623,13 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
-known_rules = ("1", "1 / (1 + tau)", "1 / (2 tau + 1)")
-
-
-def trained_limit(limit: float, delay: int, momentum: float, modes: int, steps: int) -> float:
-    """Of modes around the limit, the last below which all shrink, by the largest in the second and in the last quarter."""
-    rates = limit * np.linspace(0.95, 1.05, modes)
-    path, speed = [np.full(modes, 1e-150)], np.zeros(modes)
-    for t in range(steps):
-        speed = momentum * speed + (rates * path[t - delay] if t >= delay else 0.0)  # until then no sum has come
-        path.append(path[t] - speed)
-    seen, quarter = np.abs(path[1:]), steps // 4
-    shrank = seen[-quarter:].max(0) < seen[quarter : 2 * quarter].max(0)
-    return float(rates[int(np.argmin(shrank)) - 1])
-
-
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "61-accuracy-against-time": accuracy_against_time,
     "62-time-breakdown": time_breakdown,
     "63-timing-model": timing_model,
+    "64-codec-cost": codec_cost,
     "65-where-all-reduce-spends-time": parts_of_sums,
+    "66-hierarchical-sums": hierarchical_sums,
     "67-larger-clusters": larger_clusters,
     "68-pipeline-width": pipeline_width,
 }

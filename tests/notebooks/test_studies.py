@@ -1,4 +1,4 @@
-"""The three studies at a tiny size: they run, and every number that they show is the one computed again."""
+"""The three studies, and one of the papers', at a tiny size: they run, and every number that they show is the one computed again."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ INTERCONNECT: dict[str, Any] = {
     "steps": 6,
 }
 STRAGGLERS: dict[str, Any] = {"total": 12, "spreads": [0.02, 0.3], "checked": [0, 2], "slow_share": 0.1, "steps": 40, "drawn": 200}
+CODECS: dict[str, Any] = {
+    "megabytes": 0.1,
+    "repeats": 1,
+    "workers": [2, 4],
+    "message_workers": [2],
+    "error_workers": [2, 4, 8],
+    "block": 64,
+}
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(300), pytest.mark.usefixtures("no_process_left")]
 
@@ -74,6 +82,11 @@ def test_interconnect(tmp_path: Path) -> None:
 
 def test_stragglers(tmp_path: Path) -> None:
     assert len(figures(execute("12-stragglers", STRAGGLERS, tmp_path))) == 6
+
+
+def test_codecs(tmp_path: Path) -> None:
+    """It makes rings of codecs that methods may come to refuse."""
+    assert len(figures(execute("64-codec-cost", CODECS, tmp_path))) == 2
 
 
 @pytest.mark.parametrize(
