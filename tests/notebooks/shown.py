@@ -100,7 +100,8 @@ def tell(notebook: str, names: dict[str, Any], kept: list[Kept]) -> None:
     from IPython.display import display
 
     again = recomputed_notebooks()[notebook](names, kept)
-    display({MIME: {"texts": again.texts, "claims": again.claims, "labels": again.labels}}, raw=True)
+    facts = {"texts": again.texts, "claims": again.claims, "labels": again.labels}
+    display({MIME: facts, "text/plain": "(numbers computed again)"}, raw=True)  # text: what a page of the notebook shows of it
 
 
 def recomputed_notebooks() -> dict[str, Callable[[dict[str, Any], list[Kept]], Again]]:
