@@ -203,7 +203,7 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     eight = [1 / predict(fitted[0], methods[name], workers=8, cores=8.0, draws=0).step_s for name in real]
     again.text("calibrated on SGD", most, [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)])
     again.text("foretold and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
-    best = max(max(of[name][p]) / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
+    best = max(of[name][p].mean() / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
     answer: list[Any] = [least.mean(), least.min(), least.max(), best, 1.7, 0.7, 1.43]
     for of in rates.values():
         answer += [8, [of[name][8].mean() / 8 / of["SGD"][1].mean() for name in ("SGD", "layer-wise", "AGD 1") if 8 in of[name]]]
