@@ -1,4 +1,7 @@
-"""What each notebook on delays (21 to 32) must show, computed again as in `recomputed`."""
+"""What each notebook on delays (21 to 32) must show, computed again as in `recomputed`.
+
+Runs on real ranks are read by their rows and spans. What 21 foretells is `calibrate` and `predict`, called again.
+"""
 
 from __future__ import annotations
 
@@ -69,276 +72,7 @@ def student(values: Iterable[float]) -> tuple[float, float, float]:
     return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
 
 
-# -- studies -------------------------------------------------------------------------------------------------------------
-
-
-def stable_below(delay: int, momentum: float, modes: int, steps: int) -> tuple[float, float]:
-    """The largest eta lambda that shrinks, over the limit and as it is, of a grid 5 % around the limit.
-
-    w[t+1] = w[t] + mu (w[t] - w[t-1]) - eta lambda w[t-d].
-    """
-
-    def radius(a: float) -> float:
-        terms = np.zeros(delay + 3)
-        terms[:3] = 1, -1 - momentum, momentum
-        terms[delay + 1] += a  # z^(d+2) - (1 + mu) z^(d+1) + mu z^d + eta lambda z
-        return float(abs(np.roots(terms)).max())
-
-    limit = optimize.bisect(lambda a: radius(a) - 1 - 1e-12, 1e-3, 5.0)
-    grid = limit * np.linspace(0.95, 1.05, modes)
-    weights, moved = [np.full(modes, 1e-150)], np.zeros(modes)
-    for step in range(steps):
-        moved = momentum * moved - (grid * weights[step - delay] if step >= delay else 0.0)
-        weights.append(weights[-1] + moved)
-    sizes, quarter = np.abs(np.array(weights[1:])), steps // 4
-    shrinks = sizes[-quarter:].max(0) < sizes[quarter : 2 * quarter].max(0)
-    return float(grid[int(np.argmin(shrinks)) - 1]) / limit, float(grid[int(np.argmin(shrinks)) - 1])
-
-
-def least_loss(task: Any, radius: float, steps: int, seed: int) -> float:
-    """Mean over a run's minibatches of 16 of the loss of softmax regression's best parameters of norm `radius` at most."""
-    from workbench.problems.base import Sampler
-
-    images, labels = (item.numpy() for item in (task.train() if callable(task.train) else task.train))
-    sampler, weight = Sampler(len(labels), 16, 1, seed), np.zeros(len(labels))
-    for step in range(steps):
-        share = sampler.share(step, 0).numpy()
-        weight[share] += 1 / len(share) / steps
-    inputs = np.column_stack([images.reshape(len(labels), -1), np.ones(len(labels))])
-
-    def loss(flat: Array, price: float) -> tuple[float, Array]:
-        scores = inputs @ flat.reshape(-1, 10)
-        logs = scores - special.logsumexp(scores, axis=1, keepdims=True)
-        slope = inputs.T @ (weight[:, None] * (np.exp(logs) - np.eye(10)[labels]))
-        return -weight @ logs[np.arange(len(labels)), labels] + price / 2 * flat @ flat, slope.ravel() + price * flat
-
-    found = np.zeros(inputs.shape[1] * 10)
-
-    def best(price: float) -> Array:
-        exact = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-13, "gtol": 1e-7}
-        found[:] = optimize.minimize(loss, found, price, "L-BFGS-B", jac=True, options=exact).x
-        return found
-
-    price = math.exp(optimize.brentq(lambda log: np.linalg.norm(best(math.exp(log))) - radius, -12.0, 2.0, xtol=1e-4))
-    return float(loss(best(price), price)[0] - price / 2 * radius**2)  # of the dual problem, which errs by the square of the price's error
-
-
-def delay_theory(names: Names, kept: list[Kept]) -> Again:
-    """26: the delayed recurrence by itself, and regret against the best parameters for the run's own minibatches."""
-    delays, seeds, horizons, radius = (names[key] for key in ("delays", "seeds", "horizons", "radius"))
-    latest, longest, backups = max(delays), max(horizons), names["backups"]
-    limits = {(d, mu): stable_below(d, mu, names["modes"], names["quadratic_steps"]) for d in delays if d <= 4 for mu in names["momenta"]}
-    images = np.stack([np.asarray(row).ravel() for row in names["images"]])
-    steepest = math.sqrt(2 * float((images**2).sum(1).max() + 1))
-    best = {(T, seed): least_loss(names["task"], radius, T, seed) for T in horizons for seed in seeds}
-    regret: dict[tuple[int, int], list[float]] = {}
-    dropped: dict[int, list[float]] = {}
-    for item in kept:
-        steps, losses = item.how["steps"], losses_of(item.run)
-        if type(item.method).__name__ == "BackupSGD":
-            dropped.setdefault(item.method.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
-        elif "seed" in item.how:  # those on the quadratic have none
-            regret.setdefault((item.method.delay, steps), []).append(losses.sum() - steps * best[steps, item.how["seed"]])
-    bound = {d: 2 * radius * steepest * math.sqrt((1 + 2 * d) * longest) for d in delays}
-    shares = np.max([np.array(regret[d, longest]) / bound[d] for d in delays], axis=0)
-    growth = np.log(np.array(regret[latest, longest]) / regret[latest, horizons[0]]) / math.log(longest / horizons[0])
-    dearer = np.array(regret[latest, longest]) / regret[0, longest] / math.sqrt(1 + 2 * latest)
-    relative = np.array(dropped[backups]) / dropped[0] - 1
-    off, ratio = max(abs(share - 1) for share, _ in limits.values()), limits[0, 0.9][1] / limits[1, 0.9][1]
-    again = Again()
-    again.text("Regret of softmax regression", longest, len(seeds))
-    again.text("gradients an update", names["workers"], [[b, np.mean(found), np.std(found, ddof=1)] for b, found in dropped.items()])
-    mean, low, high = student(shares)
-    answer = [off, 0.9, ratio, mean, 100 * low, 100 * high, student(growth), latest, dearer.mean() * math.sqrt(1 + 2 * latest)]
-    mean, low, high = student(relative)
-    again.text("Steps are stable", answer, math.sqrt(1 + 2 * latest), backups, names["workers"], mean, 100 * low, 100 * high)
-    again.claim(f"{KEY}stable-where-theory-says", off)
-    again.claim(f"{KEY}one-delay-costs-momentum", ratio)
-    again.claim(f"{KEY}regret-within-its-bound", shares)
-    again.claim(f"{KEY}regret-grows-as-a-root", growth)
-    again.claim(f"{KEY}delay-costs-less-than-its-bound", dearer)
-    again.claim("chen2016revisiting/dropping-costs-variance-only", relative)
-    return again
-
-
-def small_minibatch(names: Names, kept: list[Kept]) -> Again:
-    """25: losses of the evaluations, and steps on the networks beside c + m."""
-    from workbench import costs
-
-    batch, workers, seeds, nets, split = (names[key] for key in ("batch", "workers", "seeds", "networks", "split"))
-    fixed_s, sample_s, num_bytes, most = names["fixed_ms"] / 1e3, names["sample_ms"] / 1e3, 4 * num_values(names["wide"]), max(workers)
-    links = {net: costs.get(net) for net in nets}
-    curves = [np.array([loss for _, loss, _ in evaluations_of(item.run)]) for item in kept if "epochs" in item.how]
-    after = len(names["methods"]) * len(names["idle_workers"]) * len(seeds) * 2
-    idle = max(np.abs(one / other - 1).max() for other, one in zip(curves[:after:2], curves[1:after:2], strict=True))
-    whole = curves[after : after + len(seeds)]  # on one worker
-    rest = [np.abs(one / whole[at % len(seeds)] - 1).max() for at, one in enumerate(curves[after:])]
-    cut, micro = max(rest[: len(split) * len(seeds)]), max(rest[len(split) * len(seeds) :])
-    timed, third = [item for item in kept if "epochs" not in item.how], names["sim_steps"] // 3
-    took = iter(float((ends[-1] - ends[third]) / (len(ends) - 1 - third)) for ends in (ends_of(item.run) for item in timed))
-    step_s = {(net, late): {p: next(took) for p in workers} for net in nets for late in (0, 1)}
-    faster = {net: np.array([next(took) / next(took) for _ in seeds]) for net in nets}
-    beyond = {(net, late, p): of[p] / of[batch] for (net, late), of in step_s.items() for p in workers if p > batch}
-    slowest = max(beyond, key=lambda place: beyond[place])
-    limit = {net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets}
-    speedup = {net: {p: step_s[net, 0][1] / each for p, each in step_s[net, 0].items()} for net in nets}
-    again = Again(labels=nets)
-    again.text("the lines lie on one another", batch)
-    again.text("the rest is idle", batch, batch)
-    rows = []
-    for net in nets:
-        larger_s = fixed_s + sample_s + ring_s(num_bytes, most, links[net])
-        added_s = fixed_s + most / batch * sample_s + ring_s(num_bytes, batch, links[net])
-        rows.append([batch / step_s[net, 0][batch], batch / step_s[net, 0][most], most / larger_s, most / added_s])
-    again.text("Samples a second", rows)
-    answer: list[Any] = [idle, cut, micro, min(beyond.values()), beyond[slowest]]
-    for net in nets:
-        answer += [speedup[net][batch], limit[net], max(workers, key=lambda p: speedup[net][p]), 1, faster[net].mean()]  # AGD 1
-    again.text(f"({slowest[0]})", answer)
-    again.claim(f"{KEY}idle-workers-change-nothing", idle)
-    again.claim(f"{KEY}one-sample-a-worker-is-the-same-training", cut)
-    again.claim(f"{KEY}accumulated-is-the-same-training", micro)
-    again.claim(f"{KEY}no-gain-beyond-one-sample", min(beyond.values()))
-    again.claim(f"{KEY}limit-of-strong-scaling", max(abs(speedup[net][batch] / limit[net] - 1) for net in nets))
-    again.claim(f"{KEY}agd-scales-further", np.min([*faster.values()], axis=0))
-    return again
-
-
-def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
-    """24: d* = ceil(t_c / max(t, t_bw)) beside the steps that were swept."""
-    import workbench as wb
-
-    workers, largest, links, seeds = names["workers"], names["largest"], names["links"], names["seeds"]
-    num_bytes, t, warm = 4 * num_values(names["task"]), names["compute_ms"] / 1e3, 2 * names["sweep_steps"] // 5
-    late = [2 * (workers - 1) * ms / 1e3 for ms in names["latency_ms"]]
-    t_bw = [2 * (workers - 1) / workers * num_bytes * 8e-6 / rate for rate in names["mbit_per_s"]]
-    t_c = [one + other for one, other in zip(late, t_bw, strict=True)]
-    rule = [max(1, math.ceil(one / max(t, wire) - 1e-9)) for one, wire in zip(t_c, t_bw, strict=True)]
-    swept = [ends_of(item.run)[warm:] for item in kept if item.how.get("steps") == names["sweep_steps"]]
-    took = np.array([(ends[-1] - ends[0]) / (len(ends) - 1) for ends in swept]).reshape(2, len(links), largest + 1)
-    threads, one = took
-    adaptive = [item for item in kept if type(item.method).__name__ == "AdaptiveDelaySGD"]
-    ages = [[row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive]
-    own = dict(zip((10, names["longer_period"]), np.reshape(ages, (2, len(links))), strict=True))
-    rights: dict[int, list[float]] = {d: [] for d in names["trained_delays"]}
-    for item, d in zip((item for item in kept if "epochs" in item.how), np.repeat(names["trained_delays"], len(seeds)), strict=True):
-        rights[int(d)].append(100 * evaluations_of(item.run)[-1][2] if item.run else 10.0)
-    lost = {d: np.subtract(found, rights[0]) for d, found in rights.items() if d}
-    off = [steps[d] / steps.min() for steps, d in zip(threads, rule, strict=True)]
-    before = [steps[d - 1] / steps[d] for steps, d in zip(threads, rule, strict=True)]
-    alone = max(steps[1] / steps.min() for steps in one)
-    clear = [at for at in range(len(links)) if t_bw[at] < t and t_c[at] > 0.05 * t]
-    again = Again(labels=[*links])
-    again.text("Time of a step with d threads", workers)
-    again.text("Delay of AdaptiveDelaySGD", workers)
-    rows = []
-    for at, steps in enumerate(threads):
-        best = int(np.argmax(steps <= 1.01 * steps.min()))
-        rows.append([t_c[at], t_bw[at], rule[at], best, *(int(found[at]) for found in own.values()), steps[0] / steps[rule[at]]])
-    again.text("ms of compute a step", workers, t, rows)
-    again.text("Test accuracy after", names["epochs"], workers)
-    plain = parts_of(wb.Run.load(names["plain"]["folder"]))
-    settled = [row.get("staleness") for row in names["own"].metrics[0] if row["step"] >= names["real_steps"] // 2]
-    now = float(np.median([age for age in settled if age is not None]))
-    sums_s = plain["exposed"] + plain["hidden"]
-    told = min(largest, max(1, math.ceil(sums_s / plain["compute"])))
-    again.text("local, wide-mlp", names["ranks"], seeds[0], plain["compute"], sums_s, told, now)
-    answer: list[Any] = [max(off), 1, min(before), 1, alone - 1]
-    for every, found in own.items():
-        answer += [every, [[int(found[at]), rule[at]] for at in clear if found[at] != rule[at]]]
-    for d, values in lost.items():
-        answer += [d, values.mean(), 0.95, student(values)[1:], 0]
-    again.text(f"({[*links][int(np.argmax(off))]})", answer, names["ranks"], now - told)
-    again.claim(f"{KEY}one-thread-needs-one-step", alone)
-    again.claim(f"{KEY}rule-has-the-shortest-step", max(off))
-    again.claim(f"{KEY}nothing-smaller-is-as-fast", min(before))
-    again.claim(f"{KEY}adaptive-finds-the-rule", max(abs(int(own[10][at]) - rule[at]) for at in clear))
-    again.claim(f"{KEY}delay-costs-accuracy", lost[largest])
-    return again
-
-
-def limitations(names: Names, kept: list[Kept]) -> Again:
-    """30: d + 1 buffers, the largest of the rates that halve the loss, and accuracies with shards."""
-    num_bytes, seeds, workers = 4 * num_values(names["task"]), names["seeds"], names["shard_workers"]
-    trains: dict[tuple[int, float, int], dict[float, bool]] = {}
-    for item in kept:
-        if "optimizer" in item.how:
-            solver, ends = item.how["optimizer"].keywords, evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)]
-            place = item.method.width - 1, solver["momentum"], item.how["seed"]
-            trains.setdefault(place, {})[solver["lr"]] = ends[-1][1] < (losses_of(item.run)[0] / 2 if item.run else 0.0)
-    best = {place: max(lr for lr, well in tried.items() if well) for place, tried in trains.items()}
-    largest = {(d, mu): [best[d, mu, seed] for seed in seeds] for d in (0, 3) for mu in (0.0, 0.9)}
-    for (d, mu, seed), tried in trains.items():  # none above it was left out
-        assert {lr for lr in names["rates"] if lr >= best[d, mu, seed]} == set(tried)
-    needs = {mu: np.divide(largest[0, mu], largest[3, mu]) for mu in (0.0, 0.9)}
-    last = [evaluations_of(item.run)[-1][2] for item in kept if "optimizer" not in item.how]
-    anew, drawn, sorted_ = np.reshape(last, (3, len(seeds)))
-    again = Again(labels=["AGD 1", "AGD 2", "AGD 3"])
-    rows = [[[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)]  # 1: of "K - 1 gradients"
-    again.text("Gradient buffers of a worker", rows)
-    again.text("SGD, momentum 0", [[mu, largest[d, mu]] for d, mu in largest])
-    again.text("AGD 1, ", workers, len(seeds))
-    answer: list[Any] = [60, 240e6]
-    for mu, values in needs.items():
-        answer += [mu, values.mean(), 0.95, student(values)[1:]]
-    for values in (drawn - anew, sorted_ - anew):
-        answer += [100 * values.mean(), 0.95, student(100 * values)[1:]]
-    again.text("AGD d holds exactly d gradients", answer)
-    again.claim(f"{KEY}memory-is-d-gradients", 0)
-    again.claim(f"{KEY}delay-needs-smaller-steps", needs[0.9])
-    again.claim(f"{KEY}momentum-makes-delay-dearer", needs[0.9] / needs[0.0])
-    again.claim(f"{KEY}fixed-shards-cost-nothing", drawn - anew)
-    again.claim(f"{KEY}skewed-shards-cost-little", sorted_ - anew)
-    return again
-
-
-def gpt2_operations(name: str) -> float:
-    """Of forward and backward of 1,024 tokens: of each layer 12 h^2 weights and the attention, of the head h V; backward is twice."""
-    width, layers = {"gpt2-small": (768, 12), "gpt2-medium": (1024, 24), "gpt2-large": (1280, 36), "gpt2-xl": (1600, 48)}[name]
-    attention = 4 * 1024**2 * width
-    return 3.0 * (layers * (24 * width**2 * 1024 + attention) + 2 * width * 50257 * 1024)
-
-
-def transformers(names: Names, kept: list[Kept]) -> Again:
-    """27: losses of the evaluations; steps of the large shapes, GPT-2's compute by its published shape."""
-    import torch
-
-    workers, steps, seeds, shapes, links = (names[key] for key in ("workers", "steps", "seeds", "shapes", "links"))
-    p, batch, rate, numel = names["shape_workers"], names["shape_batch"], names["tflops"] * 1e12, num_values(names["task"])
-    trained = [item for item in kept if "timing_only" not in item.how]
-    after = np.array([step + 1 for step, _, _ in evaluations_of(trained[0].run)])
-    found = np.array([[loss for _, loss, _ in evaluations_of(item.run)] for item in trained]).reshape(4, len(seeds), -1)
-    sgd, layered, late, later = found
-    gap, third = late - sgd, int(np.argmin(np.abs(after - steps / 3)))
-    took = iter(usual_step_s(item.run) for item in kept if "timing_only" in item.how)
-    places = [(name, link) for name in shapes for link in links]
-    step_s = {place: [next(took) for _ in range(5)] for place in range(len(places))}
-    gains, ahead = [of[0] / of[2] for of in step_s.values()], [of[1] / of[2] for of in step_s.values()]
-    again = Again(labels=["AGD, 1 step late", "AGD, 2 steps late", *shapes, *(link.name for link in links)])
-    windows = int(0.9 * names["num_bytes"]) // names["context"]
-    again.text("windows a step", numel, windows, names["context"], workers, names["batch_size"])
-    again.text("Test loss of a small transformer", workers, len(seeds))
-    ends = found[:, :, -1]
-    again.text("on text", numel, workers, steps, [[of.mean(), of.std(ddof=1), (of - ends[0]).mean()] for of in ends])
-    again.text("Times as fast as SGD", p, names["tflops"], [[of[0] / each for each in of[1:4]] for of in step_s.values()])
-    rows: list[Any] = []
-    for (name, link), of in zip(places, step_s.values(), strict=True):
-        with torch.device("meta"):
-            num_bytes = 4 * num_values(names["large"][name])
-        alone_s = gpt2_operations(name) * batch / rate if name.startswith("gpt2-") else of[4]
-        sum_s = ring_s(num_bytes, p, link)
-        rows.append([num_bytes, alone_s, sum_s, (of[0] - of[1]) / (of[0] - of[4]), alone_s / max(alone_s, sum_s)])
-    again.text("One step", p, rows)
-    mean, low, high = student(gap[:, -1])
-    answer = [np.abs(layered - sgd).max(), mean, low, high, student((later - late)[:, -1]), after[third], steps, gap[:, third].mean()]
-    again.text(f"most with {places[int(np.argmax(gains))][0]} on", answer, min(gains), max(gains), min(ahead), max(ahead))
-    again.claim(f"{KEY}transformer-layer-wise-is-sgd", np.abs(layered - sgd).max())
-    again.claim(f"{KEY}transformer-delay-costs", gap[:, -1])
-    again.claim(f"{KEY}transformer-second-delay-costs-more", (later - late)[:, -1])
-    again.claim(f"{KEY}transformer-gap-closes", gap[:, third] - gap[:, -1])
-    again.claim(f"{KEY}transformer-gain-at-most-two", gains)
-    again.claim(f"{KEY}transformer-delay-fastest", min(ahead))
-    return again
+# -- operations of a network, by its shapes ----------------------------------------------------------------------------
 
 
 def forward_operations(task: Any) -> tuple[list[int], list[float]]:
@@ -391,170 +125,96 @@ def linear_share(task: Any) -> float:
     return float(sum(inside.values()) / sum(weight.numel() for weight in model.parameters()))
 
 
-def other_networks(names: Names, kept: list[Kept]) -> Again:
-    """28: operations counted by hooks on layers, and steps read from the runs."""
-    models, links, p, batch, rate = names["models"], names["links"], names["workers"], names["batch_size"], names["tflops"] * 1e12
-    tasks, ratios, counts, half = names["tasks"], names["ratios"], names["layer_counts"], names["steps"] // 2
-    steps = iter(float((ends[-1] - ends[half]) / (len(ends) - 1 - half)) for ends in (ends_of(item.run) for item in kept))
-    again = Again(labels=[link.name for link in links])
-    linear = {name: linear_share(tasks[name]) for name in models}
-    numels = {name: forward_operations(tasks[name])[0] for name in models}
-    forward = {name: counted(tasks[name])[:2] for name in models}
-    arrivals = {name: counted(tasks[name])[2] for name in models}
-    early = {name: max([there for done, there in of if done <= 0.1], default=0.0) for name, of in arrivals.items()}
+def gpt2_operations(name: str) -> float:
+    """Of forward and backward of 1,024 tokens: of each layer 12 h^2 weights and the attention, of the head h V; backward is twice."""
+    width, layers = {"gpt2-small": (768, 12), "gpt2-medium": (1024, 24), "gpt2-large": (1280, 36), "gpt2-xl": (1600, 48)}[name]
+    attention = 4 * 1024**2 * width
+    return 3.0 * (layers * (24 * width**2 * 1024 + attention) + 2 * width * 50257 * 1024)
+
+
+# -- studies -------------------------------------------------------------------------------------------------------------
+
+
+def same_order(rates: Any, model: str, machines: list[str], at: int) -> float:
+    """Of the pairs of methods that are 1 % apart on 8 devices of all machines, the share that is ordered the same; 1 without one."""
+    found = [np.array([of[8][at] for of in rates[model, machine].values() if 8 in of]) for machine in machines]
+    one, other = np.triu_indices(len(found[0]), 1)
+    ratios = np.log([each[one] / each[other] for each in found])
+    signs = np.sign(ratios[:, (np.abs(ratios) > math.log(1.01)).all(0)])
+    return float((signs == signs[0]).all(0).mean()) if signs.size else 1.0
+
+
+def throughput(names: Names, kept: list[Kept]) -> Again:
+    """21: batches a second from the rows of the runs; what is foretold, by `calibrate` and `predict` of the same runs."""
+    from workbench.calibration import calibrate, predict
+
+    seeds, models, machines, devices = names["seeds"], names["models"], names["machines"], names["devices"]
+    batch_of, agd = dict(zip(models, names["effective_batches"], strict=True)), ("AGD 1", "AGD 2", "AGD 3")
+    rates: dict[Any, dict[str, dict[int, Array]]] = {}
+    left = (item for item in kept if any(item.problem is shape for shape in names["shapes"].values()))  # not what `predict` simulates
+
+    def rate() -> float:
+        """Batches a second of the next run, behind its fifth step."""
+        ends = [row["seconds"] for row in next(left).run.metrics[0]][5:]
+        return float((len(ends) - 1) / (ends[-1] - ends[0]))
+
+    everything = ("SGD", "layer-wise", "task-wise", *agd, "no comm")
+    for place in ((model, machine) for model in models for machine in machines):
+        most_of = {name: names["taskwise_devices"] if name == "task-wise" else batch_of[place[0]] for name in everything}
+        tried = {name: [p for p in devices if p <= most] for name, most in most_of.items()}
+        rates[place] = {name: {p: np.array([rate() for _ in seeds]) for p in of} for name, of in tried.items()}
+    ahead = {}
+    for place, p in ((place, p) for place, found in rates.items() for p in found["SGD"] if p > 1):
+        of = rates[place]
+        ahead[(*place, p)] = np.max([of[name][p] for name in agd], 0) / np.max(
+            [of[name][p] for name in ("SGD", "layer-wise", "task-wise") if p in of[name]], 0
+        )
+    least = np.min([*ahead.values()], axis=0)
+    tightest = min(ahead, key=lambda place: float(ahead[place][0]))
+    same = [min(same_order(rates, model, machines, at) for model in models) for at in range(len(seeds))]
+    off = []
+    for (model, machine), p in ((place, p) for place in rates for p in devices if 1 < p <= batch_of[place[0]]):
+        at, num_bytes = machines.index(machine), names["num_bytes"][model]
+        computed = sum(counted(names["networks_of"][model])[:2]) * batch_of[model] / p / (names["teraflops"][at] * 1e12)
+        c, m = computed + num_bytes / (names["update_gb_per_s"][at] * 1e9), ring_s(num_bytes, p, names["machine_of"][machine][0])
+        off += [abs(1 / rate() / whole_s - 1) for whole_s in (c + m, max(c, m), max(c, m), max(c, m))]
+    weak = {
+        model: {name: {p: np.array([p * rate() for _ in seeds]) for p in names["beyond"]} for name in names["beyond_methods"]}
+        for model in models
+    }
+    further = np.min([of["AGD 3"][p] / of["SGD"][p] for of in weak.values() for p in names["beyond"]], axis=0)
+
+    again = Again(labels=[*agd, names["hosts"], *(link.name for link, _ in names["machine_of"].values())])
+    for model, at in ((model, at) for model in models for at in range(len(machines))):
+        again.text(f"{model}, {machines[at]}", batch_of[model], names["teraflops"][at])
+    again.text("least ahead with", tightest[2], ahead[tightest][0])
+    runs, ranks = names["runs"], names["rank_counts"]
+    most, real = ranks[-1], names["real_methods"]
+    per_s = {p: {name: np.array([1 / usual_step_s(run) for run in runs[p][name]]) for name in real} for p in ranks}
+    again.text("Time of a step", most)
     rows: list[Any] = []
-    for name in models:
-        sizes = numels[name]
-        rows.append([4e-6 * sum(sizes), len(sizes), linear[name], early[name], forward[name][0] / 1e9, forward[name][0] / sum(sizes)])
-    again.text("By shape", rows)
-    (name,), timed = names["measured"], names["timed"]
-    clocked = final_after(numels[name], timed.backward_shares)
-    when = [[min(done for done, there in of if there >= part) for of in (arrivals[name], clocked)] for part in (0.5, 0.9)]
-    speed = names["measured_batch"] * sum(forward[name]) / (timed.forward_s + timed.backward_s) / 1e9
-    again.text("one core here", names["measured_batch"], speed, timed.backward_s / timed.forward_s, when)
-    took = {(name, link): [next(steps) for _ in range(5)] for name in models for link in links}
-    gains = {place: [of[0] / each for each in of[1:]] for place, of in took.items()}
-    again.text("nominal networks", p, names["tflops"], [*gains.values()])
-    rows, shares = [], []
-    for (name, link), of in took.items():
-        num_bytes, compute_s = 4 * sum(numels[name]), sum(forward[name]) * batch / rate
-        sum_s, hidden_s = ring_s(num_bytes, p, link), forward[name][1] * batch / rate * (1 - arrivals[name][0][0])
-        shares.append((of[0] - of[1]) / hidden_s)
-        rows.append([compute_s, sum_s, hidden_s, of[0] - of[1], shares[-1], compute_s / max(compute_s, sum_s)])
-    again.text("could save and saves", rows)
-    swept = {(name, ratio): [next(steps) for _ in range(3)] for name in models for ratio in ratios}
-    again.text("Times as fast as SGD on", p)
-    again.text("L equal layers", p)
-    by_count: dict[Any, dict[int, float]] = {link: {} for link in links}
-    extra = []
-    for link, count in ((link, count) for link in links for count in counts):
-        by_count[link][count] = next(steps) / next(steps)
-        if count > 1:
-            extra.append((next(steps) - next(steps)) / ((count - 1) * 2 * (p - 1) * link.latency_s))
-    late = {place: of[0] / of[2] for place, of in swept.items()}
-    peaks = [max(ratios, key=lambda ratio: late[name, ratio]) for name in models]
-    farthest = max(peaks, key=lambda ratio: abs(math.log(ratio)))
-    rest = max(early[name] for name in models if name != "alexnet")
-    answer: list[Any] = [linear["alexnet"], early["alexnet"], rest, when[0][1], when[0][0]]
-    for link in links:
-        answer += [names["tflops"], [gains[name, link][:2] for name in models]]
-    answer += [max(late.values()), farthest]
-    answer += [max(curve.items(), key=lambda item: item[1]) for curve in by_count.values()]
-    again.text("AlexNet is unlike", answer)
-    again.claim(f"{KEY}alexnet-bytes-fully-connected", linear["alexnet"])
-    again.claim(f"{KEY}alexnet-bytes-come-first", early["alexnet"] - rest)
-    again.claim(f"{KEY}layer-wise-gain-bounded", max(shares))
-    again.claim(f"{KEY}delay-best-on-other-networks", min(min(of[0], of[1]) / of[2] for of in took.values()))
-    again.claim(f"{KEY}delay-gains-most-at-balance", farthest)
-    again.claim(f"{KEY}layer-wise-pays-latency", max(extra, key=lambda ratio: abs(ratio - 1)))
-    return again
-
-
-def used_s(run: Any) -> float:
-    """When the last gradient was used: late ones come behind the last step."""
-    return float(run.info["result"]["seconds"])
-
-
-def on_front(points: dict[str, tuple[float, float]]) -> list[str]:
-    """Of (seconds, accuracy), those that none is at least as quick and as accurate as, and better in one; quickest first."""
-
-    def beaten(one: tuple[float, float]) -> bool:
-        return any(t <= one[0] and a >= one[1] and (t, a) != one for t, a in points.values())
-
-    return sorted((name for name, one in points.items() if not beaten(one)), key=lambda name: points[name])
-
-
-def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
-    """32: fronts from the end of each run and its last evaluation."""
-    seeds, methods, workers, ratio, unit_s = names["seeds"], [*names["methods"]], names["workers"], names["ratio"], names["unit_s"]
-    left = iter(kept)
-    took: dict[str, Array] = {}
-    right: dict[str, Array] = {}
-    for name in methods:
-        found = []
-        for item in (next(left) for _ in seeds):
-            accuracy = evaluations_of(item.run)[-1][2] if item.run else 0.0
-            found.append((used_s((item if item.run else next(left)).run), accuracy))
-        took[name], right[name] = np.array(found).T
-    sgd, late, later, server, backup, partial, free, tuned, stale = methods
-    shares = sorted({ratio, *names["other_ratios"]})
-    rows: list[Any] = []
-    for name in (sgd, late, later, partial, server, backup, free):
-        times = [took[name] if share == ratio else [used_s(next(left).run) for _ in seeds[:2]] for share in shares]
-        rows.append([np.mean(each) / unit_s for each in times])
-    fronts = [on_front({name: (took[name][at], right[name][at]) for name in methods}) for at in range(len(seeds))]
-    there = [float(late in front or later in front) for front in fronts]
-    about = [workers, names["epochs"], len(seeds), names["often"], names["factor"]]
-    again = Again(labels=methods)
-    again.text("Accuracy against time", about)
-    of = {name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods}
-    again.text("in units of mean compute", about, [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods])
-    again.text("Time for the same samples", workers, 1, len(seeds), ratio, len(seeds[:2]), rows)
-    best = on_front({name: (mean[0], mean[1]) for name, mean in of.items()})
-    less, waits, spared = right[sgd] - right[free], took[stale] / took[free], took[server] / took[backup]
-    answer: list[Any] = [ratio, [of[name][:2] for name in best], sum(there), len(seeds), student(took[sgd] / took[late])]
-    answer += [100 * np.array(student(less)), right[tuned].mean(), waits.mean(), names["backups"], spared.mean()]
-    again.text(f"quickest first: {best[0]}", answer)
-    again.claim(f"{KEY}delayed-on-the-front", there)
-    again.claim(f"{KEY}delay-sooner-than-waiting", took[sgd] / took[late])
-    again.claim(f"{KEY}untuned-asynchronous-less-accurate", less)
-    again.claim(f"{KEY}bounded-staleness-costs-time", waits)
-    again.claim(f"{KEY}backups-sooner-than-waiting", spared)
-    return again
-
-
-def frameworks(names: Names, kept: list[Kept]) -> Again:
-    """29: medians of the turns' own seconds, which rank 0 brought back, beside DDP's of the same seed."""
-    seeds, ranks, found, twins = (names[key] for key in ("seeds", "ranks", "found", "twins"))
-    ddp, hooked = "torch DDP", "torch DDP, our hook"
-    methods = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]
-    step_s = {name: np.array([float(np.median(found[seed]["seconds"][name])) for seed in seeds]) for name in methods}
-    over = {name: of / step_s[ddp] for name, of in step_s.items()}
-    far = {name: [twins[seed]["off"][name] for seed in seeds] for name in methods}
-    equal = np.max([far[hooked], far["SGD"], far["layer-wise SGD"]], axis=0)
-    again = Again(labels=["AGD 1", *names["versions"].values()])
-    again.text("Step time, ", ranks)
-    rows = [[of.mean(), over[name].min(), over[name].mean(), over[name].max(), max(far[name])] for name, of in step_s.items()]
-    again.text("turns of", len(seeds), names["rounds"], names["block"], names["bucket_kib"], ranks, rows)
-    again.text("parameters moved by", seeds[0], twins[seeds[0]]["moved"], far["AGD 1"][0])
-    by_hand, hook, late = over["layer-wise SGD"], over[hooked], over["AGD 1"]
-    answer = [student(by_hand), student(hook), equal.max(), late.mean(), late.min(), late.max(), ranks]
-    again.text("Our all-reduce as DDP's hook", answer)
-    again.claim(f"{KEY}same-parameters-as-ddp", equal)
-    again.claim(f"{KEY}a-scheduler-already-overlaps", by_hand)
-    again.claim(f"{KEY}a-hook-costs-little", hook)
-    return again
-
-
-def mpi_progress(names: Names, kept: list[Kept]) -> Again:
-    """31: from the rows and spans of the runs on real ranks."""
-    import inspect
-
-    seeds, ranks, ways, steps, runs = (names[key] for key in ("seeds", "ranks", "ways", "steps", "runs"))
-    parts = {key: parts_of(run) for key, run in runs.items() if key[0] in ("SGD", "AGD 1")}
-    step_s = {key: usual_step_s(runs[key]) for key in parts}
-    over = {way: np.array([step_s["AGD 1", way, seed] / step_s["AGD 1", "blocking", seed] for seed in seeds]) for way in ways}
-    over["auto"] = np.array([step_s["SGD", "auto", seed] / step_s["AGD 1", "blocking", seed] for seed in seeds])
-    again = Again(labels=["AGD 1", "layer-wise SGD, B2", names["library"]])
-    again.text("runs on", len(seeds) + 3 + len(ways) + len(seeds) * len(ways), ranks)
-    source = "".join(inspect.getsource(names[kind].worker) for kind in ("SynchronousSGD", "LayerwiseSGD", "PipeSGD"))
-    again.text("def worker", [value for value, _, _ in numbers(source, [])])  # of the program's own text
-    again.text("Schedules, ", ranks)
-    rows = []
-    for name, way in (("SGD", "auto"), *(("AGD 1", way) for way in ways)):
-        mean = {key: np.mean([parts[name, way, seed][key] for seed in seeds]) for key in ("compute", "hidden", "exposed", "idle")}
-        whole_s = np.mean([step_s[name, way, seed] for seed in seeds])
-        rows.append([whole_s, [*mean.values()], over[way].min(), over[way].mean(), over[way].max()])
-    again.text("Means of a step", len(seeds), ranks, rows)
-    again.text("AGD 1 in", len(ways), 0, ranks)
-    waits = [parts["AGD 1", "thread", seed]["exposed"] / parts["SGD", "auto", seed]["exposed"] for seed in seeds]
-    losses = {key[:2]: losses_of(run) / losses_of(runs["SGD", "auto", seeds[0]]) - 1 for key, run in runs.items() if key[2] == seeds[0]}
-    same = max(np.abs(off).max() for (name, _), off in losses.items() if name != "AGD 1")
-    again.text("gradients are late", steps, np.abs(losses["AGD 1", "thread"]).max())
-    told = [[over[way].mean(), over[way].min(), over[way].max()] for way in ways if way != "blocking"]
-    again.text("over that of blocking", ranks, len(seeds), told, np.mean(waits), 0, same)
-    again.claim(f"{KEY}agd-waits-less", waits)
-    again.claim(f"{KEY}averaging-does-not-change-the-numbers", same)
+    for p, name in ((p, name) for p in ranks for name in real):
+        over, bound = per_s[p][name] / per_s[p]["SGD"], per_s[p][name] / per_s[p]["no comm"]
+        rows.append([p, per_s[p][name].mean(), over.min(), over.mean(), over.max(), bound.mean()])
+    again.text("seeds, ", len(seeds), most, rows)
+    fitted = [calibrate(run) for run in runs[most]["SGD"]]
+    methods = names["methods"]
+    told = {name: np.array([1 / predict(model, methods[name], workers=most, draws=0).step_s for model in fitted]) for name in real}
+    eight = [1 / predict(fitted[0], methods[name], workers=8, cores=8.0, draws=0).step_s for name in real]
+    again.text("calibrated on SGD", most, [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)])
+    again.text("foretold and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
+    best = max(of[name][p].mean() / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
+    answer: list[Any] = [least.mean(), least.min(), least.max(), best, 1.7, 0.7, 1.43]
+    for of in rates.values():
+        answer += [8, [of[name][8].mean() / 8 / of["SGD"][1].mean() for name in ("SGD", "layer-wise", "AGD 1") if 8 in of[name]]]
+    speedups = np.max([per_s[p][n] / per_s[p]["SGD"] for p in ranks if p > 1 for n in agd if n in real], axis=0)
+    mean, _, high = student(speedups)
+    answer += [most, mean, high - mean, [] if min(same) == 1 else np.mean(same), names["beyond"][-1], further.mean()]
+    again.text("AGD is ", answer)
+    again.claim(f"{KEY}agd-is-fastest", least)
+    again.claim(f"{KEY}same-trend-on-both-machines", same)
+    again.claim(f"{KEY}steps-are-closed-forms", max(off))
+    again.claim(f"{KEY}agd-beyond-eight", further)
     return again
 
 
@@ -742,86 +402,432 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
-def same_order(rates: Any, model: str, machines: list[str], at: int) -> float:
-    """Of the pairs of methods that are 1 % apart on 8 devices of all machines, the share that is ordered the same; 1 without one."""
-    found = [np.array([of[8][at] for of in rates[model, machine].values() if 8 in of]) for machine in machines]
-    one, other = np.triu_indices(len(found[0]), 1)
-    ratios = np.log([each[one] / each[other] for each in found])
-    signs = np.sign(ratios[:, (np.abs(ratios) > math.log(1.01)).all(0)])
-    return float((signs == signs[0]).all(0).mean()) if signs.size else 1.0
+def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
+    """24: d* = ceil(t_c / max(t, t_bw)) beside the steps that were swept."""
+    import workbench as wb
+
+    workers, largest, links, seeds = names["workers"], names["largest"], names["links"], names["seeds"]
+    num_bytes, t, warm = 4 * num_values(names["task"]), names["compute_ms"] / 1e3, 2 * names["sweep_steps"] // 5
+    late = [2 * (workers - 1) * ms / 1e3 for ms in names["latency_ms"]]
+    t_bw = [2 * (workers - 1) / workers * num_bytes * 8e-6 / rate for rate in names["mbit_per_s"]]
+    t_c = [one + other for one, other in zip(late, t_bw, strict=True)]
+    rule = [max(1, math.ceil(one / max(t, wire) - 1e-9)) for one, wire in zip(t_c, t_bw, strict=True)]
+    swept = [ends_of(item.run)[warm:] for item in kept if item.how.get("steps") == names["sweep_steps"]]
+    took = np.array([(ends[-1] - ends[0]) / (len(ends) - 1) for ends in swept]).reshape(2, len(links), largest + 1)
+    threads, one = took
+    adaptive = [item for item in kept if type(item.method).__name__ == "AdaptiveDelaySGD"]
+    ages = [[row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive]
+    own = dict(zip((10, names["longer_period"]), np.reshape(ages, (2, len(links))), strict=True))
+    rights: dict[int, list[float]] = {d: [] for d in names["trained_delays"]}
+    for item, d in zip((item for item in kept if "epochs" in item.how), np.repeat(names["trained_delays"], len(seeds)), strict=True):
+        rights[int(d)].append(100 * evaluations_of(item.run)[-1][2] if item.run else 10.0)
+    lost = {d: np.subtract(found, rights[0]) for d, found in rights.items() if d}
+    off = [steps[d] / steps.min() for steps, d in zip(threads, rule, strict=True)]
+    before = [steps[d - 1] / steps[d] for steps, d in zip(threads, rule, strict=True)]
+    alone = max(steps[1] / steps.min() for steps in one)
+    clear = [at for at in range(len(links)) if t_bw[at] < t and t_c[at] > 0.05 * t]
+    again = Again(labels=[*links])
+    again.text("Time of a step with d threads", workers)
+    again.text("Delay of AdaptiveDelaySGD", workers)
+    rows = []
+    for at, steps in enumerate(threads):
+        best = int(np.argmax(steps <= 1.01 * steps.min()))
+        rows.append([t_c[at], t_bw[at], rule[at], best, *(int(found[at]) for found in own.values()), steps[0] / steps[rule[at]]])
+    again.text("ms of compute a step", workers, t, rows)
+    again.text("Test accuracy after", names["epochs"], workers)
+    plain = parts_of(wb.Run.load(names["plain"]["folder"]))
+    settled = [row.get("staleness") for row in names["own"].metrics[0] if row["step"] >= names["real_steps"] // 2]
+    now = float(np.median([age for age in settled if age is not None]))
+    sums_s = plain["exposed"] + plain["hidden"]
+    told = min(largest, max(1, math.ceil(sums_s / plain["compute"])))
+    again.text("local, wide-mlp", names["ranks"], seeds[0], plain["compute"], sums_s, told, now)
+    answer: list[Any] = [max(off), 1, min(before), 1, alone - 1]
+    for every, found in own.items():
+        answer += [every, [[int(found[at]), rule[at]] for at in clear if found[at] != rule[at]]]
+    for d, values in lost.items():
+        answer += [d, values.mean(), 0.95, student(values)[1:], 0]
+    again.text(f"({[*links][int(np.argmax(off))]})", answer, names["ranks"], now - told)
+    again.claim(f"{KEY}one-thread-needs-one-step", alone)
+    again.claim(f"{KEY}rule-has-the-shortest-step", max(off))
+    again.claim(f"{KEY}nothing-smaller-is-as-fast", min(before))
+    again.claim(f"{KEY}adaptive-finds-the-rule", max(abs(int(own[10][at]) - rule[at]) for at in clear))
+    again.claim(f"{KEY}delay-costs-accuracy", lost[largest])
+    return again
 
 
-def throughput(names: Names, kept: list[Kept]) -> Again:
-    """21: batches a second from the rows of the runs; what is foretold, by `calibrate` and `predict` of the same runs."""
-    from workbench.calibration import calibrate, predict
+def small_minibatch(names: Names, kept: list[Kept]) -> Again:
+    """25: losses of the evaluations, and steps on the networks beside c + m."""
+    from workbench import costs
 
-    seeds, models, machines, devices = names["seeds"], names["models"], names["machines"], names["devices"]
-    batch_of, agd = dict(zip(models, names["effective_batches"], strict=True)), ("AGD 1", "AGD 2", "AGD 3")
-    rates: dict[Any, dict[str, dict[int, Array]]] = {}
-    left = (item for item in kept if any(item.problem is shape for shape in names["shapes"].values()))  # not what `predict` simulates
+    batch, workers, seeds, nets, split = (names[key] for key in ("batch", "workers", "seeds", "networks", "split"))
+    fixed_s, sample_s, num_bytes, most = names["fixed_ms"] / 1e3, names["sample_ms"] / 1e3, 4 * num_values(names["wide"]), max(workers)
+    links = {net: costs.get(net) for net in nets}
+    curves = [np.array([loss for _, loss, _ in evaluations_of(item.run)]) for item in kept if "epochs" in item.how]
+    after = len(names["methods"]) * len(names["idle_workers"]) * len(seeds) * 2
+    idle = max(np.abs(one / other - 1).max() for other, one in zip(curves[:after:2], curves[1:after:2], strict=True))
+    whole = curves[after : after + len(seeds)]  # on one worker
+    rest = [np.abs(one / whole[at % len(seeds)] - 1).max() for at, one in enumerate(curves[after:])]
+    cut, micro = max(rest[: len(split) * len(seeds)]), max(rest[len(split) * len(seeds) :])
+    timed, third = [item for item in kept if "epochs" not in item.how], names["sim_steps"] // 3
+    took = iter(float((ends[-1] - ends[third]) / (len(ends) - 1 - third)) for ends in (ends_of(item.run) for item in timed))
+    step_s = {(net, late): {p: next(took) for p in workers} for net in nets for late in (0, 1)}
+    faster = {net: np.array([next(took) / next(took) for _ in seeds]) for net in nets}
+    beyond = {(net, late, p): of[p] / of[batch] for (net, late), of in step_s.items() for p in workers if p > batch}
+    slowest = max(beyond, key=lambda place: beyond[place])
+    limit = {net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets}
+    speedup = {net: {p: step_s[net, 0][1] / each for p, each in step_s[net, 0].items()} for net in nets}
+    again = Again(labels=nets)
+    again.text("the lines lie on one another", batch)
+    again.text("the rest is idle", batch, batch)
+    rows = []
+    for net in nets:
+        larger_s = fixed_s + sample_s + ring_s(num_bytes, most, links[net])
+        added_s = fixed_s + most / batch * sample_s + ring_s(num_bytes, batch, links[net])
+        rows.append([batch / step_s[net, 0][batch], batch / step_s[net, 0][most], most / larger_s, most / added_s])
+    again.text("Samples a second", rows)
+    answer: list[Any] = [idle, cut, micro, min(beyond.values()), beyond[slowest]]
+    for net in nets:
+        answer += [speedup[net][batch], limit[net], max(workers, key=lambda p: speedup[net][p]), 1, faster[net].mean()]  # AGD 1
+    again.text(f"({slowest[0]})", answer)
+    again.claim(f"{KEY}idle-workers-change-nothing", idle)
+    again.claim(f"{KEY}one-sample-a-worker-is-the-same-training", cut)
+    again.claim(f"{KEY}accumulated-is-the-same-training", micro)
+    again.claim(f"{KEY}no-gain-beyond-one-sample", min(beyond.values()))
+    again.claim(f"{KEY}limit-of-strong-scaling", max(abs(speedup[net][batch] / limit[net] - 1) for net in nets))
+    again.claim(f"{KEY}agd-scales-further", np.min([*faster.values()], axis=0))
+    return again
 
-    def rate() -> float:
-        """Batches a second of the next run, behind its fifth step."""
-        ends = [row["seconds"] for row in next(left).run.metrics[0]][5:]
-        return float((len(ends) - 1) / (ends[-1] - ends[0]))
 
-    everything = ("SGD", "layer-wise", "task-wise", *agd, "no comm")
-    for place in ((model, machine) for model in models for machine in machines):
-        most_of = {name: names["taskwise_devices"] if name == "task-wise" else batch_of[place[0]] for name in everything}
-        tried = {name: [p for p in devices if p <= most] for name, most in most_of.items()}
-        rates[place] = {name: {p: np.array([rate() for _ in seeds]) for p in of} for name, of in tried.items()}
-    ahead = {}
-    for place, p in ((place, p) for place, found in rates.items() for p in found["SGD"] if p > 1):
-        of = rates[place]
-        ahead[(*place, p)] = np.max([of[name][p] for name in agd], 0) / np.max(
-            [of[name][p] for name in ("SGD", "layer-wise", "task-wise") if p in of[name]], 0
-        )
-    least = np.min([*ahead.values()], axis=0)
-    tightest = min(ahead, key=lambda place: float(ahead[place][0]))
-    same = [min(same_order(rates, model, machines, at) for model in models) for at in range(len(seeds))]
-    off = []
-    for (model, machine), p in ((place, p) for place in rates for p in devices if 1 < p <= batch_of[place[0]]):
-        at, num_bytes = machines.index(machine), names["num_bytes"][model]
-        computed = sum(counted(names["networks_of"][model])[:2]) * batch_of[model] / p / (names["teraflops"][at] * 1e12)
-        c, m = computed + num_bytes / (names["update_gb_per_s"][at] * 1e9), ring_s(num_bytes, p, names["machine_of"][machine][0])
-        off += [abs(1 / rate() / whole_s - 1) for whole_s in (c + m, max(c, m), max(c, m), max(c, m))]
-    weak = {
-        model: {name: {p: np.array([p * rate() for _ in seeds]) for p in names["beyond"]} for name in names["beyond_methods"]}
-        for model in models
-    }
-    further = np.min([of["AGD 3"][p] / of["SGD"][p] for of in weak.values() for p in names["beyond"]], axis=0)
+def stable_below(delay: int, momentum: float, modes: int, steps: int) -> tuple[float, float]:
+    """The largest eta lambda that shrinks, over the limit and as it is, of a grid 5 % around the limit.
 
-    again = Again(labels=[*agd, names["hosts"], *(link.name for link, _ in names["machine_of"].values())])
-    for model, at in ((model, at) for model in models for at in range(len(machines))):
-        again.text(f"{model}, {machines[at]}", batch_of[model], names["teraflops"][at])
-    again.text("least ahead with", tightest[2], ahead[tightest][0])
-    runs, ranks = names["runs"], names["rank_counts"]
-    most, real = ranks[-1], names["real_methods"]
-    per_s = {p: {name: np.array([1 / usual_step_s(run) for run in runs[p][name]]) for name in real} for p in ranks}
-    again.text("Time of a step", most)
+    w[t+1] = w[t] + mu (w[t] - w[t-1]) - eta lambda w[t-d].
+    """
+
+    def radius(a: float) -> float:
+        terms = np.zeros(delay + 3)
+        terms[:3] = 1, -1 - momentum, momentum
+        terms[delay + 1] += a  # z^(d+2) - (1 + mu) z^(d+1) + mu z^d + eta lambda z
+        return float(abs(np.roots(terms)).max())
+
+    limit = optimize.bisect(lambda a: radius(a) - 1 - 1e-12, 1e-3, 5.0)
+    grid = limit * np.linspace(0.95, 1.05, modes)
+    weights, moved = [np.full(modes, 1e-150)], np.zeros(modes)
+    for step in range(steps):
+        moved = momentum * moved - (grid * weights[step - delay] if step >= delay else 0.0)
+        weights.append(weights[-1] + moved)
+    sizes, quarter = np.abs(np.array(weights[1:])), steps // 4
+    shrinks = sizes[-quarter:].max(0) < sizes[quarter : 2 * quarter].max(0)
+    return float(grid[int(np.argmin(shrinks)) - 1]) / limit, float(grid[int(np.argmin(shrinks)) - 1])
+
+
+def least_loss(task: Any, radius: float, steps: int, seed: int) -> float:
+    """Mean over a run's minibatches of 16 of the loss of softmax regression's best parameters of norm `radius` at most."""
+    from workbench.problems.base import Sampler
+
+    images, labels = (item.numpy() for item in (task.train() if callable(task.train) else task.train))
+    sampler, weight = Sampler(len(labels), 16, 1, seed), np.zeros(len(labels))
+    for step in range(steps):
+        share = sampler.share(step, 0).numpy()
+        weight[share] += 1 / len(share) / steps
+    inputs = np.column_stack([images.reshape(len(labels), -1), np.ones(len(labels))])
+
+    def loss(flat: Array, price: float) -> tuple[float, Array]:
+        scores = inputs @ flat.reshape(-1, 10)
+        logs = scores - special.logsumexp(scores, axis=1, keepdims=True)
+        slope = inputs.T @ (weight[:, None] * (np.exp(logs) - np.eye(10)[labels]))
+        return -weight @ logs[np.arange(len(labels)), labels] + price / 2 * flat @ flat, slope.ravel() + price * flat
+
+    found = np.zeros(inputs.shape[1] * 10)
+
+    def best(price: float) -> Array:
+        exact = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-13, "gtol": 1e-7}
+        found[:] = optimize.minimize(loss, found, price, "L-BFGS-B", jac=True, options=exact).x
+        return found
+
+    price = math.exp(optimize.brentq(lambda log: np.linalg.norm(best(math.exp(log))) - radius, -12.0, 2.0, xtol=1e-4))
+    return float(loss(best(price), price)[0] - price / 2 * radius**2)  # of the dual problem, which errs by the square of the price's error
+
+
+def delay_theory(names: Names, kept: list[Kept]) -> Again:
+    """26: the delayed recurrence by itself, and regret against the best parameters for the run's own minibatches."""
+    delays, seeds, horizons, radius = (names[key] for key in ("delays", "seeds", "horizons", "radius"))
+    latest, longest, backups = max(delays), max(horizons), names["backups"]
+    limits = {(d, mu): stable_below(d, mu, names["modes"], names["quadratic_steps"]) for d in delays if d <= 4 for mu in names["momenta"]}
+    images = np.stack([np.asarray(row).ravel() for row in names["images"]])
+    steepest = math.sqrt(2 * float((images**2).sum(1).max() + 1))
+    best = {(T, seed): least_loss(names["task"], radius, T, seed) for T in horizons for seed in seeds}
+    regret: dict[tuple[int, int], list[float]] = {}
+    dropped: dict[int, list[float]] = {}
+    for item in kept:
+        steps, losses = item.how["steps"], losses_of(item.run)
+        if type(item.method).__name__ == "BackupSGD":
+            dropped.setdefault(item.method.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
+        elif "seed" in item.how:  # those on the quadratic have none
+            regret.setdefault((item.method.delay, steps), []).append(losses.sum() - steps * best[steps, item.how["seed"]])
+    bound = {d: 2 * radius * steepest * math.sqrt((1 + 2 * d) * longest) for d in delays}
+    shares = np.max([np.array(regret[d, longest]) / bound[d] for d in delays], axis=0)
+    growth = np.log(np.array(regret[latest, longest]) / regret[latest, horizons[0]]) / math.log(longest / horizons[0])
+    dearer = np.array(regret[latest, longest]) / regret[0, longest] / math.sqrt(1 + 2 * latest)
+    relative = np.array(dropped[backups]) / dropped[0] - 1
+    off, ratio = max(abs(share - 1) for share, _ in limits.values()), limits[0, 0.9][1] / limits[1, 0.9][1]
+    again = Again()
+    again.text("Regret of softmax regression", longest, len(seeds))
+    again.text("gradients an update", names["workers"], [[b, np.mean(found), np.std(found, ddof=1)] for b, found in dropped.items()])
+    mean, low, high = student(shares)
+    answer = [off, 0.9, ratio, mean, 100 * low, 100 * high, student(growth), latest, dearer.mean() * math.sqrt(1 + 2 * latest)]
+    mean, low, high = student(relative)
+    again.text("Steps are stable", answer, math.sqrt(1 + 2 * latest), backups, names["workers"], mean, 100 * low, 100 * high)
+    again.claim(f"{KEY}stable-where-theory-says", off)
+    again.claim(f"{KEY}one-delay-costs-momentum", ratio)
+    again.claim(f"{KEY}regret-within-its-bound", shares)
+    again.claim(f"{KEY}regret-grows-as-a-root", growth)
+    again.claim(f"{KEY}delay-costs-less-than-its-bound", dearer)
+    again.claim("chen2016revisiting/dropping-costs-variance-only", relative)
+    return again
+
+
+def transformers(names: Names, kept: list[Kept]) -> Again:
+    """27: losses of the evaluations; steps of the large shapes, GPT-2's compute by its published shape."""
+    import torch
+
+    workers, steps, seeds, shapes, links = (names[key] for key in ("workers", "steps", "seeds", "shapes", "links"))
+    p, batch, rate, numel = names["shape_workers"], names["shape_batch"], names["tflops"] * 1e12, num_values(names["task"])
+    trained = [item for item in kept if "timing_only" not in item.how]
+    after = np.array([step + 1 for step, _, _ in evaluations_of(trained[0].run)])
+    found = np.array([[loss for _, loss, _ in evaluations_of(item.run)] for item in trained]).reshape(4, len(seeds), -1)
+    sgd, layered, late, later = found
+    gap, third = late - sgd, int(np.argmin(np.abs(after - steps / 3)))
+    took = iter(usual_step_s(item.run) for item in kept if "timing_only" in item.how)
+    places = [(name, link) for name in shapes for link in links]
+    step_s = {place: [next(took) for _ in range(5)] for place in range(len(places))}
+    gains, ahead = [of[0] / of[2] for of in step_s.values()], [of[1] / of[2] for of in step_s.values()]
+    again = Again(labels=["AGD, 1 step late", "AGD, 2 steps late", *shapes, *(link.name for link in links)])
+    windows = int(0.9 * names["num_bytes"]) // names["context"]
+    again.text("windows a step", numel, windows, names["context"], workers, names["batch_size"])
+    again.text("Test loss of a small transformer", workers, len(seeds))
+    ends = found[:, :, -1]
+    again.text("on text", numel, workers, steps, [[of.mean(), of.std(ddof=1), (of - ends[0]).mean()] for of in ends])
+    again.text("Times as fast as SGD", p, names["tflops"], [[of[0] / each for each in of[1:4]] for of in step_s.values()])
     rows: list[Any] = []
-    for p, name in ((p, name) for p in ranks for name in real):
-        over, bound = per_s[p][name] / per_s[p]["SGD"], per_s[p][name] / per_s[p]["no comm"]
-        rows.append([p, per_s[p][name].mean(), over.min(), over.mean(), over.max(), bound.mean()])
-    again.text("seeds, ", len(seeds), most, rows)
-    fitted = [calibrate(run) for run in runs[most]["SGD"]]
-    methods = names["methods"]
-    told = {name: np.array([1 / predict(model, methods[name], workers=most, draws=0).step_s for model in fitted]) for name in real}
-    eight = [1 / predict(fitted[0], methods[name], workers=8, cores=8.0, draws=0).step_s for name in real]
-    again.text("calibrated on SGD", most, [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)])
-    again.text("foretold and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
-    best = max(max(of[name][p]) / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
-    answer: list[Any] = [least.mean(), least.min(), least.max(), best, 1.7, 0.7, 1.43]
-    for of in rates.values():
-        answer += [8, [of[name][8].mean() / 8 / of["SGD"][1].mean() for name in ("SGD", "layer-wise", "AGD 1") if 8 in of[name]]]
-    speedups = np.max([per_s[p][n] / per_s[p]["SGD"] for p in ranks if p > 1 for n in agd if n in real], axis=0)
-    mean, _, high = student(speedups)
-    answer += [most, mean, high - mean, [] if min(same) == 1 else np.mean(same), names["beyond"][-1], further.mean()]
-    again.text("AGD is ", answer)
-    again.claim(f"{KEY}agd-is-fastest", least)
-    again.claim(f"{KEY}same-trend-on-both-machines", same)
-    again.claim(f"{KEY}steps-are-closed-forms", max(off))
-    again.claim(f"{KEY}agd-beyond-eight", further)
+    for (name, link), of in zip(places, step_s.values(), strict=True):
+        with torch.device("meta"):
+            num_bytes = 4 * num_values(names["large"][name])
+        alone_s = gpt2_operations(name) * batch / rate if name.startswith("gpt2-") else of[4]
+        sum_s = ring_s(num_bytes, p, link)
+        rows.append([num_bytes, alone_s, sum_s, (of[0] - of[1]) / (of[0] - of[4]), alone_s / max(alone_s, sum_s)])
+    again.text("One step", p, rows)
+    mean, low, high = student(gap[:, -1])
+    answer = [np.abs(layered - sgd).max(), mean, low, high, student((later - late)[:, -1]), after[third], steps, gap[:, third].mean()]
+    again.text(f"most with {places[int(np.argmax(gains))][0]} on", answer, min(gains), max(gains), min(ahead), max(ahead))
+    again.claim(f"{KEY}transformer-layer-wise-is-sgd", np.abs(layered - sgd).max())
+    again.claim(f"{KEY}transformer-delay-costs", gap[:, -1])
+    again.claim(f"{KEY}transformer-second-delay-costs-more", (later - late)[:, -1])
+    again.claim(f"{KEY}transformer-gap-closes", gap[:, third] - gap[:, -1])
+    again.claim(f"{KEY}transformer-gain-at-most-two", gains)
+    again.claim(f"{KEY}transformer-delay-fastest", min(ahead))
+    return again
+
+
+def other_networks(names: Names, kept: list[Kept]) -> Again:
+    """28: operations counted by hooks on layers, and steps read from the runs."""
+    models, links, p, batch, rate = names["models"], names["links"], names["workers"], names["batch_size"], names["tflops"] * 1e12
+    tasks, ratios, counts, half = names["tasks"], names["ratios"], names["layer_counts"], names["steps"] // 2
+    steps = iter(float((ends[-1] - ends[half]) / (len(ends) - 1 - half)) for ends in (ends_of(item.run) for item in kept))
+    again = Again(labels=[link.name for link in links])
+    linear = {name: linear_share(tasks[name]) for name in models}
+    numels = {name: forward_operations(tasks[name])[0] for name in models}
+    forward = {name: counted(tasks[name])[:2] for name in models}
+    arrivals = {name: counted(tasks[name])[2] for name in models}
+    early = {name: max([there for done, there in of if done <= 0.1], default=0.0) for name, of in arrivals.items()}
+    rows: list[Any] = []
+    for name in models:
+        sizes = numels[name]
+        rows.append([4e-6 * sum(sizes), len(sizes), linear[name], early[name], forward[name][0] / 1e9, forward[name][0] / sum(sizes)])
+    again.text("By shape", rows)
+    (name,), timed = names["measured"], names["timed"]
+    clocked = final_after(numels[name], timed.backward_shares)
+    when = [[min(done for done, there in of if there >= part) for of in (arrivals[name], clocked)] for part in (0.5, 0.9)]
+    speed = names["measured_batch"] * sum(forward[name]) / (timed.forward_s + timed.backward_s) / 1e9
+    again.text("one core here", names["measured_batch"], speed, timed.backward_s / timed.forward_s, when)
+    took = {(name, link): [next(steps) for _ in range(5)] for name in models for link in links}
+    gains = {place: [of[0] / each for each in of[1:]] for place, of in took.items()}
+    again.text("nominal networks", p, names["tflops"], [*gains.values()])
+    rows, shares = [], []
+    for (name, link), of in took.items():
+        num_bytes, compute_s = 4 * sum(numels[name]), sum(forward[name]) * batch / rate
+        sum_s, hidden_s = ring_s(num_bytes, p, link), forward[name][1] * batch / rate * (1 - arrivals[name][0][0])
+        shares.append((of[0] - of[1]) / hidden_s)
+        rows.append([compute_s, sum_s, hidden_s, of[0] - of[1], shares[-1], compute_s / max(compute_s, sum_s)])
+    again.text("could save and saves", rows)
+    swept = {(name, ratio): [next(steps) for _ in range(3)] for name in models for ratio in ratios}
+    again.text("Times as fast as SGD on", p)
+    again.text("L equal layers", p)
+    by_count: dict[Any, dict[int, float]] = {link: {} for link in links}
+    extra = []
+    for link, count in ((link, count) for link in links for count in counts):
+        by_count[link][count] = next(steps) / next(steps)
+        if count > 1:
+            extra.append((next(steps) - next(steps)) / ((count - 1) * 2 * (p - 1) * link.latency_s))
+    late = {place: of[0] / of[2] for place, of in swept.items()}
+    peaks = [max(ratios, key=lambda ratio: late[name, ratio]) for name in models]
+    farthest = max(peaks, key=lambda ratio: abs(math.log(ratio)))
+    rest = max(early[name] for name in models if name != "alexnet")
+    answer: list[Any] = [linear["alexnet"], early["alexnet"], rest, when[0][1], when[0][0]]
+    for link in links:
+        answer += [names["tflops"], [gains[name, link][:2] for name in models]]
+    answer += [max(late.values()), farthest]
+    answer += [max(curve.items(), key=lambda item: item[1]) for curve in by_count.values()]
+    again.text("AlexNet is unlike", answer)
+    again.claim(f"{KEY}alexnet-bytes-fully-connected", linear["alexnet"])
+    again.claim(f"{KEY}alexnet-bytes-come-first", early["alexnet"] - rest)
+    again.claim(f"{KEY}layer-wise-gain-bounded", max(shares))
+    again.claim(f"{KEY}delay-best-on-other-networks", min(min(of[0], of[1]) / of[2] for of in took.values()))
+    again.claim(f"{KEY}delay-gains-most-at-balance", farthest)
+    again.claim(f"{KEY}layer-wise-pays-latency", max(extra, key=lambda ratio: abs(ratio - 1)))
+    return again
+
+
+def frameworks(names: Names, kept: list[Kept]) -> Again:
+    """29: medians of the turns' own seconds, which rank 0 brought back, beside DDP's of the same seed."""
+    seeds, ranks, found, twins = (names[key] for key in ("seeds", "ranks", "found", "twins"))
+    ddp, hooked = "torch DDP", "torch DDP, our hook"
+    methods = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]
+    step_s = {name: np.array([float(np.median(found[seed]["seconds"][name])) for seed in seeds]) for name in methods}
+    over = {name: of / step_s[ddp] for name, of in step_s.items()}
+    far = {name: [twins[seed]["off"][name] for seed in seeds] for name in methods}
+    equal = np.max([far[hooked], far["SGD"], far["layer-wise SGD"]], axis=0)
+    again = Again(labels=["AGD 1", *names["versions"].values()])
+    again.text("Step time, ", ranks)
+    rows = [[of.mean(), over[name].min(), over[name].mean(), over[name].max(), max(far[name])] for name, of in step_s.items()]
+    again.text("turns of", len(seeds), names["rounds"], names["block"], names["bucket_kib"], ranks, rows)
+    again.text("parameters moved by", seeds[0], twins[seeds[0]]["moved"], far["AGD 1"][0])
+    by_hand, hook, late = over["layer-wise SGD"], over[hooked], over["AGD 1"]
+    answer = [student(by_hand), student(hook), equal.max(), late.mean(), late.min(), late.max(), ranks]
+    again.text("Our all-reduce as DDP's hook", answer)
+    again.claim(f"{KEY}same-parameters-as-ddp", equal)
+    again.claim(f"{KEY}a-scheduler-already-overlaps", by_hand)
+    again.claim(f"{KEY}a-hook-costs-little", hook)
+    return again
+
+
+def limitations(names: Names, kept: list[Kept]) -> Again:
+    """30: d + 1 buffers, the largest of the rates that halve the loss, and accuracies with shards."""
+    num_bytes, seeds, workers = 4 * num_values(names["task"]), names["seeds"], names["shard_workers"]
+    trains: dict[tuple[int, float, int], dict[float, bool]] = {}
+    for item in kept:
+        if "optimizer" in item.how:
+            solver, ends = item.how["optimizer"].keywords, evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)]
+            place = item.method.width - 1, solver["momentum"], item.how["seed"]
+            trains.setdefault(place, {})[solver["lr"]] = ends[-1][1] < (losses_of(item.run)[0] / 2 if item.run else 0.0)
+    best = {place: max(lr for lr, well in tried.items() if well) for place, tried in trains.items()}
+    largest = {(d, mu): [best[d, mu, seed] for seed in seeds] for d in (0, 3) for mu in (0.0, 0.9)}
+    for (d, mu, seed), tried in trains.items():  # none above it was left out
+        assert {lr for lr in names["rates"] if lr >= best[d, mu, seed]} == set(tried)
+    needs = {mu: np.divide(largest[0, mu], largest[3, mu]) for mu in (0.0, 0.9)}
+    last = [evaluations_of(item.run)[-1][2] for item in kept if "optimizer" not in item.how]
+    anew, drawn, sorted_ = np.reshape(last, (3, len(seeds)))
+    again = Again(labels=["AGD 1", "AGD 2", "AGD 3"])
+    rows = [[[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)]  # 1: of "K - 1 gradients"
+    again.text("Gradient buffers of a worker", rows)
+    again.text("SGD, momentum 0", [[mu, largest[d, mu]] for d, mu in largest])
+    again.text("AGD 1, ", workers, len(seeds))
+    answer: list[Any] = [60, 240e6]
+    for mu, values in needs.items():
+        answer += [mu, values.mean(), 0.95, student(values)[1:]]
+    for values in (drawn - anew, sorted_ - anew):
+        answer += [100 * values.mean(), 0.95, student(100 * values)[1:]]
+    again.text("AGD d holds exactly d gradients", answer)
+    again.claim(f"{KEY}memory-is-d-gradients", 0)
+    again.claim(f"{KEY}delay-needs-smaller-steps", needs[0.9])
+    again.claim(f"{KEY}momentum-makes-delay-dearer", needs[0.9] / needs[0.0])
+    again.claim(f"{KEY}fixed-shards-cost-nothing", drawn - anew)
+    again.claim(f"{KEY}skewed-shards-cost-little", sorted_ - anew)
+    return again
+
+
+def mpi_progress(names: Names, kept: list[Kept]) -> Again:
+    """31: from the rows and spans of the runs on real ranks."""
+    import inspect
+
+    seeds, ranks, ways, steps, runs = (names[key] for key in ("seeds", "ranks", "ways", "steps", "runs"))
+    parts = {key: parts_of(run) for key, run in runs.items() if key[0] in ("SGD", "AGD 1")}
+    step_s = {key: usual_step_s(runs[key]) for key in parts}
+    over = {way: np.array([step_s["AGD 1", way, seed] / step_s["AGD 1", "blocking", seed] for seed in seeds]) for way in ways}
+    over["auto"] = np.array([step_s["SGD", "auto", seed] / step_s["AGD 1", "blocking", seed] for seed in seeds])
+    again = Again(labels=["AGD 1", "layer-wise SGD, B2", names["library"]])
+    again.text("runs on", len(seeds) + 3 + len(ways) + len(seeds) * len(ways), ranks)
+    source = "".join(inspect.getsource(names[kind].worker) for kind in ("SynchronousSGD", "LayerwiseSGD", "PipeSGD"))
+    again.text("def worker", [value for value, _, _ in numbers(source, [])])  # of the program's own text
+    again.text("Schedules, ", ranks)
+    rows = []
+    for name, way in (("SGD", "auto"), *(("AGD 1", way) for way in ways)):
+        mean = {key: np.mean([parts[name, way, seed][key] for seed in seeds]) for key in ("compute", "hidden", "exposed", "idle")}
+        whole_s = np.mean([step_s[name, way, seed] for seed in seeds])
+        rows.append([whole_s, [*mean.values()], over[way].min(), over[way].mean(), over[way].max()])
+    again.text("Means of a step", len(seeds), ranks, rows)
+    again.text("AGD 1 in", len(ways), 0, ranks)
+    waits = [parts["AGD 1", "thread", seed]["exposed"] / parts["SGD", "auto", seed]["exposed"] for seed in seeds]
+    losses = {key[:2]: losses_of(run) / losses_of(runs["SGD", "auto", seeds[0]]) - 1 for key, run in runs.items() if key[2] == seeds[0]}
+    same = max(np.abs(off).max() for (name, _), off in losses.items() if name != "AGD 1")
+    again.text("gradients are late", steps, np.abs(losses["AGD 1", "thread"]).max())
+    told = [[over[way].mean(), over[way].min(), over[way].max()] for way in ways if way != "blocking"]
+    again.text("over that of blocking", ranks, len(seeds), told, np.mean(waits), 0, same)
+    again.claim(f"{KEY}agd-waits-less", waits)
+    again.claim(f"{KEY}averaging-does-not-change-the-numbers", same)
+    return again
+
+
+def used_s(run: Any) -> float:
+    """When the last gradient was used: late ones come behind the last step."""
+    return float(run.info["result"]["seconds"])
+
+
+def on_front(points: dict[str, tuple[float, float]]) -> list[str]:
+    """Of (seconds, accuracy), those that none is at least as quick and as accurate as, and better in one; quickest first."""
+
+    def beaten(one: tuple[float, float]) -> bool:
+        return any(t <= one[0] and a >= one[1] and (t, a) != one for t, a in points.values())
+
+    return sorted((name for name, one in points.items() if not beaten(one)), key=lambda name: points[name])
+
+
+def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
+    """32: fronts from the end of each run and its last evaluation."""
+    seeds, methods, workers, ratio, unit_s = names["seeds"], [*names["methods"]], names["workers"], names["ratio"], names["unit_s"]
+    left = iter(kept)
+    took: dict[str, Array] = {}
+    right: dict[str, Array] = {}
+    for name in methods:
+        found = []
+        for item in (next(left) for _ in seeds):
+            accuracy = evaluations_of(item.run)[-1][2] if item.run else 0.0
+            found.append((used_s((item if item.run else next(left)).run), accuracy))
+        took[name], right[name] = np.array(found).T
+    sgd, late, later, server, backup, partial, free, tuned, stale = methods
+    shares = sorted({ratio, *names["other_ratios"]})
+    rows: list[Any] = []
+    for name in (sgd, late, later, partial, server, backup, free):
+        times = [took[name] if share == ratio else [used_s(next(left).run) for _ in seeds[:2]] for share in shares]
+        rows.append([np.mean(each) / unit_s for each in times])
+    fronts = [on_front({name: (took[name][at], right[name][at]) for name in methods}) for at in range(len(seeds))]
+    there = [float(late in front or later in front) for front in fronts]
+    about = [workers, names["epochs"], len(seeds), names["often"], names["factor"]]
+    again = Again(labels=methods)
+    again.text("Accuracy against time", about)
+    of = {name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods}
+    again.text("in units of mean compute", about, [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods])
+    again.text("Time for the same samples", workers, 1, len(seeds), ratio, len(seeds[:2]), rows)
+    best = on_front({name: (mean[0], mean[1]) for name, mean in of.items()})
+    less, waits, spared = right[sgd] - right[free], took[stale] / took[free], took[server] / took[backup]
+    answer: list[Any] = [ratio, [of[name][:2] for name in best], sum(there), len(seeds), student(took[sgd] / took[late])]
+    answer += [100 * np.array(student(less)), right[tuned].mean(), waits.mean(), names["backups"], spared.mean()]
+    again.text(f"quickest first: {best[0]}", answer)
+    again.claim(f"{KEY}delayed-on-the-front", there)
+    again.claim(f"{KEY}delay-sooner-than-waiting", took[sgd] / took[late])
+    again.claim(f"{KEY}untuned-asynchronous-less-accurate", less)
+    again.claim(f"{KEY}bounded-staleness-costs-time", waits)
+    again.claim(f"{KEY}backups-sooner-than-waiting", spared)
     return again
 
 

@@ -104,7 +104,8 @@ def tell(notebook: str, names: dict[str, Any], kept: list[Kept]) -> None:
     from tests.notebooks.recomputed import NOTEBOOKS
 
     again = NOTEBOOKS[notebook](names, kept)
-    display({MIME: {"texts": again.texts, "claims": again.claims, "labels": again.labels, "whole": again.whole}}, raw=True)
+    facts = {"texts": again.texts, "claims": again.claims, "labels": again.labels, "whole": again.whole}
+    display({MIME: facts, "text/plain": "(numbers computed again)"}, raw=True)  # text: what a page of the notebook shows of it
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------
