@@ -40,17 +40,17 @@ _NAMES = MappingProxyType(
         "algorithms": "",
         "collectives": "",
         "codecs": "",
-        "TorchHook": "workbench.runtimes.torch_hook",
+        "TorchHook": "workbench.runtimes.user_loop.torch_hook",
         "schedules": "",
         "Settings": "workbench.settings",
         # where
         "Cluster": "workbench.clusters",
         "attach": "workbench.clusters",
-        "simulate": "workbench.runtimes.simulate",
+        "simulate": "workbench.runtimes.simulator.simulate",
         "costs": "",
-        "replay": "workbench.runtimes.replay",
-        "Trainer": "workbench.trainer",
-        "ddp_hook": "workbench.runtimes.ddp_hook",
+        "replay": "workbench.runtimes.simulator.replay",
+        "Trainer": "workbench.runtimes.user_loop.trainer",
+        "ddp_hook": "workbench.runtimes.user_loop.ddp_hook",
         "Dashboard": "workbench.dashboard",
         # what came of it
         "Run": "workbench.trace.run",
@@ -75,13 +75,10 @@ __all__ = ["__version__", *_NAMES]  # noqa: PLE0604 - the names are all strings
 
 _FILES = frozenset(
     """
-    __init__.py __main__.py __pycache__ _share py.typed
-    algorithms analysis backward.py bench bench_command.py calibration catalogue.py cli.py cluster_command.py clusters codecs
-    collectives costs dashboard doctor doctor_command.py emulate_command.py errors.py experiments gradients.py installation.py
-    kernel kernels_command.py master.py naming.py notebook_command.py ops.py packing.py papers papers_command.py plots
-    predict_command.py problems program.py replica.py reproduce_command.py resources.py rng.py runs_command.py runtimes schedules.py
-    settings.py steer_command.py streams.py submit_command.py sweep_command.py theory trace train_command.py trainer.py units.py
-    updater.py
+    __pycache__ _share __init__.py __main__.py algorithms analysis bench calibration catalogue.py cli clusters codecs collectives
+    costs dashboard doctor errors.py experiments gradients.py installation.py kernel machine.py naming.py ops.py papers plots
+    problems program.py py.typed replica resources.py rng.py run_spec.py runtimes schedules.py settings.py streams.py theory trace
+    units.py
     """.split()  # noqa: SIM905 - a list of strings would take a line each
 )
 

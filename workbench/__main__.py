@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from workbench.cli import main
+from workbench.cli.main import main
 
 
 def leave(status: int) -> None:

@@ -203,7 +203,7 @@ class Algorithm(ABC):
     def symmetric(self) -> bool:
         """Whether all ranks ask for the same, whatever their rank, the time and the values, and of gradients for sums alone.
 
-        Then a simulation can run one program for all (`runtimes.lockstep`).
+        Then a simulation can run one program for all (`runtimes.simulator.lockstep.lockstep`).
         """
         return False
 
@@ -284,7 +284,7 @@ class Algorithm(ABC):
 def by_heart(method: Callable[[Any, Context, Value], Request | Program]) -> Callable[[Any, Context, Value], Request | Program]:
     """For a collective's method whose messages depend on the rank, on their number and on the value's size alone.
 
-    A simulation without values then runs it once and repeats what it asked (`runtimes.tapes`).
+    A simulation without values then runs it once and repeats what it asked (`runtimes.simulator.comm_schedule`).
     """
 
     @wraps(method)
@@ -301,7 +301,7 @@ def exchanged(ctx: Context, key: Any, program: Exchange) -> Exchange:
     """For a step's exchange with others, whose messages depend on what it is of and on the settings in `key` alone, whatever the
     rank: on the step only by that of its `Backward`, on the stamps only in that it sends them.
 
-    A simulation without values then runs it once and repeats what it asked (`runtimes.sim_visits`).
+    A simulation without values then runs it once and repeats what it asked (`runtimes.simulator.visits`).
     """
     return program if ctx.visits is None else ctx.visits.exchange(key, program)
 

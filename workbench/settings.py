@@ -41,7 +41,7 @@ class Settings:
         seed: of data order, initial weights and dropout.
         on_bad_gradient: what becomes of a rank's own gradient that holds a NaN or an infinity, or is above `max_grad_norm`: "stop" ends the
             run, naming rank and parameter; "skip" leaves it out, so that it counts nothing in the sum; "clip" scales it to `max_grad_norm`,
-            and leaves out what is not finite; "ignore" does not look. See `runtimes.guard`.
+            and leaves out what is not finite; "ignore" does not look. See `replica.gradient_guard`.
         max_grad_norm: the largest global norm of a rank's own mean gradient that is a good one; None for any. Buckets then leave after
             backward, for the whole must be known. (`clip_norm` is of the mean over all ranks.)
         divergence_ratio: a rank's loss above so many times the one that it began with ends the run; None: one that is no number alone.
@@ -49,7 +49,7 @@ class Settings:
         trace_steps: record spans of the first this many steps only, which bounds the trace; None for all steps, 0 for none. Metrics are
             of all steps. A span takes about 50 bytes of a rank's file. On digits, with 2 ranks, a step takes 0.3 kB (PipeSGD) to 3 kB
             (LayerwiseSGD with 10 buckets by Ring), so the default is 0.5 to 6 MB a rank. A ring's spans grow with the number of ranks.
-        progress: how communication in the background goes on while a rank computes: see `runtimes.background`.
+        progress: how communication in the background goes on while a rank computes: see `runtimes.execution.progress`.
         on_failure: what ranks that go in step do when one of them has left: "stop", or "shrink" to those that remain and go on
             (gloo, Open MPI 5; on gloo methods with servers go on without a worker by themselves).
         threads: compute threads of a rank; None to share the machine's cores among its ranks.

@@ -37,7 +37,7 @@ from workbench.collectives import Collective, Once, PowerSGD, Ring
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 RECORDS = Path(__file__).parents[2] / "records"

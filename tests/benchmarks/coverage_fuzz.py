@@ -64,7 +64,8 @@ def main(name: str, options: list[str]) -> None:
         import torch
 
         from workbench import errors
-        from workbench.runtimes import header, kept
+        from workbench.runtimes.checkpoint import files as kept
+        from workbench.runtimes.transport import framing as header
     atheris.Setup(["coverage_fuzz", *options], globals()[name]({"torch": torch, "errors": errors, "header": header, "kept": kept}))
     atheris.Fuzz()
 

@@ -44,7 +44,7 @@ from workbench.algorithms import (
 from workbench.analysis.table import Column, Table, seconds
 from workbench.bench.records import facts_of, write_record
 from workbench.clusters import Cluster
-from workbench.clusters.handle import RunHandle
+from workbench.clusters.run_handle import RunHandle
 from workbench.collectives import Ring
 from workbench.errors import WorkbenchError
 from workbench.program import Algorithm

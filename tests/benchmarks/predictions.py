@@ -95,9 +95,9 @@ def be_rank(plan: Path) -> None:
     """Do all jobs of a plan as one rank of torchrun's environment."""
     import torch
 
-    from workbench.runtimes.launch import Job, leave_world, run_rank
-    from workbench.runtimes.torch_dist import TorchTransport, join_process_group
-    from workbench.runtimes.transport import Patience
+    from workbench.runtimes.rank.main import Job, leave_world, run_rank
+    from workbench.runtimes.transport.base import Patience
+    from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
     from workbench.settings import Settings
 
     told = json.loads(plan.read_text())
@@ -123,7 +123,7 @@ def be_rank(plan: Path) -> None:
 
 def measure(folder: Path, model: str, hosts: int, rate: str, steps: dict[str, int], probe_file: Path | None = None) -> dict[str, Run]:
     """Train by each method on an emulated network; method -> its run."""
-    from workbench.runtimes.worker import run_info
+    from workbench.replica.local_training import run_info
     from workbench.settings import Settings
     from workbench.trace.store import new_run
 

@@ -21,7 +21,7 @@ from workbench.algorithms import PipeSGD
 from workbench.bench.rows import interval as bootstrap
 from workbench.collectives import Collective, Native, Ring
 from workbench.problems.base import fetch
-from workbench.trainer import Trainer
+from workbench.runtimes.user_loop.trainer import Trainer
 
 WAYS: list[tuple[str, Collective]] = [
     *((progress, Native()) for progress in ("blocking", "auto", "tests", "thread", "library", "process")),

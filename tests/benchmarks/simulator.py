@@ -45,7 +45,7 @@ from workbench.bench.rows import interval
 from workbench.collectives import Ring
 from workbench.costs import ethernet_10g
 from workbench.program import Algorithm
-from workbench.runtimes.simulate import Detail
+from workbench.runtimes.simulator.simulate import Detail
 
 RECORD = Path(__file__).parents[2] / "records" / "simulator.json"
 Row = dict[str, Any]

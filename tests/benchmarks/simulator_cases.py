@@ -21,8 +21,8 @@ from workbench.collectives import Ring
 from workbench.costs import Compute, Lognormal, ethernet_10g
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.simulate import Detail, run_simulation
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulate import Detail, run_simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

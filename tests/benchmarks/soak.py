@@ -30,7 +30,7 @@ import torch
 
 import workbench as wb
 from tests.distributed.leaks import Snapshot
-from workbench.clusters.warden import marked
+from workbench.clusters.supervision.reaper import marked
 from workbench.errors import WorkbenchError
 from workbench.problems.base import Problem
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import workbench.runtimes.torch_dist  # noqa: F401 - before the fork
+import workbench.runtimes.transport.torch_distributed  # noqa: F401 - before the fork
 from workbench.algorithms import DeAR, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
-from workbench.trainer import Trainer
+from workbench.runtimes.user_loop.trainer import Trainer
 
 LIMIT_S = 150.0
 METHODS = {

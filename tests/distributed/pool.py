@@ -226,7 +226,7 @@ def _is_gone(pid: int) -> bool:
 
 def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool = False) -> subprocess.Popen[bytes]:
     """An mpiexec with that many ranks that serve."""
-    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
     argv = [sys.executable, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
     command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)

@@ -106,7 +106,7 @@ def nurse(connection_number: int) -> None:
 
 def serve_torch(world: dict[str, str]) -> None:
     """A rank of torch.distributed: join, then serve."""
-    from workbench.runtimes.torch_dist import join_process_group
+    from workbench.runtimes.transport.torch_distributed import join_process_group
 
     os.environ.update(world)
     folder = Path(world["RANKS_FOLDER"])
@@ -136,7 +136,7 @@ def _import_all() -> None:
     """What a training imports."""
     import torch
 
-    import workbench.runtimes.launch  # noqa: F401
+    import workbench.runtimes.rank.main  # noqa: F401
 
     torch.set_num_threads(1)
 

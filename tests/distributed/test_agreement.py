@@ -19,8 +19,8 @@ from tests.laws.train import make_job, on_real_runtimes
 from workbench.algorithms import AsyncSGD, SynchronousSGD
 from workbench.errors import RankMismatch
 from workbench.program import Algorithm
-from workbench.runtimes import agreement
-from workbench.runtimes.launch import Job, run_rank
+from workbench.runtimes.rank import consistency as agreement
+from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

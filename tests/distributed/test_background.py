@@ -23,10 +23,10 @@ from workbench.algorithms import AsyncSGD, BackupSGD, LayerwiseSGD, NoCommunicat
 from workbench.algorithms.quorum import NoiseScale
 from workbench.collectives import PowerSGD, Ring
 from workbench.errors import ConfigError
-from workbench.runtimes.helper import Helper
-from workbench.runtimes.replay import replay
-from workbench.runtimes.simulated import Simulation
-from workbench.runtimes.worker import run_info
+from workbench.replica.local_training import run_info
+from workbench.runtimes.execution.helper_process import Helper
+from workbench.runtimes.simulator.replay import replay
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -125,7 +125,7 @@ def test_a_helper_gives_back_what_its_rank_was_killed_with(tmp_path: Path) -> No
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "buffer-0").write_bytes(bytes(1000))
-    command = [sys.executable, "-m", "workbench.runtimes.helper", "0", "1", str(tmp_path / "store"), "30.0", str(shared)]
+    command = [sys.executable, "-m", "workbench.runtimes.execution.helper_process", "0", "1", str(tmp_path / "store"), "30.0", str(shared)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -35,13 +35,22 @@ from workbench.collectives import Once
 from workbench.errors import ConfigError
 from workbench.problems.base import Sampler
 from workbench.program import Algorithm
-from workbench.runtimes import keeper
-from workbench.runtimes.alike import whole_part, without_alike
-from workbench.runtimes.kept import Checkpoint, Damaged, check_part, complete_checkpoints, part_of, record_of, remove_old_parts, write_part
-from workbench.runtimes.launch import run_rank
-from workbench.runtimes.part import save_part
-from workbench.runtimes.snapshot import Snapshot
-from workbench.runtimes.transport import SoloTransport
+from workbench.runtimes.checkpoint import writer as keeper
+from workbench.runtimes.checkpoint.files import (
+    Checkpoint,
+    Damaged,
+    check_part,
+    complete_checkpoints,
+    part_of,
+    record_of,
+    remove_old_parts,
+    write_part,
+)
+from workbench.runtimes.checkpoint.reader import save_part
+from workbench.runtimes.checkpoint.replicated import whole_part, without_alike
+from workbench.runtimes.checkpoint.staging import Snapshot
+from workbench.runtimes.rank.main import run_rank
+from workbench.runtimes.transport.base import SoloTransport
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
@@ -141,7 +150,7 @@ def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from workbench.runtimes.kept import part_of, write_part
+from workbench.runtimes.checkpoint.files import part_of, write_part
 def save(file):
     file.write(b"n" * 50)
     os.kill(os.getpid(), signal.SIGKILL)

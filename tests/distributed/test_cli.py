@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.trace.run import Run
 
 COMMAND = [sys.executable, "-m", "workbench"]
@@ -172,7 +172,7 @@ def test_a_rank_of_torchrun_does_not_train_alone_on_mpi() -> None:
 
 @pytest.mark.mpi
 def test_joins_the_ranks_of_mpiexec(runs: Path) -> None:
-    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
     command, env = mpiexec_command(find_mpi(), 3, [*COMMAND, "train", "layerwise-sgd", "--runtime", "mpi", "--steps", "4", "--json"])
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=env, check=False)
@@ -275,7 +275,6 @@ def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monke
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys, workbench, workbench.cli; print([name for name in ('torch', 'plotly', 'ipyparallel', 'numpy') if name in sys.modules])"
-    )
+    heavy = ("torch", "plotly", "ipyparallel", "numpy")
+    code = f"import sys, workbench.cli.main; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -23,8 +23,8 @@ import torch
 from tests.waiting import within
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster
-from workbench.clusters.mpi_install import OPEN_MPI, find_mpi
-from workbench.clusters.warden import marked
+from workbench.clusters.local.mpi_install import OPEN_MPI, find_mpi
+from workbench.clusters.supervision.reaper import marked
 from workbench.errors import ConfigError, Diverged, LaunchError, WorkbenchError
 from workbench.problems.base import Problem
 
@@ -292,7 +292,7 @@ def test_nothing_outlives_the_process_that_started_it(
         if sign is not None:
             commands = [" ".join(process.cmdline()) for process in marked(mark)]
             for part in (
-                "workbench.clusters.engine --mpi",
+                "workbench.clusters.engines.engine_process --mpi",
                 "ipyparallel.controller",
                 "prterun" if find_mpi().name == OPEN_MPI else "mpiexec",
             ):

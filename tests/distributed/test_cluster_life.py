@@ -22,10 +22,10 @@ from tests.distributed.test_cluster import plane, slow_loss
 from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
-from workbench.clusters.echo import Echo
-from workbench.clusters.processes import ProcessLauncher
-from workbench.clusters.register import find
-from workbench.clusters.warden import marked
+from workbench.clusters.launchers.processes import ProcessLauncher
+from workbench.clusters.output import Echo
+from workbench.clusters.supervision.reaper import marked
+from workbench.clusters.supervision.registry import find
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240)]

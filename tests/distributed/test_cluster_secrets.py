@@ -16,9 +16,9 @@ import torch
 from tests.distributed.test_cluster import plane
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
-from workbench.clusters.launchers import LOOPBACK, Launcher
-from workbench.clusters.options import options
-from workbench.clusters.warden import marked
+from workbench.clusters.engines.options import options
+from workbench.clusters.launchers.base import LOOPBACK, Launcher
+from workbench.clusters.supervision.reaper import marked
 from workbench.errors import WorkbenchError
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi]

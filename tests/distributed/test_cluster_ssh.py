@@ -14,8 +14,8 @@ import pytest
 
 from workbench.clusters import Cluster
 from workbench.clusters.emulated import EmulatedNetwork
-from workbench.clusters.mpi_install import MPIInstall
-from workbench.clusters.ssh import SSHLauncher, parse_hosts
+from workbench.clusters.launchers.ssh import SSHLauncher, parse_hosts
+from workbench.clusters.local.mpi_install import MPIInstall
 from workbench.errors import ConfigError, LaunchError
 
 SCRIPT = """

@@ -33,8 +33,8 @@ from workbench.errors import ConfigError, PeerFailed
 from workbench.ops import Local, Program
 from workbench.problems.base import Sampler
 from workbench.rng import derive_seed
-from workbench.runtimes.ddp_hook import ddp_hook
-from workbench.runtimes.torch_hook import TorchHook
+from workbench.runtimes.user_loop.ddp_hook import ddp_hook
+from workbench.runtimes.user_loop.torch_hook import TorchHook
 from workbench.settings import Settings
 
 SMALL_MB = 0.0003  # cuts the tiny model's six tensors into two buckets, otherwise before and after the first step

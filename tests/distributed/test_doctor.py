@@ -150,7 +150,7 @@ def test_a_host_name_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_exit_status_is_of_the_core(
     core: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workbench.cli import main
+    from workbench.cli.main import main
 
     monkeypatch.setattr("workbench.doctor.examine", lambda **how: iter([Finding("part", "fault", "found", "do this", core=core)]))
     assert main(["doctor"]) == status

@@ -22,7 +22,7 @@ from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.emulated.check import measure, measure_all
-from workbench.clusters.warden import marked
+from workbench.clusters.supervision.reaper import marked
 from workbench.collectives import Hierarchical, Ring
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems import digits_mlp

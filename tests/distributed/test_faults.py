@@ -23,8 +23,8 @@ from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.words import STOP, write_word
+from workbench.runtimes.control.commands import STOP, write_word
+from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
 NUM_RANKS = 3
@@ -207,7 +207,7 @@ def come(job: Job, comes: bool) -> None:
     if job.runtime == "mpi":
         from mpi4py import MPI
 
-        from workbench.runtimes.mpi import MpiTransport
+        from workbench.runtimes.transport.mpi import MpiTransport
 
         communicator = MPI.COMM_WORLD.Dup()
         transport = MpiTransport(communicator, timeout_s=job.settings.timeout_s) if comes else None

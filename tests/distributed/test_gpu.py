@@ -13,7 +13,7 @@ import torch
 from tests.distributed.pool import shared_pool
 from tests.unit.kernel_cases import CODECS, KINDS, check, values_of
 from workbench.codecs import Codec, gpu
-from workbench.runtimes.transport import local_rank
+from workbench.runtimes.transport.base import local_rank
 
 ON_GPU = pytest.mark.gpu
 
@@ -21,8 +21,8 @@ ON_GPU = pytest.mark.gpu
 @pytest.mark.mpi
 def test_staged_tensors_are_summed_broadcast_and_exchanged() -> None:
     def stage() -> list[list[float]]:
-        from workbench.runtimes.mpi import MpiTransport
-        from workbench.runtimes.transport import Patience
+        from workbench.runtimes.transport.base import Patience
+        from workbench.runtimes.transport.mpi import MpiTransport
 
         transport = MpiTransport(device=torch.device("cpu"))
         transport._staged = True  # as with CUDA tensors and a library that takes host memory only

@@ -15,9 +15,9 @@ from tests.laws.train import make_job, on_real_runtimes
 from workbench.algorithms import AsyncSGD, BackupSGD
 from workbench.errors import PeerFailed, RankMismatch
 from workbench.program import Algorithm
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.post import Announced, Post, with_header
-from workbench.runtimes.transport import Handle
+from workbench.runtimes.rank.main import Job, run_rank
+from workbench.runtimes.transport.base import Handle
+from workbench.runtimes.transport.mailbox import Announced, Post, with_header
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

@@ -20,7 +20,7 @@ from tests.distributed.test_cluster import plane
 from workbench.algorithms import AsyncSGD, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster, RunHandle
 from workbench.clusters import cluster as cluster_module
-from workbench.clusters.warden import marked
+from workbench.clusters.supervision.reaper import marked
 from workbench.collectives import Ring
 from workbench.errors import LaunchError, WorkbenchError
 
@@ -171,7 +171,7 @@ def test_an_interrupt_behind_a_ranks_work_does_not_lose_its_answer(cluster: Clus
     """It comes when the rank has done all, and its engine is about to say so."""
 
     def late() -> int:
-        from workbench.clusters import remote
+        from workbench.clusters.engines import remote
 
         with suppress(BaseException):
             remote.run_job(b"no job", "nowhere")

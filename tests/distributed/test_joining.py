@@ -15,9 +15,9 @@ from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench.algorithms import SynchronousSGD
 from workbench.errors import PeerFailed, Stalled
-from workbench.runtimes.joining import wait_for_all
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.presence import Presence
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.rendezvous import wait_for_all
+from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
 

@@ -23,16 +23,16 @@ from tests.laws import tiny
 from tests.laws.train import MPI, make_job
 from tests.waiting import within
 from workbench.algorithms import AsyncSGD, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.clusters import Cluster
-from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 from workbench.collectives import Ring
 from workbench.errors import PeerFailed, WorkbenchError
 from workbench.program import Algorithm
-from workbench.runtimes import presence
-from workbench.runtimes.launch import run_rank
-from workbench.runtimes.presence import Presence, presence_name
-from workbench.runtimes.words import PAUSE, RESUME, read_words, write_word
+from workbench.runtimes.control.commands import PAUSE, RESUME, read_words, write_word
+from workbench.runtimes.liveness import failure_detector as presence
+from workbench.runtimes.liveness.failure_detector import Presence, presence_name
+from workbench.runtimes.rank.main import run_rank
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

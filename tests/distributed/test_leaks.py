@@ -20,7 +20,7 @@ from tests.distributed.test_cluster import plane
 from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
-from workbench.clusters.warden import marked
+from workbench.clusters.supervision.reaper import marked
 
 NUM_CYCLES = int(os.environ.get("WORKBENCH_CYCLES", "3"))  # `make soak` takes a hundred
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(120 + 60 * NUM_CYCLES)]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.distributed.pool import RuntimeName, shared_pool
-from workbench.runtimes import link
-from workbench.runtimes.launch import transport_here
-from workbench.runtimes.link import LARGE_BYTES, LONG_BYTES, LONGEST_BYTES, MeasuredLink, measure_link
-from workbench.runtimes.transport import Handle, Patience, Transport
+from workbench.runtimes.rank.main import transport_here
+from workbench.runtimes.transport import measure_link as link
+from workbench.runtimes.transport.base import Handle, Patience, Transport
+from workbench.runtimes.transport.measure_link import LARGE_BYTES, LONG_BYTES, LONGEST_BYTES, MeasuredLink, measure_link
 
 RUNTIMES: list[Any] = ["torch", pytest.param("mpi", marks=pytest.mark.mpi)]
 

@@ -62,12 +62,12 @@ def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job(
     library: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other rank does not come to MPI_Finalize for longer than the job may last."""
-    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
     for name, value in (request.getfixturevalue("mpich") if library == "mpich" else {}).items():
         monkeypatch.setenv(name, value)
     code = (
-        "import time, workbench.runtimes.mpi_finalize as end; from workbench.runtimes.launch import transport_here\n"
+        "import time, workbench.runtimes.transport.mpi_finalize as end; from workbench.runtimes.rank.main import transport_here\n"
         "end.FINALIZE_S = 1; transport = transport_here(60.0)\n"
         "transport.announce_failure('it failed'); print('said', flush=True)\n"
         "time.sleep(600 * transport.rank)"

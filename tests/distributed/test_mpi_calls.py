@@ -9,8 +9,8 @@ import torch
 
 from tests.distributed.pool import shared_pool
 from workbench.errors import PeerFailed
-from workbench.runtimes.launch import transport_here
-from workbench.runtimes.transport import Patience
+from workbench.runtimes.rank.main import transport_here
+from workbench.runtimes.transport.base import Patience
 
 LONG, SHORT = 4 << 20, 100  # numbers of 4 bytes
 

@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 from tests.waiting import within
-from workbench.clusters.spawn import nursery_for
-from workbench.runtimes.presence import presence_name
+from workbench.clusters.local.spawn import nursery_for
+from workbench.runtimes.liveness.failure_detector import presence_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
 
 ALONE = """
     import json, os, sys, time
     from pathlib import Path
-    from workbench.clusters.nursery import Nursery
+    from workbench.clusters.local.fork_ranks import Nursery
     from workbench.errors import LaunchError
 
     LOADED = []

@@ -16,8 +16,8 @@ from workbench.algorithms import AsyncSGD, DeAR, LayerwiseSGD, PipeSGD
 from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
+from workbench.runtimes.user_loop.trainer import Trainer
 from workbench.settings import PROGRESS, Settings
-from workbench.trainer import Trainer
 
 ROUNDING = 1e-11
 

@@ -22,7 +22,7 @@ from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousS
 from workbench.collectives import Ring
 from workbench.problems.base import fetch
 from workbench.program import Algorithm
-from workbench.runtimes.launch import Job, run_rank, world_here
+from workbench.runtimes.rank.main import Job, run_rank, world_here
 from workbench.settings import Settings
 from workbench.trace.recorder import trace_name
 from workbench.trace.run import Run

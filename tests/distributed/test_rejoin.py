@@ -37,12 +37,13 @@ from workbench.collectives import Auto, Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.problems.base import Sampler, fetch
 from workbench.program import Algorithm
-from workbench.runtimes import link, torch_dist
-from workbench.runtimes.kept import complete_checkpoints
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.membership import Membership, left_name
-from workbench.runtimes.rejoin import rejoin
-from workbench.runtimes.words import PAUSE, RESUME, write_word
+from workbench.runtimes.checkpoint.files import complete_checkpoints
+from workbench.runtimes.control.commands import PAUSE, RESUME, write_word
+from workbench.runtimes.liveness.membership import Membership, left_name
+from workbench.runtimes.rank.join import rejoin
+from workbench.runtimes.rank.main import Job, run_rank
+from workbench.runtimes.transport import measure_link as link
+from workbench.runtimes.transport import torch_distributed as torch_dist
 from workbench.settings import Settings
 from workbench.trace.append import go_on
 from workbench.trace.run import Run
@@ -352,7 +353,7 @@ def test_one_that_is_killed_while_links_are_measured_has_left_once_more() -> Non
     ids=str,
 )
 def test_who_is_needed_or_there_cannot_be_replaced(algorithm: Algorithm, rank: int, words: str) -> None:
-    from workbench.runtimes.presence import Presence
+    from workbench.runtimes.liveness.failure_detector import Presence
 
     job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(), HOW)
     (Path(job.folder) / "members").mkdir()

@@ -21,7 +21,6 @@ from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from tests.waiting import within
 from workbench.algorithms import AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
-from workbench.backward import Micro
 from workbench.codecs import Truncate16
 from workbench.collectives import Auto, Ring
 from workbench.errors import ConfigError, PeerFailed
@@ -29,11 +28,13 @@ from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Backward, Discard, EndStep, Program, ReadParameters, WriteParameters
 from workbench.problems.base import Sampler, fetch
 from workbench.program import Algorithm, Context
-from workbench.runtimes import shrink, torch_dist
-from workbench.runtimes.kept import complete_checkpoints
-from workbench.runtimes.launch import Job, RuntimeName, run_rank
-from workbench.runtimes.membership import FOLDER, Membership, left_name
-from workbench.runtimes.worker import Worker
+from workbench.replica.backward import Micro
+from workbench.replica.local_training import Worker
+from workbench.runtimes.checkpoint.files import complete_checkpoints
+from workbench.runtimes.elastic import shrink
+from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
+from workbench.runtimes.rank.main import Job, RuntimeName, run_rank
+from workbench.runtimes.transport import torch_distributed as torch_dist
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -378,7 +379,7 @@ def test_one_that_is_left_alone_has_no_link() -> None:
 
 def dies_shrinking(job: Job, moment: str) -> None:
     """Train, and be killed when the others are about to meet, or have met."""
-    from workbench.runtimes.mpi import MpiTransport
+    from workbench.runtimes.transport.mpi import MpiTransport
 
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -412,7 +413,7 @@ def sums_in_one_call(job: Job, dies: bool) -> list[bool]:
 
     Returns whether what was given up had been revoked by then.
     """
-    from workbench.runtimes import mpi
+    from workbench.runtimes.transport import mpi
 
     number, to_host, shrunk, revoked = [0], mpi.MpiTransport._to_host, mpi.shrunk, list[bool]()
 

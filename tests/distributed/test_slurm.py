@@ -16,10 +16,10 @@ import pytest
 from tests.distributed.slurm_world import SlurmWorld, send_by_value
 from tests.papers_share import KEY, finding, make_share, write_claims, write_notebook
 from tests.waiting import within
-from workbench.clusters.mpi_install import find_mpi
-from workbench.clusters.slurm import Slurm
+from workbench.clusters.local.mpi_install import find_mpi
+from workbench.clusters.slurm.request import Slurm
 from workbench.experiments.notebooks import tagged_text
-from workbench.runtimes.transport import local_rank, ranks_here
+from workbench.runtimes.transport.base import local_rank, ranks_here
 from workbench.trace.run import Run
 from workbench.trace.store import list_runs
 
@@ -53,7 +53,7 @@ def train_on_two_nodes(runs: str) -> dict[str, Any]:
     os.environ["WORKBENCH_RUNS"] = runs
     from workbench.algorithms import SynchronousSGD
     from workbench.clusters import Cluster
-    from workbench.clusters.slurm_queue import ask
+    from workbench.clusters.slurm.queue import ask
     from workbench.problems import digits_mlp
 
     words = "slurm:partition=debug,account=physics,time=00:30:00,nodes=2,gpus-per-task=1"
@@ -104,7 +104,7 @@ def test_each_rank_finds_its_gpu_by_its_number_on_the_node(world: SlurmWorld, tm
         "requeue": False,
     }
     (tmp_path / "job.json").write_text(json.dumps(spec))
-    from workbench.clusters import slurm_job
+    from workbench.clusters.slurm import batch_job as slurm_job
 
     command = [sys.executable, "-P", slurm_job.__file__, str(tmp_path / "job.json")]
     (tmp_path / "job.sh").write_text(slurm.script(4, name="gpus", output=str(tmp_path / "job.log"), command=command))
@@ -147,7 +147,7 @@ WAITS = """
 import sys, time
 from types import SimpleNamespace
 from workbench.clusters import Cluster, engines
-from workbench.clusters.slurm_launcher import SlurmLauncher
+from workbench.clusters.launchers.slurm_launcher import SlurmLauncher
 late = 0
 asked = SlurmLauncher.waits
 def waits(self, engine_set):
@@ -204,7 +204,7 @@ def broken(folder: str) -> str:
     from dataclasses import replace
 
     from workbench.clusters import Cluster
-    from workbench.clusters.mpi_install import find_mpi
+    from workbench.clusters.local.mpi_install import find_mpi
     from workbench.errors import LaunchError
 
     mpiexec = Path(folder, "mpiexec")
@@ -229,7 +229,7 @@ def test_a_job_that_fails_says_why(world: SlurmWorld, tmp_path: Path) -> None:
 INSIDE = """
 import json, sys
 from workbench.clusters import Cluster
-from workbench.clusters.slurm_queue import ask
+from workbench.clusters.slurm.queue import ask
 from workbench.errors import ConfigError
 refused = []
 for n, words in ((99, "slurm"), (2, "slurm:partition=debug")):
@@ -256,8 +256,8 @@ def test_in_an_allocation_ranks_are_a_step_of_it(world: SlurmWorld) -> None:
 def cells_on_ranks(prefix: str) -> dict[str, Any]:
     from jupyter_client.manager import KernelManager
 
-    from workbench.cli import main
-    from workbench.clusters.slurm_queue import ask
+    from workbench.cli.main import main
+    from workbench.clusters.slurm.queue import ask
 
     assert main(["kernels", "install", "--prefix", prefix]) == 0
     os.environ["JUPYTER_PATH"] = str(Path(prefix, "share", "jupyter"))
@@ -294,8 +294,8 @@ def trained_and_detached(runs: str) -> tuple[str, str]:
     os.environ["WORKBENCH_RUNS"] = runs
     from workbench.algorithms import SynchronousSGD
     from workbench.clusters import Cluster
-    from workbench.clusters.slurm import Slurm
-    from workbench.clusters.slurm_queue import ask
+    from workbench.clusters.slurm.queue import ask
+    from workbench.clusters.slurm.request import Slurm
     from workbench.problems import digits_mlp
 
     cluster = Cluster(2, runtime="torch", launcher=Slurm(controller="job", time_limit="30", nodes=2), quiet=True)
@@ -310,7 +310,7 @@ ELSEWHERE = """
 import json, os, sys, time
 from pathlib import Path
 import workbench as wb
-from workbench.clusters.slurm_queue import ask
+from workbench.clusters.slurm.queue import ask
 cluster = wb.attach(sys.argv[1], quiet=True)
 run = cluster.run
 steps = lambda: [row["step"] for row in run.run.steps()]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import within
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 

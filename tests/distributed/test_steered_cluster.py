@@ -16,8 +16,8 @@ import torch
 from tests.waiting import within
 from workbench.algorithms import AsyncSGD, PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster
-from workbench.clusters.handle import RunHandle
-from workbench.clusters.warden import marked
+from workbench.clusters.run_handle import RunHandle
+from workbench.clusters.supervision.reaper import marked
 from workbench.codecs import Truncate16
 from workbench.collectives import Ring
 from workbench.errors import ConfigError, WorkbenchError

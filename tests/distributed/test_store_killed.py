@@ -23,9 +23,9 @@ from tests.laws import tiny
 from tests.laws.train import make_job
 from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.errors import WorkbenchError
-from workbench.runtimes.launch import Job, run_rank
+from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 from workbench.trace import FileRecorder, Run, list_runs, new_run, update_run
 from workbench.trace.fate import SILENT_S, YOUNG_S

@@ -32,13 +32,13 @@ from workbench.algorithms import (
 )
 from workbench.errors import ConfigError, PeerFailed
 from workbench.program import Algorithm
-from workbench.runtimes.kept import complete_checkpoints
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.membership import Membership
-from workbench.runtimes.presence import Presence
-from workbench.runtimes.replay import replay
-from workbench.runtimes.torch_dist import TorchTransport
-from workbench.runtimes.transport import Patience
+from workbench.runtimes.checkpoint.files import complete_checkpoints
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.membership import Membership
+from workbench.runtimes.rank.main import Job, run_rank
+from workbench.runtimes.simulator.replay import replay
+from workbench.runtimes.transport.base import Patience
+from workbench.runtimes.transport.torch_distributed import TorchTransport
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

@@ -24,8 +24,8 @@ from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.program import Algorithm
-from workbench.runtimes.kept import complete_checkpoints, part_of
-from workbench.trainer import Trainer
+from workbench.runtimes.checkpoint.files import complete_checkpoints, part_of
+from workbench.runtimes.user_loop.trainer import Trainer
 
 RUNTIMES = [pytest.param("torch", id="gloo"), pytest.param("mpi", id="mpi", marks=pytest.mark.mpi)]
 METHODS = [SynchronousSGD(), LayerwiseSGD(bucket_bytes=0), LayerwiseSGD(bucket_bytes=64, apply="any"), PipeSGD(width=1)]
@@ -56,7 +56,7 @@ def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train_with_trainer(method: Algorithm, sizes: tuple[int, ...] | None, count: bool) -> torch.Tensor:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make(seed=rank)  # every rank begins elsewhere: rank 0's weights must reach all
@@ -143,7 +143,7 @@ def test_gradients_in_flight_are_applied_at_the_end(runtime: str, width: int) ->
 
 def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:
     """Rank 1 is late for each step, and leaves a sign before it; whether rank 0 had settled only behind that."""
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make(seed=rank)
@@ -170,7 +170,7 @@ def test_settled_is_when_all_that_was_in_flight_has_come_and_none_of_it_is_appli
 
 
 def step_until_one_fails() -> tuple[str, str, float]:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()
     model, optimizer = make()
@@ -196,7 +196,7 @@ def test_one_ranks_exception_ends_the_step_on_all(runtime: str) -> None:
 
 
 def step_until_one_is_killed() -> tuple[str, str, float]:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()
     model, optimizer = make()
@@ -227,7 +227,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
 
 
 def make_unequal_models() -> None:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()
     model = nn.Linear(3, 2 + rank)
@@ -241,7 +241,7 @@ def test_unequal_models_are_refused_by_name(runtime: str) -> None:
 
 
 def fail_at_construction() -> tuple[str, str, float]:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()
     model = nn.Linear(3, 2).requires_grad_(rank != 1)
@@ -262,7 +262,7 @@ def test_an_error_at_construction_releases_the_others(runtime: str) -> None:
 
 
 def running_means() -> torch.Tensor:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
@@ -345,7 +345,7 @@ BAD_STEP, BAD_RANK = 2, 1
 
 def train_with_a_bad_gradient(value: float, record: bool, how: dict[str, Any]) -> dict[str, Any]:
     """All ranks train, and one rank's gradient of one step holds that value."""
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     torch.manual_seed(0)
@@ -466,7 +466,7 @@ class Wavering(nn.Module):
 
 def train_in_parts(method: Algorithm, folder: str, part: str) -> dict[str, Any]:
     """All ranks train six steps, or the first three and keep a checkpoint, or those that follow from one."""
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     torch.manual_seed(0 if part != "rest" else 99)
@@ -546,7 +546,7 @@ def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Pa
 
 def train_and_save_where_one_cannot(folder: str) -> tuple[list[str], int, int]:
     """Rank 1's folder is a file for a while; training goes on, and a later checkpoint is kept."""
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()
     model, optimizer = make()
@@ -602,7 +602,7 @@ IN_FLIGHT = [*KEPT, AdaptiveDelaySGD(max_delay=1, adapt_every=100), DiLoCo(every
 
 def train_and_look(method: Algorithm, num_steps: int, looks: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Steps of a model with statistics and random numbers; with looks, what each step's end would leave."""
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     torch.manual_seed(0)
@@ -661,7 +661,7 @@ def accumulate_with_ddp() -> tuple[torch.Tensor, list[float]]:
 
 
 def accumulate_with_trainer(method: Algorithm, whole: bool) -> tuple[torch.Tensor, list[float]]:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make(seed=rank)
@@ -688,7 +688,7 @@ def test_micro_batches_are_ddps_accumulation_and_one_big_batch_and_so_is_the_nor
 
 
 def train_scheduled(method: Algorithm) -> torch.Tensor:
-    from workbench.runtimes.launch import world_here
+    from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make()

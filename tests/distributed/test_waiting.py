@@ -26,9 +26,10 @@ from tests.laws.train import make_job, on_real_runtimes, train
 from workbench import units
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.errors import PeerFailed, Stalled
-from workbench.runtimes import presence, whereabouts
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.patience import Patience
+from workbench.runtimes.liveness import failure_detector as presence
+from workbench.runtimes.liveness import watchdog as whereabouts
+from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
 HOW = Settings(steps=4, batch_size=1, timeout_s=60)
@@ -120,7 +121,7 @@ def test_a_rank_that_was_stopped_is_told_from_a_slow_one() -> None:
 
 def stops_inside(job: Job) -> None:
     """On a rank: rank 1 stops behind the barrier, where the others are already in the library's own call."""
-    from workbench.runtimes import mpi
+    from workbench.runtimes.transport import mpi
 
     presence.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
     number, to_host = [0], mpi.MpiTransport._to_host
@@ -176,7 +177,7 @@ def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("workbench.runtimes.patience.time", clock)
+    monkeypatch.setattr("workbench.runtimes.liveness.deadline.time", clock)
     patience = Patience("the barrier", lambda: None, 100.0)
 
     def wait() -> None:
@@ -190,7 +191,7 @@ def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
 
 def test_a_short_wait_does_not_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("workbench.runtimes.patience.time", clock)
+    monkeypatch.setattr("workbench.runtimes.liveness.deadline.time", clock)
     patience = Patience("the barrier", lambda: None, 100.0)
     for _ in range(250):
         patience.pause()

@@ -30,7 +30,7 @@ from workbench.ops import (
 )
 from workbench.program import Algorithm, Context, perform
 from workbench.rng import generator
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, stragglers=(Lognormal(sigma=1.0),))

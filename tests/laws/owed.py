@@ -19,7 +19,7 @@ from workbench.algorithms import DiLoCo
 from workbench.costs import Compute, Lognormal, Network
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 Array = NDArray[np.float64]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tests.laws import tiny
 from tests.laws.train import run_job
-from workbench.runtimes.launch import Job
-from workbench.runtimes.words import Word, write_word
+from workbench.runtimes.control.commands import Word, write_word
+from workbench.runtimes.rank.main import Job
 
 
 @final

@@ -24,8 +24,8 @@ from workbench.collectives import Once, PowerSGD, Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Replicas
-from workbench.runtimes.launch import run_rank
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.rank.main import run_rank
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 P = 3
@@ -120,7 +120,7 @@ def test_a_step_in_which_all_gradients_are_left_out_changes_nothing() -> None:
 @pytest.mark.parametrize("policy", [SKIP, {"on_bad_gradient": "clip", "max_grad_norm": 0.2}], ids=lambda policy: policy["on_bad_gradient"])
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), PipeSGD(width=2)], ids=name_of)
 def test_one_program_for_all_workers_finds_the_same(algorithm: Algorithm, policy: dict[str, object]) -> None:
-    from workbench.runtimes.simulate import run_simulation
+    from workbench.runtimes.simulator.simulate import run_simulation
 
     settings = how(**policy)
     runs = [

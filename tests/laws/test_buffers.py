@@ -20,8 +20,8 @@ from workbench.collectives import Collective, Native, Ring, flat_of
 from workbench.gradients import BufferPool, Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Value, Wait, WaitAny
 from workbench.program import Algorithm, Context, perform
-from workbench.runtimes.launch import Job
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.rank.main import Job
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 NOT_SEALED = (DeAR, PartialAllReduce)  # they take a sum's halves apart; a rank without a gradient sums one of no owner

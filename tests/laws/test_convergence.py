@@ -27,7 +27,7 @@ from tests.laws.variants import all_variants, name_of, runs_on
 from workbench.algorithms import DiLoCo, SoftsyncSGD
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 RATE, STEPS = 0.04, 200

@@ -35,7 +35,7 @@ from workbench.collectives import Linear, Native, Ring
 from workbench.problems.base import Problem, Sampler, fetch
 from workbench.program import Algorithm
 from workbench.rng import derive_seed
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 ROUNDING = 1e-12

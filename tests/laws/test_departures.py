@@ -16,7 +16,7 @@ from tests.laws.variants import name_of, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD, SynchronousSGD
 from workbench.algorithms.servers import ServerMethod
 from workbench.errors import ConfigError
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

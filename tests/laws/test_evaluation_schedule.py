@@ -17,7 +17,7 @@ from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, SoftsyncSGD, StaleSynchronousSGD
 from workbench.costs import Compute, Network, SlowMachines
 from workbench.program import Algorithm, Replicas
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

@@ -22,7 +22,7 @@ from workbench.gradients import build_layout, trainable
 from workbench.problems.base import Problem, Sampler, fetch
 from workbench.program import Algorithm
 from workbench.rng import derive_seed
-from workbench.runtimes.launch import Job
+from workbench.runtimes.rank.main import Job
 from workbench.settings import Settings
 
 ROUNDING = 1e-12

@@ -21,9 +21,9 @@ from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.ops import Backward, Program, Send
 from workbench.program import Algorithm, Card, Context
-from workbench.replica import Replica
-from workbench.runtimes.cohort import SINGLE_WORKERS, Cohort
-from workbench.runtimes.simulate import Detail, run_simulation
+from workbench.replica.replica import Replica
+from workbench.runtimes.simulator.lockstep.worker_group import SINGLE_WORKERS, Cohort
+from workbench.runtimes.simulator.simulate import Detail, run_simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

@@ -17,13 +17,13 @@ from tests.laws.sentences import assert_same_rows
 from tests.laws.train import assert_same, train
 from tests.laws.variants import COLLECTIVES
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.backward import Hooks
 from workbench.collectives import Native
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Backward, EndStep, Ticket, WaitAny
 from workbench.problems.base import Problem
 from workbench.program import Context
-from workbench.runtimes.worker import Worker
+from workbench.replica.backward import Hooks
+from workbench.replica.local_training import Worker
 from workbench.settings import Settings
 
 ROUNDING = 1e-11

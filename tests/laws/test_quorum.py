@@ -17,8 +17,8 @@ from workbench.costs import Compute, Lognormal, Network
 from workbench.gradients import WEIGHT
 from workbench.ops import Apply, EndStep, Program
 from workbench.program import Algorithm, Context
-from workbench.runtimes.simulate import simulate
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulate import simulate
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

@@ -17,8 +17,8 @@ from tests.laws.variants import name_of, representatives
 from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, StaleSynchronousSGD
 from workbench.errors import ConfigError, Stalled
 from workbench.program import Algorithm
-from workbench.runtimes.replay import Replay, replay
-from workbench.runtimes.worker import run_info
+from workbench.replica.local_training import run_info
+from workbench.runtimes.simulator.replay import Replay, replay
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

@@ -34,10 +34,10 @@ from workbench.collectives import Once
 from workbench.costs import Compute, free
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.kept import Checkpoint, complete_checkpoints
-from workbench.runtimes.replay import replay
-from workbench.runtimes.simulated import Simulation
-from workbench.runtimes.worker import run_info
+from workbench.replica.local_training import run_info
+from workbench.runtimes.checkpoint.files import Checkpoint, complete_checkpoints
+from workbench.runtimes.simulator.replay import replay
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

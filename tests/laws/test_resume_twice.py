@@ -12,7 +12,7 @@ from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.costs import Compute, free
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 SETTINGS = Settings(steps=6, batch_size=3, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))

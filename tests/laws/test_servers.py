@@ -20,7 +20,7 @@ from workbench.gradients import Gradient, build_layout, trainable
 from workbench.ops import Apply, Local, Message, PackParameters, Recv
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 ROUNDING = 1e-12

@@ -34,8 +34,8 @@ from workbench.costs import AnyNetwork, Compute, Lognormal, Network, SlowMachine
 from workbench.gradients import Layout
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.sim_worker import shape_of
-from workbench.runtimes.simulate import run_simulation
+from workbench.runtimes.simulator.simulate import run_simulation
+from workbench.runtimes.simulator.worker import shape_of
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

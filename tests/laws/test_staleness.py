@@ -15,7 +15,7 @@ from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, Geometric, SoftsyncSGD, StaleSGD, StaleSynchronousSGD, Uniform
 from workbench.costs import Compute, Lognormal, Network
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

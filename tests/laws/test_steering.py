@@ -42,11 +42,11 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.program import Algorithm
-from workbench.runtimes.course import Course, Turn
-from workbench.runtimes.replay import replay
-from workbench.runtimes.simulated import Simulation
-from workbench.runtimes.steering import changed, encoded
-from workbench.runtimes.words import PAUSE, RESUME, STOP, Word, write_word
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Word, write_word
+from workbench.runtimes.control.reconfigure import changed, encoded
+from workbench.runtimes.simulator.course import Course, Turn
+from workbench.runtimes.simulator.replay import replay
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.trace.store import read_info

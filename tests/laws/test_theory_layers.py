@@ -21,8 +21,8 @@ from workbench.costs import Compute
 from workbench.gradients import Layout
 from workbench.ops import Now, Program, Value
 from workbench.program import Context, perform
-from workbench.runtimes.simulate import Detail
-from workbench.trace.spans import CODES
+from workbench.runtimes.simulator.simulate import Detail
+from workbench.trace.kinds import CODES
 
 
 @final

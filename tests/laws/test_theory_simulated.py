@@ -25,8 +25,8 @@ from workbench.costs import Network
 from workbench.ops import FREE, Apply, Backward, EndStep, Local, Program, Start, Ticket, Wait
 from workbench.problems.base import Problem
 from workbench.program import Context, perform
-from workbench.runtimes.simulate import Detail
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulate import Detail
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 # ---------------------------------------------------------------- collectives

@@ -10,7 +10,7 @@ from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import all_variants, name_of, runs_on
 from workbench.algorithms import BackupSGD
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 KEPT = ("step", "samples", "num_samples", "bytes_sent", "staleness")

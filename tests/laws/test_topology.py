@@ -19,7 +19,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import block_bounds, build_layout, trainable
 from workbench.ops import Program, Recv, Send, Start, Wait
 from workbench.program import Context, perform
-from workbench.runtimes.simulate import Detail, run_simulation
+from workbench.runtimes.simulator.simulate import Detail, run_simulation
 from workbench.settings import Settings
 
 FAST = Network(latency_s=2e-6, bandwidth_bytes_per_s=100e9, sum_s_per_byte=1e-11, name="inside")

@@ -10,7 +10,7 @@ from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import LayerwiseSGD, PipeSGD
 from workbench.gradients import USED, Layout, build_layout, trainable
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 STEPS = 6

@@ -19,10 +19,11 @@ from workbench.costs.stragglers import Constant, Failures
 from workbench.errors import Stalled
 from workbench.ops import Backward, Discard, EndStep, Program, Recv, Send, Start, Wait
 from workbench.program import Context, answered, exchanged
-from workbench.runtimes import sim_visits, simulated
-from workbench.runtimes.sim_rehearsal import rehearse_answer, rehearse_exchange
-from workbench.runtimes.sim_worker import Shapes, shape_of
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator import simulation as simulated
+from workbench.runtimes.simulator import visits as sim_visits
+from workbench.runtimes.simulator.rehearsal import rehearse_answer, rehearse_exchange
+from workbench.runtimes.simulator.simulation import Simulation
+from workbench.runtimes.simulator.worker import Shapes, shape_of
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

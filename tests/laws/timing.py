@@ -17,7 +17,7 @@ from workbench.costs import Compute, Network
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Card
-from workbench.runtimes.simulate import Detail, run_simulation
+from workbench.runtimes.simulator.simulate import Detail, run_simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

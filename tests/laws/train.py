@@ -19,9 +19,9 @@ from workbench.costs import Compute, Lognormal, Network
 from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Replicas
-from workbench.runtimes.launch import Job, run_rank
-from workbench.runtimes.simulated import Simulation
-from workbench.runtimes.worker import run_info
+from workbench.replica.local_training import run_info
+from workbench.runtimes.rank.main import Job, run_rank
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.trace.store import new_run
@@ -191,7 +191,7 @@ def run_job(job: Job, num_ranks: int) -> dict[str, Any] | None:
     """On a rank: train; None on the ranks that are not taken."""
     if job.runtime != "mpi":
         return run_rank(job)
-    from workbench.runtimes.mpi import MpiTransport
+    from workbench.runtimes.transport.mpi import MpiTransport
 
     communicator = _first_ranks(num_ranks)
     return run_rank(job, MpiTransport(communicator, timeout_s=job.settings.timeout_s)) if communicator else None

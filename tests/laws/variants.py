@@ -164,7 +164,7 @@ def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
     """
     from tests.laws import tiny
     from workbench.costs import Compute, Lognormal, Network
-    from workbench.runtimes.simulated import Simulation
+    from workbench.runtimes.simulator.simulation import Simulation
     from workbench.settings import Settings
 
     ends = []

@@ -14,7 +14,7 @@ from workbench.collectives import Collective, flat_of
 from workbench.costs import Network
 from workbench.ops import Local, Message, Program, Recv, Request, Send, Start, Ticket, Value, Wait
 from workbench.program import Context, perform
-from workbench.runtimes.virtual import Clock, Fabric
+from workbench.runtimes.simulator.fabric import Clock, Fabric
 
 
 class Deadlock(AssertionError):

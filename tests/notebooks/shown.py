@@ -23,7 +23,7 @@ FINDING = "application/vnd.workbench.finding+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 NUMBER = re.compile(r"(?<![\w.^])(?<!\d-)([-+]?)(\d[\d,]*)(\.\d+)?(e[-+]?\d+)?(?:\s?(%|(?:ms|µs|s|kB|MB|GB|B)(?![\w/])))?")
 UNITS = {"%": 0.01, "ms": 1e-3, "µs": 1e-6, "s": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "B": 1.0}
-SIMULATORS = ("runtimes.simulate", "papers.training", "papers.sums", "papers.quadratic")  # modules that hold the function
+SIMULATORS = ("runtimes.simulator.simulate", "papers.training", "papers.sums", "papers.quadratic")  # modules that hold the function
 
 
 class Kept(NamedTuple):

@@ -18,7 +18,7 @@ import zmq
 from traitlets.config import Config
 
 from workbench import resources
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.experiments.catalogue import notebooks_about, parameters_of
 from workbench.experiments.papermill_engine import _encrypted

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.experiments.notebooks import run_notebook, tagged_text
 from workbench.resources import notebook as notebook_path
 

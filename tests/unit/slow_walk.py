@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from workbench.trace.spans import CODES, COMPUTE_KINDS, KINDS
+from workbench.trace.kinds import CODES, COMPUTE_KINDS, KINDS
 
 TOUCHING, CROSSING = 0.01, 1e-4
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")

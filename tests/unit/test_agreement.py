@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.gradients import build_layout, trainable
-from workbench.runtimes import fingerprint
-from workbench.runtimes.agreement import MAY_DIFFER, compare, facts_of_run, versions
-from workbench.runtimes.fingerprint import code_digest, data_digest, package_digest
+from workbench.runtimes.rank import fingerprint
+from workbench.runtimes.rank.consistency import MAY_DIFFER, compare, facts_of_run, versions
+from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
 from workbench.settings import Settings
 
 

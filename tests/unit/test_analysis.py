@@ -18,7 +18,7 @@ from workbench.analysis.overlap import measure_before, union
 from workbench.analysis.summary import step_seconds
 from workbench.analysis.table import Column, num_bytes, percent, seconds
 from workbench.trace import MemoryRecorder, Run, Spans
-from workbench.trace.spans import COMMUNICATION_KINDS, COMPUTE_KINDS
+from workbench.trace.kinds import COMMUNICATION_KINDS, COMPUTE_KINDS
 
 Row = tuple[str, str, float, float, int, int, int, int]
 

@@ -16,10 +16,10 @@ from workbench.bench.collectives import Library, rows_of
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, moves, read_record, write_record
 from workbench.bench.rows import Row, beside, interval, table_of
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.collectives import Native, Ring
 from workbench.errors import ConfigError
-from workbench.runtimes.transport import SoloTransport
+from workbench.runtimes.transport.base import SoloTransport
 
 NAMES = {"case": "a sum, 2 ranks", "what": "ours", "over": "theirs"}
 

@@ -29,13 +29,13 @@ from workbench.calibration.predict import step_s
 from workbench.calibration.predict import table as prediction_table
 from workbench.calibration.probe import without_hold_up
 from workbench.calibration.settled import midmean, simulated
-from workbench.cli import main
+from workbench.cli.main import main
+from workbench.cli.predict import parse_rates
 from workbench.codecs import Linear8, Truncate16
 from workbench.collectives import Native, Ring
 from workbench.costs import Bimodal, Compute, Empirical, Lognormal, Network, Pareto, ShiftedExponential, SlowMachines
 from workbench.errors import ConfigError
-from workbench.predict_command import parse_rates
-from workbench.runtimes.transport import Patience, SoloTransport
+from workbench.runtimes.transport.base import Patience, SoloTransport
 from workbench.trace.run import Run
 
 ALPHA, RATE, SIGMA, STEPS = 2e-4, 5e7, 0.08, 60

@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import algorithms, catalogue, cli, codecs, collectives
+from workbench import algorithms, catalogue, codecs, collectives
+from workbench.cli import main as cli
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
 from workbench.problems.base import Problem
-from workbench.runtimes.simulate import simulate
+from workbench.runtimes.simulator.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4

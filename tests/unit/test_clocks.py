@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.unit.test_style import PACKAGE, ROOT
-from workbench.runtimes.membership import FOLDER, Membership
+from workbench.runtimes.liveness.membership import FOLDER, Membership
 from workbench.trace.fate import fate
 from workbench.trace.who import is_there, this_process, was_there, when_begun
 
@@ -28,23 +28,26 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "bench/records.py": (1, "the date of a record"),
     "cluster_command.py": (1, "shown: since when a cluster is there"),
     "clusters/emulated/switch.py": (1, "beside the kernel's time of arrival, and within the latency: a jump is worth no more"),
-    "clusters/engines.py": (1, "shown: when a cluster was started"),
-    "clusters/register.py": (1, "shown: when a cluster was let go"),
+    "clusters/engines/engines.py": (1, "shown: when a cluster was started"),
+    "clusters/supervision/registry.py": (1, "shown: when a cluster was let go"),
     "clusters/status.py": (1, "shown: how old a beat is"),
-    "clusters/vitals.py": (1, "shown: when a rank was last heard of"),
+    "clusters/supervision/heartbeat.py": (1, "shown: when a rank was last heard of"),
     "clusters/waiting.py": (1, "shown: how old a beat is"),
     "experiments/attempts.py": (2, "shown: when an attempt began and ended"),
     "experiments/record.py": (2, "shown: when a notebook began and ended"),
     "papers/reproduction.py": (1, "the date of a record"),
     "plots/live.py": (1, "shown: how old a row is"),
-    "runtimes/launch.py": (1, "an entry of a trace's header that nothing is reckoned from"),
-    "runtimes/membership.py": (1, "shown: when a rank left"),
-    "runtimes/presence.py": (1, "words: who is gone is decided by processes, and by changes of files on our own clock"),
-    "runtimes/rejoin.py": (3, "where a newcomer's curve begins, which a jump moves and nothing is decided by; an entry of a header"),
+    "runtimes/rank/main.py": (1, "an entry of a trace's header that nothing is reckoned from"),
+    "runtimes/liveness/membership.py": (1, "shown: when a rank left"),
+    "runtimes/liveness/failure_detector.py": (1, "words: who is gone is decided by processes, and by changes of files on our own clock"),
+    "runtimes/elastic/admission.py": (
+        3,
+        "where a newcomer's curve begins, which a jump moves and nothing is decided by; an entry of a header",
+    ),
     "trace/fate.py": (1, "with files' times: a run that goes on is heard of again within a second, and processes are looked for"),
     "trace/index.py": (1, "whether a file is kept in an index is a question of speed"),
     "trace/store.py": (2, "the name of a run; and a draft lives for milliseconds, not for an hour"),
-    "runtimes/own_loop.py": (1, "an entry of a trace's header that nothing is reckoned from"),
+    "runtimes/user_loop/loop_checkpoints.py": (1, "an entry of a trace's header that nothing is reckoned from"),
 }
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from workbench.cli import main
-from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall, num_cores
-from workbench.clusters.slurm import Slurm
+from workbench.cli.main import main
+from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall
+from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.machine import num_cores
 from workbench.trace.store import new_run, read_info, update_run
 
 pytestmark = pytest.mark.notebooks
@@ -33,8 +34,8 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, **words: Any) -> Path:
     """The folder of a cluster on this machine that no process holds."""
-    from workbench.clusters.register import RECORD, let_go, me
-    from workbench.clusters.vitals import write_whole
+    from workbench.clusters.supervision.heartbeat import write_whole
+    from workbench.clusters.supervision.registry import RECORD, let_go, me
 
     folder = clusters / name
     folder.mkdir(parents=True)
@@ -49,9 +50,9 @@ def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, 
 
 
 def test_only_a_controller_in_a_job_is_in_reach_of_other_machines() -> None:
-    from workbench.clusters.processes import ProcessLauncher
-    from workbench.clusters.slurm_launcher import SlurmLauncher
-    from workbench.clusters.ssh import SSHLauncher
+    from workbench.clusters.launchers.processes import ProcessLauncher
+    from workbench.clusters.launchers.slurm_launcher import SlurmLauncher
+    from workbench.clusters.launchers.ssh import SSHLauncher
 
     assert SlurmLauncher(INSTALL, Slurm(controller="job")).reachable
     assert not SlurmLauncher(INSTALL, Slurm()).reachable
@@ -98,7 +99,7 @@ ENDED = {"host": socket.gethostname(), "pid": 2**22 + 1}  # more than any proces
 def let_go_of(folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The handle of a training whose cluster was detached: it reads the folder, and asks nobody."""
     from workbench.clusters import folder_results
-    from workbench.clusters.handle import RunHandle
+    from workbench.clusters.run_handle import RunHandle
 
     monkeypatch.setattr(folder_results, "LAST_S", 0.05)
     return RunHandle(folder, folder_results.follow_ends(folder, None, ranks), None)  # type: ignore[arg-type]
@@ -177,8 +178,8 @@ def states(there: list[int], num_ranks: int, run: Path | None, *, alive: bool = 
 
 
 def test_new_ranks_do_not_train_in_a_run_that_lost_its_own(runs: Path, clusters: Path) -> None:
-    from workbench.clusters.register import find
     from workbench.clusters.status import look
+    from workbench.clusters.supervision.registry import find
 
     run = new_run({"method": {"name": "PipeSGD"}}, runs)
     (run / "ended-00000.json").write_text("{}")  # and none of the rank that was killed
@@ -210,7 +211,7 @@ def test_only_a_world_of_mpi_ends_as_one() -> None:
 
 def test_what_could_not_be_taken_up_whole_is_let_go_of_again(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench.clusters import Cluster
-    from workbench.clusters.engines import Engines
+    from workbench.clusters.engines.engines import Engines
 
     done: list[Any] = []
     engines = SimpleNamespace(num_ranks=1, detach=lambda **words: done.append(words), stop=lambda: done.append("stopped"))
@@ -227,8 +228,8 @@ def test_who_detached_a_cluster_leaves_its_logs_alone_when_its_processes_end(
 ) -> None:
     from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
 
-    from workbench.clusters.engines import Engines
-    from workbench.clusters.processes import ProcessLauncher, ProcessSet
+    from workbench.clusters.engines.engines import Engines
+    from workbench.clusters.launchers.processes import ProcessLauncher, ProcessSet
 
     def of(kind: Any, name: str) -> Any:
         (log := tmp_path / name).write_text("words")

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from workbench.clusters import warden
 from workbench.clusters.emulated import Placement
-from workbench.clusters.mpi_install import (
+from workbench.clusters.local.mpi_install import (
     OPEN_MPI,
     MPIInstall,
     Part,
@@ -24,10 +23,11 @@ from workbench.clusters.mpi_install import (
     check_num_ranks,
     find_mpi,
     mpiexec_command,
-    num_cores,
     rank_environment,
 )
+from workbench.clusters.supervision import reaper as warden
 from workbench.errors import ConfigError, LaunchError
+from workbench.machine import num_cores
 
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2\n    CC: cc"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213"
@@ -118,7 +118,7 @@ def test_a_folder_without_mpiexec_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_mpi4py_is_not_loaded_here() -> None:
-    code = "import sys; from workbench.clusters.mpi_install import find_mpi; find_mpi(); sys.exit('mpi4py' in sys.modules)"
+    code = "import sys; from workbench.clusters.local.mpi_install import find_mpi; find_mpi(); sys.exit('mpi4py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -179,7 +179,7 @@ def test_without_jupyter_a_cluster_says_what_to_install_and_mpiexec_still_serves
     code = """
         import sys
         sys.modules["ipyparallel"] = None
-        import workbench.clusters.mpi_install, workbench.clusters
+        import workbench.clusters.local.mpi_install, workbench.clusters
         workbench.clusters.Cluster
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
@@ -237,7 +237,7 @@ def test_the_warden_clears_up_behind_a_parent_that_is_gone(tmp_path: Path, endin
     folder.mkdir()
     code = f"""
         import os, subprocess, sys, time
-        from workbench.clusters.warden import start_warden
+        from workbench.clusters.supervision.reaper import start_warden
         start_warden("WORKBENCH_TEST_C", {str(folder)!r})
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={{**os.environ, "WORKBENCH_TEST_C": "1"}})
         print("ready", flush=True)

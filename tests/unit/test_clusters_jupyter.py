@@ -34,7 +34,7 @@ class Silent:
 
 
 def handle_of(folder: Path, num_ranks: int) -> tuple[Any, list[Future[Any]]]:
-    from workbench.clusters.handle import RunHandle
+    from workbench.clusters.run_handle import RunHandle
 
     info = {"method": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"name": "digits"}, "num_workers": num_ranks}
     results: list[Future[Any]] = [Future() for _ in range(num_ranks)]
@@ -181,7 +181,7 @@ def test_a_terminated_notebook_ends_what_it_started(tmp_path: Path, no_process_l
 BEGIN = """
 import threading, time
 from concurrent.futures import Future
-from workbench.clusters.handle import RunHandle
+from workbench.clusters.run_handle import RunHandle
 from workbench.trace import FileRecorder, new_run, update_run
 
 def begin(num_steps):

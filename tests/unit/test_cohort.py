@@ -11,8 +11,8 @@ import pytest
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.costs import Compute, SlowMachines, free
-from workbench.runtimes.cohort import KEPT_ENDS, Sent
-from workbench.runtimes.simulate import run_simulation
+from workbench.runtimes.simulator.lockstep.worker_group import KEPT_ENDS, Sent
+from workbench.runtimes.simulator.simulate import run_simulation
 from workbench.settings import Settings
 
 

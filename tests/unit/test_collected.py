@@ -8,12 +8,12 @@ import sys
 import textwrap
 from pathlib import Path
 
-from workbench.runtimes.presence import Presence, presence_name
-from workbench.runtimes.whereabouts import stack_of
+from workbench.runtimes.liveness.failure_detector import Presence, presence_name
+from workbench.runtimes.liveness.watchdog import stack_of
 
 READS = """
     import gc, sys, threading
-    from workbench.runtimes.whereabouts import stack_of
+    from workbench.runtimes.liveness.watchdog import stack_of
 
     class Leaves:
         def __init__(self):

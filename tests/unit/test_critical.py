@@ -17,8 +17,8 @@ from workbench.bench.spans import write_trace
 from workbench.collectives import Ring
 from workbench.costs import Compute, Network, SlowMachines
 from workbench.trace import Run, Spans
+from workbench.trace.kinds import CODES
 from workbench.trace.links import meetings, messages
-from workbench.trace.spans import CODES
 
 Row = tuple[str, str, float, float, int, int, int, int]
 Piece = tuple[int, str, float, float]

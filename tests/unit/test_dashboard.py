@@ -122,7 +122,7 @@ class FakeCluster:
         self.stopped = False
 
     def train(self, algorithm: Any, problem: Any, **settings: Any) -> Any:
-        from workbench.clusters.handle import RunHandle
+        from workbench.clusters.run_handle import RunHandle
         from workbench.trace import new_run
 
         self.asked.append((algorithm, problem.name, settings))

@@ -21,9 +21,9 @@ pytest.importorskip("ipyparallel", reason="needs the notebooks extra: pip instal
 from workbench import units
 from workbench.clusters import waiting
 from workbench.clusters.folder_results import follow_ends
-from workbench.clusters.handle import RunHandle
-from workbench.clusters.progress import Progress
+from workbench.clusters.run_handle import RunHandle
 from workbench.clusters.start import Start
+from workbench.clusters.supervision.start_progress import Progress
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import LaunchError
 from workbench.kernel.execution import Execution
@@ -36,8 +36,8 @@ ELSEWHERE = {"host": "elsewhere", "pid": 1}
 ENDLESS = {
     "clusters/cluster.py": (3, "a start, which has a deadline or a place in a queue: it says what it waits for, and can be interrupted"),
     "clusters/emulated/network.py": (1, "an example, and a process that was killed"),
-    "clusters/engines.py": (2, "a start, which has a deadline and hears of the end; a warden that was killed"),
-    "clusters/fork_server.py": (1, "a server that was killed"),
+    "clusters/engines/engines.py": (2, "a start, which has a deadline and hears of the end; a warden that was killed"),
+    "clusters/local/fork_server.py": (1, "a server that was killed"),
     "clusters/waiting.py": (1, "on a thread that nobody waits for longer than SIGNAL_S"),
     "dashboard/session.py": (2, "a thread of its own: it goes on when the user says so, or when the training has ended"),
     "doctor/ranks.py": (1, "processes that were killed"),
@@ -45,10 +45,10 @@ ENDLESS = {
     "experiments/sweeper.py": (1, "a cell's process, and a warden, that were killed"),
     "papers/lender.py": (2, "wardens that were killed"),
     "papers/training.py": (1, "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted"),
-    "runtimes/helper.py": (1, "a helper that was killed"),
-    "runtimes/strands.py": (1, "a lane's own thread, which waits for work until it is closed"),
-    "runtimes/torch_hook.py": (1, "a future that is done"),
-    "runtimes/torch_works.py": (3, "a waiter's own thread, for which nobody waits without a deadline"),
+    "runtimes/execution/helper_process.py": (1, "a helper that was killed"),
+    "runtimes/execution/tasks.py": (1, "a lane's own thread, which waits for work until it is closed"),
+    "runtimes/user_loop/torch_hook.py": (1, "a future that is done"),
+    "runtimes/transport/torch_handles.py": (3, "a waiter's own thread, for which nobody waits without a deadline"),
 }
 
 

@@ -11,8 +11,8 @@ import torch
 from workbench import problems
 from workbench.algorithms import AsyncSGD, SynchronousSGD
 from workbench.errors import ConfigError
-from workbench.runtimes.due import DueEvaluations, evaluate_left, evaluated
-from workbench.runtimes.worker import Worker
+from workbench.replica.local_training import Worker
+from workbench.runtimes.rank.pending_evaluations import DueEvaluations, evaluate_left, evaluated
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.run import DUE_FOLDER, Run

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.clusters.emulated import EmulatedNetwork, Placement, parse_rate, parse_seconds, rate_text
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.spec import shape
-from workbench.clusters.spawn import spawn_ranks
+from workbench.clusters.local.spawn import spawn_ranks
 from workbench.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import workbench as wb
 from workbench.collectives import Ring
 from workbench.costs import Compute, Network, Route, Topology
-from workbench.runtimes.fair import FairLinks, fair_rates
-from workbench.runtimes.virtual import Clock, Fabric
+from workbench.runtimes.simulator.fabric import Clock, Fabric
+from workbench.runtimes.simulator.fair_sharing import FairLinks, fair_rates
 
 ALPHA = 0.25
 FAIR = Network(latency_s=ALPHA, bandwidth_bytes_per_s=1.0, fair=True)
@@ -133,7 +133,9 @@ def test_rates_shared_group_by_group_are_those_of_all_connections_bit_identical(
 def test_the_messages_of_a_ring_need_no_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two messages of a ring meet on an interface: nothing is solved, and an event costs the same on more workers."""
     solved = list[int]()
-    monkeypatch.setattr("workbench.runtimes.fair.fair_rates", lambda routes: solved.append(len(routes)) or fair_rates(routes))
+    monkeypatch.setattr(
+        "workbench.runtimes.simulator.fair_sharing.fair_rates", lambda routes: solved.append(len(routes)) or fair_rates(routes)
+    )
     ring = [(float(turn), rank, (rank + 1) % 8, 3) for turn in range(4) for rank in range(8)]
     assert arrivals(ring) == pytest.approx([3.0 * (turn + 1) + ALPHA for turn in range(4) for _ in range(8)])
     assert not solved

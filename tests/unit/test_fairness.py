@@ -17,7 +17,7 @@ from workbench.analysis.runs_table import runs_table
 from workbench.costs import Compute, Network
 from workbench.plots import curves
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

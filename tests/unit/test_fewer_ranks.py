@@ -8,7 +8,7 @@ import torch
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.errors import Diverged
-from workbench.runtimes.worker import Worker
+from workbench.replica.local_training import Worker
 from workbench.settings import Settings
 
 

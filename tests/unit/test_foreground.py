@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench import ops
-from workbench.backward import Micro
 from workbench.ops import Program
-from workbench.replica import Replica
-from workbench.runtimes.interpreter import COMMUNICATION, Interpreter
-from workbench.runtimes.transport import Handle, Patience, SoloTransport
+from workbench.replica.backward import Micro
+from workbench.replica.replica import Replica
+from workbench.runtimes.execution.interpreter import COMMUNICATION, Interpreter
+from workbench.runtimes.transport.base import Handle, Patience, SoloTransport
 from workbench.trace.recorder import NullRecorder
 
 

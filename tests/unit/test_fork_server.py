@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from tests.waiting import within
-from workbench.clusters import fork_server
-from workbench.clusters.fork_server import Forked, ForkServer
+from workbench.clusters.local import fork_server
+from workbench.clusters.local.fork_server import Forked, ForkServer
 from workbench.experiments.warm import warm_server
 
 SERVER = """
 import os, signal, subprocess, sys, time
 from multiprocessing.connection import Connection
-from workbench.clusters.fork_server import serve
+from workbench.clusters.local.fork_server import serve
 
 fork, forks = os.fork, iter(range(4))
 

@@ -15,10 +15,10 @@ import pytest
 
 import workbench as wb
 from workbench import problems
-from workbench.cli import main
+from workbench.cli.doctor import _conclusion
+from workbench.cli.main import main
 from workbench.doctor import software
 from workbench.doctor.finding import Finding
-from workbench.doctor_command import _conclusion
 from workbench.errors import ConfigError
 from workbench.resources import PACKAGE
 

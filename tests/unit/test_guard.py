@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.backward import Hooks, Micro
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import USED, WEIGHT, Gradient
-from workbench.replica import Replica
-from workbench.runtimes.findings import LossWatch, entries_of
-from workbench.runtimes.guard import Guard
+from workbench.replica.backward import Hooks, Micro
+from workbench.replica.gradient_guard import Guard
+from workbench.replica.gradient_report import LossWatch, entries_of
+from workbench.replica.replica import Replica
 from workbench.settings import Settings
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workbench.errors import ConfigError
-from workbench.runtimes.helper import Helper
+from workbench.runtimes.execution.helper_process import Helper
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -21,9 +21,9 @@ from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError, LaunchError
 from workbench.gradients import build_layout
 from workbench.program import Algorithm
-from workbench.runtimes.ddp_hook import ddp_hook
-from workbench.runtimes.simulate import simulate
-from workbench.runtimes.torch_hook import HookBucket, TorchHook
+from workbench.runtimes.simulator.simulate import simulate
+from workbench.runtimes.user_loop.ddp_hook import ddp_hook
+from workbench.runtimes.user_loop.torch_hook import HookBucket, TorchHook
 
 
 @pytest.fixture

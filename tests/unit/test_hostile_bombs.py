@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.yaml_file import read_yaml
 from workbench.naming import build, parse_value, unknown
 from workbench.papers.claims import Expectation
-from workbench.runtimes.words import WordReader
+from workbench.runtimes.control.commands import WordReader
 from workbench.trace import Run, from_profiler, list_runs
 from workbench.trace.follow import Follower
 

@@ -26,14 +26,14 @@ from tests.unit.hostile import OFTEN, SLOW, calm, damaged, twisted, values
 from workbench.algorithms import PipeSGD
 from workbench.errors import ConfigError
 from workbench.program import Context
-from workbench.runtimes import restore
-from workbench.runtimes.checkpoint import random_state, restore_random_state, resume
-from workbench.runtimes.kept import FORMAT, Damaged, check_part, complete_checkpoints, part_of, record_of, run_of, write_part
-from workbench.runtimes.launch import run_rank
-from workbench.runtimes.part import read_part
-from workbench.runtimes.restore import fits
-from workbench.runtimes.transport import SoloTransport
-from workbench.runtimes.worker import Worker
+from workbench.replica.local_training import Worker
+from workbench.runtimes.checkpoint import restore
+from workbench.runtimes.checkpoint.files import FORMAT, Damaged, check_part, complete_checkpoints, part_of, record_of, run_of, write_part
+from workbench.runtimes.checkpoint.rank_state import random_state, restore_random_state, resume
+from workbench.runtimes.checkpoint.reader import read_part
+from workbench.runtimes.checkpoint.restore import fits
+from workbench.runtimes.rank.main import run_rank
+from workbench.runtimes.transport.base import SoloTransport
 from workbench.settings import Settings
 from workbench.trace.run import Run
 

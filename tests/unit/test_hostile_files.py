@@ -23,7 +23,7 @@ from workbench.experiments.attempts import is_alive, read_attempts
 from workbench.experiments.grid import read_grid
 from workbench.experiments.yaml_file import read_yaml
 from workbench.papers.claims import Expectation, read_claims
-from workbench.runtimes.words import WordReader
+from workbench.runtimes.control.commands import WordReader
 from workbench.trace import Run, from_profiler, list_runs
 from workbench.trace.follow import Follower
 from workbench.trace.store import read_info

@@ -19,9 +19,9 @@ from workbench.algorithms.servers import ServerMethod
 from workbench.errors import RankMismatch
 from workbench.gradients import Gradient, build_layout
 from workbench.program import Context
-from workbench.runtimes.header import HEADER_BYTES, NUMBER, Path
-from workbench.runtimes.post import BoxHandle, Post, StampedHandle, with_header
-from workbench.runtimes.transport import Handle, Patience
+from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.framing import HEADER_BYTES, NUMBER, Path
+from workbench.runtimes.transport.mailbox import BoxHandle, Post, StampedHandle, with_header
 
 TAG, SENDER, RECEIVER = 3, 1, 0
 NUMEL = 5

@@ -16,19 +16,19 @@ from tests.unit.hostile import FEW, OFTEN, SLOW, WORDS, calm, scalars, texts, va
 from workbench import algorithms, codecs, collectives, costs, problems
 from workbench.analysis import runs_table
 from workbench.analysis.runs_table import Condition
-from workbench.cli import _parser, main
+from workbench.cli.main import _parser, main
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.rates import parse_rate, parse_seconds
-from workbench.clusters.register import find
-from workbench.clusters.slurm import Slurm
-from workbench.clusters.ssh import parse_hosts
+from workbench.clusters.launchers.ssh import parse_hosts
+from workbench.clusters.slurm.request import Slurm
+from workbench.clusters.supervision.registry import find
 from workbench.errors import ConfigError
 from workbench.naming import build, parse_pairs, parse_value
 from workbench.program import Algorithm
-from workbench.runtimes.steering import changed, encoded
+from workbench.run_spec import check_train
+from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.settings import Settings
 from workbench.trace.store import find_run
-from workbench.train_command import check_train
 
 SIGNS = st.text("0123456789.:,=+-/*xX_()[]{}'\"@ eEinfa\\\n", max_size=12)
 PIECES = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.kernel.cells import Cell, parse_cell, parse_ranks, spoken_ranks
 from workbench.kernel.outputs import HOLD_S, Merger, label

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from workbench.errors import PeerFailed
-from workbench.runtimes.membership import Membership
-from workbench.runtimes.survivors import PeerHandle
-from workbench.runtimes.transport import Handle, Patience
+from workbench.runtimes.liveness.membership import Membership
+from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.fault_tolerant import PeerHandle
 
 
 class Never(Handle):

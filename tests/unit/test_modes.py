@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
-from workbench.replica import evaluation_mode
-from workbench.runtimes.simulate import simulate
+from workbench.replica.replica import evaluation_mode
+from workbench.runtimes.simulator.simulate import simulate
 
 
 def test_batch_norm_that_a_constructor_froze_stays_frozen_after_an_evaluation() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.papers_share import CARD, KEY, commit, facts, finding, git, make_share, write_claims, write_notebook
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.papers import history
 from workbench.papers.check import check_papers

@@ -10,7 +10,7 @@ import pytest
 
 from tests.papers_share import KEY, commit, facts, finding, git, make_share, write_claims, write_notebook
 from workbench import resources
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.papers import history
 from workbench.papers.artefact import write_artefact

@@ -18,7 +18,7 @@ from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.program import Context, perform
-from workbench.runtimes.tapes import RECEIVE, SEND, rehearse
+from workbench.runtimes.simulator.comm_schedule import RECEIVE, SEND, rehearse
 
 STEPS = 6
 

@@ -36,7 +36,7 @@ from workbench.plots.live import status_table
 from workbench.plots.marks import CLEAR_ARROWS, MAX_ARROWS
 from workbench.plots.prediction import method_of
 from workbench.plots.style import KIND_COLORS
-from workbench.runtimes.worker import run_info
+from workbench.replica.local_training import run_info
 from workbench.trace import KINDS, MemoryRecorder, Run, Spans
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.backward import SMALL_BYTES, Hooks, LossScale, Micro
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
-from workbench.master import Master
-from workbench.replica import Replica
+from workbench.replica.backward import SMALL_BYTES, Hooks, LossScale, Micro
+from workbench.replica.replica import Replica
+from workbench.replica.server_copy import Master
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 

@@ -26,7 +26,7 @@ from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.runtimes.simulated import Simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 FED = Once(codec=ErrorFeedback(codec=TopK(fraction=0.1)))

@@ -15,7 +15,7 @@ import pytest
 import workbench
 from tests.unit.hostile import MARKUP
 from workbench.analysis.table import Column, Table
-from workbench.clusters import register
+from workbench.clusters.supervision import registry as register
 from workbench.errors import LaunchError
 from workbench.trace import MemoryRecorder, Run
 
@@ -29,11 +29,11 @@ MPI_PICKLES = {"allgather", "bcast", "gather", "scatter", "alltoall", "allreduce
 FRAMES = "its connections carry frames of bytes between a process and its own child, and no objects: see `_call`"
 ALLOWED = {  # each with its reason
     "clusters/jobs.py: cloudpickle": "jobs travel to the engines over ipyparallel's own channel, which is authenticated",
-    "clusters/remote.py: cloudpickle": "the engine's end of that channel",
-    "clusters/engines.py: cloudpickle": "the launcher of a detached cluster, where only its owner can write: `register.trusted` looks",
-    "clusters/engine.py: pickle": "from a process to its own fork, over a pipe that nobody else holds",
-    "clusters/fork_server.py: multiprocessing": FRAMES,
-    "clusters/nursery.py: multiprocessing": FRAMES,
+    "clusters/engines/remote.py: cloudpickle": "the engine's end of that channel",
+    "clusters/engines/engines.py: cloudpickle": "a detached cluster's launcher; only its owner can write there (`registry.trusted`)",
+    "clusters/engines/engine_process.py: pickle": "from a process to its own fork, over a pipe that nobody else holds",
+    "clusters/local/fork_server.py: multiprocessing": FRAMES,
+    "clusters/local/fork_ranks.py: multiprocessing": FRAMES,
     "experiments/warm.py: multiprocessing": FRAMES,
     "experiments/yaml_file.py: yaml.Loader": "our loader is a SafeLoader, with fewer values and not more",
 }

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from workbench import algorithms, catalogue, cli
+from workbench import algorithms, catalogue
 from workbench.algorithms import Empirical, Geometric
+from workbench.cli import main as cli
 from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Auto, HalvingDoubling, Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError

@@ -21,9 +21,9 @@ from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
 from workbench.program import Algorithm, Card, Context, by_heart, perform
-from workbench.runtimes.simulate import run_simulation
-from workbench.runtimes.simulated import Simulation
-from workbench.runtimes.tapes import SEND, WAIT, Repertoire, Tape, rehearse
+from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, Repertoire, Tape, rehearse
+from workbench.runtimes.simulator.simulate import run_simulation
+from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
 NETWORK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-8)

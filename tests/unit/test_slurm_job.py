@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from tests.waiting import within
-from workbench.clusters import slurm_job
-from workbench.clusters.warden import AT_END, run_last
+from workbench.clusters.slurm import batch_job as slurm_job
+from workbench.clusters.supervision.reaper import AT_END, run_last
 
 
 @contextmanager

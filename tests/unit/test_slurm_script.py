@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import workbench.clusters
-from workbench.cli import main
-from workbench.clusters.mpi_install import OPEN_MPI, MPIInstall
-from workbench.clusters.slurm import Slurm
-from workbench.clusters.slurm_job import for_steps
-from workbench.clusters.slurm_queue import Allocation, State, address_for_nodes, counts, submit
+from workbench.cli.main import main
+from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall
+from workbench.clusters.slurm.batch_job import for_steps
+from workbench.clusters.slurm.queue import Allocation, State, address_for_nodes, counts, submit
+from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError, LaunchError
 from workbench.trace import new_run
 
@@ -128,7 +128,7 @@ def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.notebooks
 def test_what_a_job_that_runs_has_settled_is_refused() -> None:
-    from workbench.clusters.slurm_launcher import StepLauncher
+    from workbench.clusters.launchers.slurm_launcher import StepLauncher
 
     def step(words: str) -> StepLauncher:
         return StepLauncher(MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec"), Slurm.parse(words), Allocation("7", 4, (4,)))

@@ -24,20 +24,20 @@ from workbench.algorithms import (
     named,
     recorded,
 )
-from workbench.cli import main
-from workbench.clusters.steer import say_set
+from workbench.cli.main import main
+from workbench.clusters.commands import say_set
 from workbench.codecs import ErrorFeedback, Linear8, TopK, Truncate16
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.errors import ConfigError, Stalled
 from workbench.problems import digits_mlp
 from workbench.program import Algorithm
-from workbench.runtimes import transport
-from workbench.runtimes.helm import Helm
-from workbench.runtimes.interrupts import heard_once, put_off
-from workbench.runtimes.steering import changed, encoded
-from workbench.runtimes.transport import Patience
-from workbench.runtimes.words import PAUSE, RESUME, STOP, WordReader, read_words, write_word
-from workbench.runtimes.worker import run_info
+from workbench.replica.local_training import run_info
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, WordReader, read_words, write_word
+from workbench.runtimes.control.controller import Helm
+from workbench.runtimes.control.reconfigure import changed, encoded
+from workbench.runtimes.liveness.interrupts import heard_once, put_off
+from workbench.runtimes.transport import base as transport
+from workbench.runtimes.transport.base import Patience
 from workbench.settings import Settings
 from workbench.trace import new_run, update_run
 
@@ -156,7 +156,7 @@ def folder_of(runs: Path, algorithm: Algorithm, **more: Any) -> Path:
 
 
 def handle_of(folder: Path, engines: Any = None) -> tuple[Any, list[Future[Any]]]:
-    from workbench.clusters.handle import RunHandle
+    from workbench.clusters.run_handle import RunHandle
 
     results: list[Future[Any]] = [Future() for _ in range(3)]
     return RunHandle(folder, results, engines), results  # type: ignore[arg-type]

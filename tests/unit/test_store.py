@@ -20,7 +20,7 @@ from workbench import algorithms
 from workbench.analysis import runs_table
 from workbench.analysis.export import METRICS, export_runs
 from workbench.analysis.runs_table import Condition, _in_order
-from workbench.cli import main
+from workbench.cli.main import main
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import FileRecorder, list_runs, new_run, update_run
 from workbench.trace.store import INDEX_NAME, find_run, read_info, remove_run

@@ -21,20 +21,20 @@ from torch import Tensor, nn
 
 from workbench import ops
 from workbench.algorithms import AdaptiveDelaySGD, DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.backward import Micro
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Program, Value
 from workbench.program import Algorithm, Context
-from workbench.replica import Replica
-from workbench.runtimes.background import Background
-from workbench.runtimes.checkpoint import placed
-from workbench.runtimes.interpreter import Interpreter
-from workbench.runtimes.strands import StrandHandle
-from workbench.runtimes.torch_dist import agreed_backend
-from workbench.runtimes.torch_works import PointHandle, Waiters
-from workbench.runtimes.transport import SoloTransport
+from workbench.replica.backward import Micro
+from workbench.replica.replica import Replica
+from workbench.runtimes.checkpoint.rank_state import placed
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.execution.progress import Background
+from workbench.runtimes.execution.tasks import StrandHandle
+from workbench.runtimes.transport.base import SoloTransport
+from workbench.runtimes.transport.torch_distributed import agreed_backend
+from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
 from workbench.streams import Streams
 from workbench.trace.recorder import NullRecorder
 

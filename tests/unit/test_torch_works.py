@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from workbench.errors import PeerFailed, Stalled
-from workbench.runtimes.patience import Patience
-from workbench.runtimes.torch_works import Waiters, wait_inside
+from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.transport.torch_handles import Waiters, wait_inside
 
 
 class Work:

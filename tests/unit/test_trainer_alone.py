@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel
 from workbench.algorithms import DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.trainer import Trainer
+from workbench.runtimes.user_loop.trainer import Trainer
 
 X = torch.tensor([[1.0, 10.0], [3.0, 30.0]], dtype=torch.float64)
 

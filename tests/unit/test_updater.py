@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from workbench.gradients import build_layout, trainable
-from workbench.updater import Updater, uncompiled
+from workbench.replica.optimizer_step import Updater, uncompiled
 
 LAMBDA = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 1 / (1 + update))
 TRAINS = """
 import sys
-from workbench.cli import main
+from workbench.cli.main import main
 for more in (["synchronous-sgd", "--optimizer", "adam"], ["async-sgd"]):
     assert main(["train", *more, "--runtime", "simulated", "--steps", "2"]) == 0
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
@@ -29,7 +29,7 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 @pytest.fixture
 def compiler_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process in which nobody compiles, whatever an earlier test did in this one; torch's own ways fail."""
-    monkeypatch.setattr("workbench.updater.compiler_is_loaded", lambda: False)
+    monkeypatch.setattr("workbench.replica.optimizer_step.compiler_is_loaded", lambda: False)
     monkeypatch.setattr("torch._dynamo.graph_break", lambda *_: pytest.fail("a step called the compiler"))
     for name in ("add_param_group", "state_dict", "load_state_dict"):
         monkeypatch.delattr(getattr(torch.optim.Optimizer, name).__wrapped__, "__dynamo_disable", raising=False)
@@ -104,6 +104,6 @@ def test_a_step_that_somebody_has_replaced_is_taken(monkeypatch: pytest.MonkeyPa
     made = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     made.step = MethodType(counted, made)  # type: ignore[method-assign]
     for here in (updater(Counting), updater(lambda _: made)):
-        monkeypatch.setattr("workbench.updater.compiler_is_loaded", lambda: False)
+        monkeypatch.setattr("workbench.replica.optimizer_step.compiler_is_loaded", lambda: False)
         here.step(None, 1.0)
     assert taken == ["class", "instance"]

@@ -16,9 +16,9 @@ import workbench.analysis as analysis
 import workbench.plots as plots
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
-from workbench.clusters.handle import RunHandle
+from workbench.clusters.run_handle import RunHandle
 from workbench.collectives import Ring
-from workbench.runtimes.simulate import simulate
+from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace import from_profiler
 from workbench.trace.run import Run
 from workbench.trace.views import Views

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workbench.costs import Network
-from workbench.runtimes.virtual import Clock, Fabric
+from workbench.runtimes.simulator.fabric import Clock, Fabric
 
 ANY = -1
 NETWORK = Network(latency_s=0.0, bandwidth_bytes_per_s=1.0)

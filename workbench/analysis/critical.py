@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from workbench.analysis.overlap import Floats, Steps, step_windows
 from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.trace.kinds import CODES, COMPUTE_KINDS, KINDS
 from workbench.trace.links import COLLECTIVES, meetings
-from workbench.trace.spans import CODES, COMPUTE_KINDS, KINDS, Spans, step_bounds
+from workbench.trace.spans import Spans, step_bounds
 
 NOTHING = "nothing"  # what the path is called where no span was recorded
 TOUCHING = 0.01  # of a step: spans that are no farther apart follow each other

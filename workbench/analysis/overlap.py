@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.analysis.table import Column, Table, percent, seconds
-from workbench.trace.spans import COMMUNICATION_KINDS, COMPUTE_KINDS, Spans, step_bounds
+from workbench.trace.kinds import COMMUNICATION_KINDS, COMPUTE_KINDS
+from workbench.trace.spans import Spans, step_bounds
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]

@@ -11,10 +11,10 @@ from torch import Tensor
 from workbench.collectives import Collective
 from workbench.ops import Program
 from workbench.program import Context, perform
-from workbench.replica import Replica
-from workbench.runtimes.interpreter import Interpreter
-from workbench.runtimes.link import LONG_BYTES, measure_link
-from workbench.runtimes.transport import Transport
+from workbench.replica.replica import Replica
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.transport.base import Transport
+from workbench.runtimes.transport.measure_link import LONG_BYTES, measure_link
 from workbench.trace.recorder import NullRecorder
 
 TIMEOUT_S = 120.0

@@ -11,7 +11,7 @@ from workbench.bench import How
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, beside
-from workbench.runtimes.launch import RuntimeName
+from workbench.runtimes.rank.main import RuntimeName
 
 RANKS = (2,)
 CASES: dict[str, dict[str, Any]] = {"12 MB MLP": {"megabytes": 12}, "50 MB MLP": {"megabytes": 50}}
@@ -47,11 +47,11 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     from workbench.bench import peers
     from workbench.ops import EndStep
     from workbench.program import Context
-    from workbench.runtimes.checkpoint import take_checkpoint
-    from workbench.runtimes.interpreter import Interpreter
-    from workbench.runtimes.keeper import Keeper
-    from workbench.runtimes.snapshot import Snapshot
-    from workbench.runtimes.worker import Worker
+    from workbench.replica.local_training import Worker
+    from workbench.runtimes.checkpoint.rank_state import take_checkpoint
+    from workbench.runtimes.checkpoint.staging import Snapshot
+    from workbench.runtimes.checkpoint.writer import Keeper
+    from workbench.runtimes.execution.interpreter import Interpreter
     from workbench.settings import Settings
     from workbench.trace.recorder import NullRecorder
 

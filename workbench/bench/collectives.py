@@ -19,7 +19,7 @@ from workbench.bench.rows import Row, beside
 from workbench.clusters.choose import RuntimeName
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.clusters.emulated.rates import parse_rate
-from workbench.clusters.mpi_install import MPIInstall, find_mpi
+from workbench.clusters.local.mpi_install import MPIInstall, find_mpi
 from workbench.errors import LaunchError
 
 if TYPE_CHECKING:

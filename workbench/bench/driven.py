@@ -20,7 +20,7 @@ from workbench.errors import LaunchError
 
 if TYPE_CHECKING:
     from workbench.clusters import Cluster
-    from workbench.clusters.handle import RunHandle
+    from workbench.clusters.run_handle import RunHandle
     from workbench.trace.run import Run
 
 DRIVEN, FOLLOWED = 1.01, 1.005
@@ -67,7 +67,7 @@ def runs_in(folder: str) -> Iterator[None]:
 
 def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
     """Median seconds of a step in runs on the engines and in runs under a bare mpiexec, in turn; a first round does not count."""
-    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
     from workbench.trace.run import Run
 
     words = (

@@ -74,7 +74,7 @@ def _requests() -> Step:
 
     from workbench.bench.alone import Sums
     from workbench.collectives import Native
-    from workbench.runtimes.transport import SoloTransport
+    from workbench.runtimes.transport.base import SoloTransport
 
     return partial(Sums(SoloTransport()).repeat, Native(), torch.zeros(2), REQUESTS)
 
@@ -84,7 +84,7 @@ def recorded(rounds: int) -> dict[str, list[float]]:
     import torch
 
     from workbench.algorithms import SynchronousSGD
-    from workbench.trainer import Trainer
+    from workbench.runtimes.user_loop.trainer import Trainer
 
     inputs = torch.ones(1, 2)
     steps: dict[str, Step] = {}
@@ -118,7 +118,7 @@ def many_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, li
 
     from workbench.algorithms import LayerwiseSGD, SynchronousSGD
     from workbench.bench import peers
-    from workbench.trainer import Trainer
+    from workbench.runtimes.user_loop.trainer import Trainer
 
     transport, meet, slowest = _on_gloo(folder, runtime)
     inputs = torch.ones(EACH)
@@ -160,7 +160,7 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
     from workbench import problems
     from workbench.algorithms import SynchronousSGD
     from workbench.problems.base import fetch
-    from workbench.trainer import Trainer
+    from workbench.runtimes.user_loop.trainer import Trainer
 
     transport, meet, slowest = _on_gloo(folder, runtime)
     os.environ["WORKBENCH_RUNS"] = str(Path(folder) / "runs")
@@ -207,7 +207,7 @@ def memory_on_rank(runtime: RuntimeName, folder: str, what: str) -> float:
     from workbench.algorithms import PipeSGD, SynchronousSGD
     from workbench.bench import peers
     from workbench.problems.base import fetch
-    from workbench.trainer import Trainer
+    from workbench.runtimes.user_loop.trainer import Trainer
 
     transport, _meet, _slowest = _on_gloo(folder, runtime)
     problem = problems.get("wide-mlp", megabytes=MEMORY_MB, samples=64)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from workbench.runtimes.launch import RuntimeName
+from workbench.runtimes.rank.main import RuntimeName
 
 if TYPE_CHECKING:
     from workbench.clusters import Cluster
-    from workbench.clusters.mpi_install import MPIInstall
-    from workbench.runtimes.transport import Transport
+    from workbench.clusters.local.mpi_install import MPIInstall
+    from workbench.runtimes.transport.base import Transport
 
 CALL_S = 900.0
 
@@ -62,7 +62,7 @@ def ranks(number: int, runtime: RuntimeName, launcher: str = "local", mpi: MPIIn
 
 def world(runtime: RuntimeName, folder: str, timeout_s: float = 120.0) -> Transport:
     """On a rank: the world that all ranks of it make; the same at every call."""
-    from workbench.runtimes.launch import make_transport
+    from workbench.runtimes.rank.main import make_transport
 
     return make_transport(runtime, timeout_s, Path(folder))
 

@@ -15,7 +15,7 @@ RANKS = (4,)
 IMPORT_S, HELP_S = 0.3, 0.5
 SLOW_ROUNDS = 3  # of the rounds asked for, one in so many starts ranks, which takes seconds
 READY = """
-import workbench.runtimes.launch
+import workbench.runtimes.rank.main
 from mpi4py import MPI
 MPI.COMM_WORLD.Barrier()
 if MPI.COMM_WORLD.Get_rank() == 0:
@@ -52,7 +52,7 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
     """Ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; a first round does not count."""
     from workbench.clusters import Cluster
-    from workbench.clusters.mpi_install import find_mpi, mpiexec_command
+    from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
     command, env = mpiexec_command(find_mpi(), number, [sys.executable, "-c", READY])
 
@@ -84,4 +84,4 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
 
 
 def _imported() -> bool:
-    return "workbench.runtimes.launch" in sys.modules
+    return "workbench.runtimes.rank.main" in sys.modules

@@ -10,7 +10,7 @@ from workbench.bench import How
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, beside
-from workbench.runtimes.launch import RuntimeName
+from workbench.runtimes.rank.main import RuntimeName
 from workbench.units import MIB
 
 RANKS = (2, 4)
@@ -48,7 +48,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     from workbench.algorithms import LayerwiseSGD, SynchronousSGD
     from workbench.bench import peers
     from workbench.problems.base import fetch
-    from workbench.trainer import Trainer
+    from workbench.runtimes.user_loop.trainer import Trainer
 
     transport = world(runtime, folder)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.bench.rows import Row
-from workbench.bench.wire import BITS, DDP, LAYERWISE, PIPE, RATE
+from workbench.bench.wire_cases import BITS, DDP, LAYERWISE, PIPE, RATE
 from workbench.errors import ConfigError
 
 SHOWN = {"synchronous": "synchronous", DDP: "torch DDP", LAYERWISE: "layer-wise", PIPE: PIPE} | {

@@ -14,10 +14,10 @@ from workbench.bench import How
 from workbench.bench.paired import Step
 from workbench.bench.ranks import CALL_S, Ranks, bind, ranks, world
 from workbench.bench.rows import Row, beside
-from workbench.bench.wire import BATCHES, BITS, BUCKETS_MIB, MEGABYTES, NETWORK, PIPE, POWER_RANK, RATE, SIDE_BY_SIDE, encoded, title
+from workbench.bench.wire_cases import BATCHES, BITS, BUCKETS_MIB, MEGABYTES, NETWORK, PIPE, POWER_RANK, RATE, SIDE_BY_SIDE, encoded, title
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.clusters.emulated.rates import parse_rate
-from workbench.runtimes.launch import RuntimeName
+from workbench.runtimes.rank.main import RuntimeName
 from workbench.trace.run import Run
 from workbench.units import MIB
 
@@ -61,7 +61,7 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
     from workbench import problems
     from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
     from workbench.bench import peers
-    from workbench.trainer import Trainer
+    from workbench.runtimes.user_loop.trainer import Trainer
 
     transport = world(runtime, folder)
     number, rank = transport.num_workers, transport.rank

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from workbench.analysis.overlap import union
 from workbench.analysis.summary import num_warm_up
+from workbench.trace.kinds import COMPUTE_KINDS
 from workbench.trace.run import Run
-from workbench.trace.spans import COMPUTE_KINDS
 
 LOCAL = ("sum", "encode", "decode")
 WIRE = ("send", "all_reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from workbench.analysis.overlap import measure_before, step_windows, union
 from workbench.analysis.summary import num_warm_up
 from workbench.errors import ConfigError
+from workbench.trace.kinds import COMMUNICATION_KINDS, PHASES
 from workbench.trace.run import Run
-from workbench.trace.spans import COMMUNICATION_KINDS, PHASES, Spans
+from workbench.trace.spans import Spans
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -17,8 +17,8 @@ from workbench.calibration.parts import Estimate
 from workbench.calibration.record import as_tuples
 from workbench.codecs import Codec
 from workbench.collectives import native_bytes
-from workbench.runtimes.launch import transport_here
-from workbench.runtimes.transport import CLOCK_TAG, Handle, Patience, Transport
+from workbench.runtimes.rank.main import transport_here
+from workbench.runtimes.transport.base import CLOCK_TAG, Handle, Patience, Transport
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes
 LOCAL_BYTES = 1 << 22  # of float32 values that are summed, encoded and decoded

@@ -13,7 +13,7 @@ from workbench.calibration.effective import Setting, core_s, crowd, effective_co
 from workbench.calibration.model import Calibration
 from workbench.costs import Compute, Network
 from workbench.program import Algorithm
-from workbench.runtimes.simulate import simulate
+from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
 ROUNDS, ALIKE = 6, 0.02  # of simulations until slowness and run agree; by what part they may not

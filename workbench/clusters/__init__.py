@@ -13,15 +13,15 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.clusters.cluster import Cluster
     from workbench.clusters.detached import attach
-    from workbench.clusters.handle import RunHandle
-    from workbench.clusters.slurm import Slurm
+    from workbench.clusters.run_handle import RunHandle
+    from workbench.clusters.slurm.request import Slurm
 
 __all__ = ["Cluster", "RunHandle", "Slurm", "attach"]
 
 _HOMES = {  # no module is called like a name of these: importing it would hide the name
     "Cluster": "cluster",
-    "RunHandle": "handle",
-    "Slurm": "slurm",
+    "RunHandle": "run_handle",
+    "Slurm": "slurm.request",
     "attach": "detached",
 }
 

@@ -7,10 +7,11 @@ from typing import Literal, get_args
 
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.jobs import checkpoints
-from workbench.clusters.launchers import Launcher, make_launcher, needs_mpi
-from workbench.clusters.mpi_install import MPIInstall, check_num_ranks, find_mpi
-from workbench.clusters.progress import count
-from workbench.clusters.slurm import Slurm
+from workbench.clusters.launchers.base import Launcher
+from workbench.clusters.launchers.choose import make_launcher, needs_mpi
+from workbench.clusters.local.mpi_install import MPIInstall, check_num_ranks, find_mpi
+from workbench.clusters.slurm.request import Slurm
+from workbench.clusters.supervision.start_progress import count
 from workbench.errors import ConfigError
 
 RuntimeName = Literal["mpi", "torch"]

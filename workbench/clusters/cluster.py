@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.analysis.table import Table
-from workbench.clusters import register
 from workbench.clusters.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime, gone_words, lost_words
-from workbench.clusters.echo import Echo, echo_wanted
-from workbench.clusters.engines import Engines
+from workbench.clusters.engines.engines import Engines
 from workbench.clusters.folder_results import follow_ends
-from workbench.clusters.handle import RunHandle
 from workbench.clusters.jobs import prepare, submit
-from workbench.clusters.mpi_install import MPIInstall
-from workbench.clusters.progress import Progress, count
+from workbench.clusters.local.mpi_install import MPIInstall
+from workbench.clusters.output import Echo, echo_wanted
+from workbench.clusters.run_handle import RunHandle
 from workbench.clusters.start import Start, end_engines, or_let_go
 from workbench.clusters.status import status_table
+from workbench.clusters.supervision import registry as register
+from workbench.clusters.supervision.start_progress import Progress, count
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.interrupts import put_off
+from workbench.runtimes.liveness.interrupts import put_off
 
 START_S = 120.0
 RETURN_S = 5.0  # how long ranks may take to come back from a run that is over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ipyparallel import error as ipp_error
 
 from workbench import errors
-from workbench.clusters.ends import end_words, ends_of
-from workbench.clusters.spawn import RankFailed
+from workbench.clusters.local.spawn import RankFailed
+from workbench.clusters.supervision.exit_status import end_words, ends_told, pids_of
 from workbench.errors import WorkbenchError
-from workbench.runtimes.membership import does_without_some
-from workbench.runtimes.presence import CONNECTION
+from workbench.runtimes.liveness.failure_detector import CONNECTION
+from workbench.runtimes.liveness.membership import does_without_some
 
 if TYPE_CHECKING:
-    from workbench.clusters.engines import Engines
+    from workbench.clusters.engines.engines import Engines
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -89,3 +90,22 @@ def local_error(
         found = RankFailed(f"rank {rank} failed: {error.ename}: {error.evalue}")
     found.add_note(f"Traceback on rank {rank}:\n{COLOURS.sub('', error.traceback or 'none was sent')}")
     return found
+
+
+def ends_of(engines: Engines, folder: Path, wait_s: float = 0.0) -> dict[int, int]:
+    """rank -> how its process ended (minus the signal), of the engines that trained there; looks so long until somebody tells."""
+    if engines.engine_set is None:
+        return {}
+    deadline = time.monotonic() + wait_s
+    while not (found := _ends_told(engines, folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _ends_told(engines: Engines, folder: Path) -> dict[int, int]:
+    started = engines.engine_set
+    assert started is not None
+    if engines.launcher.is_mpi:
+        return ends_told(engines.launcher.last_words(started), pids_of(folder))
+    told = (started.stop_data or {}).get("engines", {})
+    return {int(rank): data["exit_code"] for rank, data in told.items() if str(rank).isdigit() and data.get("exit_code")}

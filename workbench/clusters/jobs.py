@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from workbench.clusters import remote
+from workbench.clusters.engines import remote
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
@@ -18,7 +18,7 @@ from workbench.trace import new_run
 from workbench.trace.store import find_run, read_info
 
 if TYPE_CHECKING:
-    from workbench.clusters.engines import Engines
+    from workbench.clusters.engines.engines import Engines
 
 
 def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], runtime: Any, num_ranks: int) -> tuple[Any, dict[str, Any]]:
@@ -27,8 +27,8 @@ def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], ru
     Raises:
         ConfigError: what was given cannot be trained.
     """
-    from workbench.runtimes.launch import Job
-    from workbench.runtimes.worker import check_what, run_info
+    from workbench.replica.local_training import check_what, run_info
+    from workbench.runtimes.rank.main import Job
 
     check_what(algorithm, problem, runtime)
     algorithm.check(num_ranks)
@@ -102,6 +102,6 @@ def checkpoint_of(resume: Any) -> str:
 
 def checkpoints(folder: Path) -> int:
     """How many ranks of a run kept one."""
-    from workbench.runtimes.kept import ranks_kept
+    from workbench.runtimes.checkpoint.files import ranks_kept
 
     return ranks_kept(folder)

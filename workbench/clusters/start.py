@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
-from workbench.clusters import remote
-from workbench.clusters.engines import Engines
-from workbench.clusters.progress import Progress, count
-from workbench.clusters.register import change_record
+from workbench.clusters.engines import remote
+from workbench.clusters.engines.engines import Engines
+from workbench.clusters.engines.world import verified_world
+from workbench.clusters.supervision.registry import change_record
+from workbench.clusters.supervision.start_progress import Progress, count
 from workbench.clusters.waiting import Waiting
-from workbench.clusters.world import verified_world
 from workbench.errors import LaunchError
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 
 from workbench.analysis.table import Column, Table, ago, num_bytes
-from workbench.clusters import register, remote
-from workbench.clusters.engines import Engines
-from workbench.clusters.launchers import ended_here
-from workbench.clusters.vitals import beat_name, end_name, standing
+from workbench.clusters.engines import remote
+from workbench.clusters.engines.engines import Engines
+from workbench.clusters.launchers.base import ended_here
+from workbench.clusters.supervision import registry as register
+from workbench.clusters.supervision.heartbeat import beat_name, end_name, standing
 from workbench.errors import RunNotFound
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.store import OVER, read_info

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from workbench import units
-from workbench.clusters.progress import Line, in_notebook
-from workbench.clusters.vitals import beat_name
+from workbench.clusters.supervision.heartbeat import beat_name
+from workbench.clusters.supervision.start_progress import Line, in_notebook
 from workbench.errors import LaunchError
 
 SHOWN_S = 1.0  # how often a line moves

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.backward import Hooks, Micro
 from workbench.costs.compute import Compute
 from workbench.costs.stragglers import Array
 from workbench.errors import ConfigError
 from workbench.problems.base import Batch, Problem, fetch, to_device
-from workbench.replica import Replica, compute_threads
+from workbench.replica.backward import Hooks, Micro
+from workbench.replica.optimizer_step import uncompiled
+from workbench.replica.replica import Replica, compute_threads
 from workbench.settings import OptimizerFactory
-from workbench.updater import uncompiled
 
 WARM_UP_STEPS = 2
 

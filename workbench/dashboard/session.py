@@ -176,7 +176,7 @@ class Session:
             entry.over.set()
 
     def _simulate(self, entry: Entry, choice: Choice) -> Run:
-        from workbench.runtimes.simulate import simulate
+        from workbench.runtimes.simulator.simulate import simulate
 
         problem = problems.get(choice.problem) if isinstance(choice.problem, str) else choice.problem
         loss = problem.loss

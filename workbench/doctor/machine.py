@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 
 from workbench.clusters.emulated import EmulatedNetwork
-from workbench.clusters.mpi_install import num_cores
 from workbench.doctor.finding import Finding
 from workbench.errors import WorkbenchError
+from workbench.machine import num_cores
 from workbench.trace.store import runs_root
 from workbench.units import GB, MB
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from workbench.clusters.mpi_install import find_mpi, mpiexec_command
-from workbench.clusters.warden import end_marked
+from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
+from workbench.clusters.supervision.reaper import end_marked
 from workbench.doctor.finding import Finding
 from workbench.errors import LaunchError, WorkbenchError
 

@@ -14,7 +14,7 @@ from typing import Any, final
 from workbench.errors import ConfigError
 from workbench.experiments.yaml_file import read_yaml
 from workbench.naming import parse_value, unknown
-from workbench.train_command import OPTION_GROUPS, check_train, train_options
+from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
 NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} gives settings too

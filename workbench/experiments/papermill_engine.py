@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
-from workbench.clusters.warden import end_marked, start_warden
+from workbench.clusters.supervision.reaper import end_marked, start_warden
 from workbench.experiments.ending import terminated_as_exit
 from workbench.experiments.record import begin_record, end_record
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from workbench.clusters.fork_server import Forked, ForkServer
-from workbench.clusters.warden import end_marked, start_warden
+from workbench.clusters.local.fork_server import Forked, ForkServer
+from workbench.clusters.supervision.reaper import end_marked, start_warden
 from workbench.errors import ConfigError, RunNotFound
 from workbench.experiments.attempts import Attempt, State, beat, claim, conclude, read_attempts
 from workbench.experiments.ending import terminated_as_exit

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection, Pipe
 
 import psutil
 
-from workbench.clusters.fork_server import ForkServer, serve
+from workbench.clusters.local.fork_server import ForkServer, serve
 from workbench.errors import WorkbenchError
 
-FIRST = ("torch", "workbench.train_command", "workbench.runtimes.simulate", "workbench.costs", "workbench.analysis")
+FIRST = ("torch", "workbench.run_spec", "workbench.runtimes.simulator.simulate", "workbench.costs", "workbench.analysis")
 COMMAND = (sys.executable, "-c", "from workbench.experiments.warm import main; main()")
 
 
@@ -34,10 +34,12 @@ def main() -> None:
     for name in FIRST:
         import_module(name)
     arguments = serve(Connection(os.dup(0)))
-    from workbench.train_command import run_train
+    from workbench.run_spec import parse_train, report, resolve, run_simulated
 
     try:
-        status = run_train(arguments)
+        options = parse_train(arguments)
+        _, *resolved = resolve(options)
+        status = report(run_simulated(options, *resolved), options)
     except WorkbenchError as error:
         print(f"workbench: {error}", file=sys.stderr)
         status = error.exit_code

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from IPython.display import display
 
-from workbench.clusters.asking import execute_heard
+from workbench.clusters.engines.execute import execute_heard
 from workbench.clusters.waiting import Waiting, interrupt_ranks
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.kernel.cells import spoken_ranks

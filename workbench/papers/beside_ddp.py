@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from workbench.problems.base import Problem, fetch, to_device
 from workbench.program import Algorithm
-from workbench.replica import compute_threads
+from workbench.replica.replica import compute_threads
 from workbench.rng import derive_seed
-from workbench.runtimes.ddp_loop import barrier, ddp_step, device_here, process_group, together
-from workbench.trainer import Trainer
+from workbench.runtimes.user_loop.ddp_loop import barrier, ddp_step, device_here, process_group, together
+from workbench.runtimes.user_loop.trainer import Trainer
 
 DDP, HOOKED = "torch DDP", "torch DDP, our hook"
 WARM_UP_ROUNDS = 1

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from workbench import clusters
-from workbench.clusters import register
-from workbench.clusters.slurm_queue import Allocation
-from workbench.clusters.warden import end_marked, start_warden
+from workbench.clusters.slurm.queue import Allocation
+from workbench.clusters.supervision import registry as register
+from workbench.clusters.supervision.reaper import end_marked, start_warden
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.papers.lending import LENT
 from workbench.papers.sizes import parse_ranks

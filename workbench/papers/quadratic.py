@@ -13,7 +13,7 @@ from workbench import theory
 from workbench.costs import Compute
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.simulate import simulate
+from workbench.runtimes.simulator.simulate import simulate
 
 START = 1e-150  # of every mode: a square may grow by 300 powers of ten before it is no number any more
 

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
+from workbench.machine import num_cores
 
 SITE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VARIABLE = "WORKBENCH_SITE"
 ASK_S = 10.0
-
-
-def num_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def site_name(given: str | None = None) -> str:

@@ -11,7 +11,7 @@ from workbench.algorithms import SynchronousSGD
 from workbench.collectives import Collective
 from workbench.costs import AnyNetwork, Compute
 from workbench.problems import Problem
-from workbench.runtimes.simulate import simulate
+from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from workbench.papers.lending import ranks
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.simulate import simulate
+from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
 

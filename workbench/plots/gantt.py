@@ -17,8 +17,8 @@ from workbench.errors import ConfigError
 from workbench.plots.layout import FILLED, MAX_BARS, Panel, panel
 from workbench.plots.marks import arrows, path_line
 from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, partly, safe
+from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs
-from workbench.trace.spans import KINDS
 
 ROW_PIXELS = 27
 TOP, GAP, BOTTOM = 96, 46, 64  # pixels above, between and below panels

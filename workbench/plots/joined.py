@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.trace.spans import KINDS
+from workbench.trace.kinds import KINDS
 
 COLUMNS = 1 << 10  # of the window, at most: about one a pixel
 COARSER = 1.2  # columns are made wider by so much until there are few enough bars

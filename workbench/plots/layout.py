@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError
 from workbench.plots.joined import Joined, join_bars
+from workbench.trace.kinds import COMPUTE_KINDS, KINDS
 from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
-from workbench.trace.spans import COMPUTE_KINDS, KINDS, Spans
+from workbench.trace.spans import Spans
 
 MAX_BARS = 4_000  # a browser draws them, and moves them, without a pause one would notice
 FILLED = 0.86  # of a row's height, by its bar

@@ -16,8 +16,8 @@ from workbench.analysis.table import seconds
 from workbench.errors import ConfigError
 from workbench.plots.gantt import time_unit
 from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, partly, safe
+from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs
-from workbench.trace.spans import KINDS
 
 MAX_STEPS = 200  # bars; of more steps several share one, which is their mean
 HEIGHT = 560

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.trace.spans import KINDS
+from workbench.trace.kinds import KINDS
 
 # Okabe and Ito's palette, and for the rarer kinds Paul Tol's muted one
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (

@@ -4,9 +4,10 @@ import os
 
 from workbench.errors import RunNotFound
 from workbench.trace.from_profiler import from_profiler
+from workbench.trace.kinds import KINDS
 from workbench.trace.recorder import FileRecorder, MemoryRecorder, Recorder
 from workbench.trace.run import Run
-from workbench.trace.spans import KINDS, Spans
+from workbench.trace.spans import Spans
 from workbench.trace.store import RunListing, StoredRun, find_run, list_runs, new_run, runs_root, update_run
 
 __all__ = [

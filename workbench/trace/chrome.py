@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.trace.links import messages
 from workbench.trace.rows import sublanes
-
-if TYPE_CHECKING:
-    from workbench.trace.run import Run
+from workbench.trace.spans import Spans
 
 TICKS_PER_S = 1e6  # the format's unit is the microsecond
 TICK = 0.001  # of which it has so much
 FIRST = 1  # number of rank 0's process and of its first thread: Perfetto takes 0 for the kernel's idle task
 
 
-def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
-    """The run's spans as events of the trace format, after those that name its processes and threads.
+def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Spans as events of the trace format, after those that name its processes and threads.
 
     Times begin at the earliest span. Events of one thread must nest, so spans of a lane that overlap in part are put
     on threads of their own.
     """
-    spans = run.spans
     table = spans.table
     origin_s = float(table["start_s"].min()) if len(table) else 0.0
     threads: dict[tuple[int, int, int], int] = {}
@@ -36,7 +33,7 @@ def chrome_events(run: Run) -> Iterator[dict[str, Any]]:
     for rank, lane, number in sorted(set(_columns(table, sub))):
         threads[rank, lane, number] = FIRST + sum(key[0] == rank for key in threads)
     for rank in spans.ranks:
-        host = run.headers.get(rank, {}).get("host")
+        host = headers.get(rank, {}).get("host")
         yield _about("process_name", rank, FIRST, name=f"rank {rank}" + (f" on {host}" if host else ""))
         yield _about("process_sort_index", rank, FIRST, sort_index=rank)
     for (rank, lane, number), thread in threads.items():
@@ -87,14 +84,14 @@ def _about(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": FIRST + rank, "tid": thread, "args": args}
 
 
-def export_chrome(run: Run, path: Path) -> Path:
-    """Write the run's spans to `path`, whole or not at all. Returns the path."""
+def export_chrome(path: Path, spans: Spans, headers: Mapping[int, Mapping[str, Any]], about: Mapping[str, Any]) -> Path:
+    """Write spans to `path`, whole or not at all; `about` is said of the run. Returns the path."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with draft.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ')
-        file.write(json.dumps({"run": run.id, "method": run.label}))
+        file.write(json.dumps(about))
         file.write(', "traceEvents": [\n')
-        for position, event in enumerate(chrome_events(run)):
+        for position, event in enumerate(chrome_events(spans, headers)):
             file.write((",\n" if position else "") + json.dumps(event))
         file.write("\n]}\n")
     os.replace(draft, path)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.trace.spans import CODES, SPAN, Spans
+from workbench.trace.kinds import CODES, SPAN
+from workbench.trace.spans import Spans
 from workbench.trace.text import parse_json
 
 WORD = 8  # characters that are read at once

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.trace.spans import CODES
+from workbench.trace.kinds import CODES
 
 Numbers = NDArray[np.int64]
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, final
 
 from workbench.trace.append import append, cannot_write, create, go_on
-from workbench.trace.spans import CODES
+from workbench.trace.kinds import CODES
 
 FLUSH_S = 0.5  # rows older than this are written at the next call, even inside a step
 

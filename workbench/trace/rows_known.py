@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.trace.spans import CODES, SPAN
+from workbench.trace.kinds import CODES, SPAN
 
 MOST = (sys.float_info.max, sys.float_info.max, *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")))
 ANSWERS = ("any", "source", "position", "now", "control")

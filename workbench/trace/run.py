@@ -185,7 +185,7 @@ class Run(Views):
 
     @cached_property
     def events(self) -> dict[int, list[dict[str, Any]]]:
-        """rank -> its events: the updates of servers, and the answers that another run might not get (see `runtimes.replay`)."""
+        """rank -> its events: the updates of servers, and the answers that another run might not get (see `runtimes.simulator.replay`)."""
         if self.folder is None:
             return self.recorded_events or {}
         return read_events(self.folder)
@@ -242,7 +242,7 @@ class Run(Views):
 
     def export_chrome(self, path: Path | str) -> Path:
         """Write the spans as Chrome trace JSON, which Perfetto (ui.perfetto.dev) opens. Returns the path."""
-        return export_chrome(self, Path(path))
+        return export_chrome(Path(path), self.spans, self.headers, {"run": self.id, "method": self.label})
 
     def rows(self, evaluations: bool = False) -> dict[int, dict[int, dict[str, Any]]]:
         """step -> rank -> row, of the steps or of the evaluations, steps ascending."""

@@ -10,43 +10,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-KINDS = (
-    "forward",
-    "backward",
-    "apply",
-    "evaluate",
-    "wait",
-    "barrier",
-    "all_reduce",
-    "broadcast",
-    "send",
-    "recv",
-    "encode",
-    "decode",
-    "sum",
-    "reduce_scatter",
-    "all_gather",
-    "compute",  # of no known phase
-    "communicate",  # of no other kind: all-to-all, reduce, gather
-)
-PHASES = ("forward", "backward", "apply")
-COMPUTE_KINDS = (*PHASES, "compute")
-COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
-CODES = {name: code for code, name in enumerate(KINDS)}
-
-SPAN = np.dtype(
-    [
-        ("rank", "i4"),
-        ("kind", "i2"),
-        ("lane", "i4"),
-        ("start_s", "f8"),
-        ("end_s", "f8"),
-        ("step", "i4"),
-        ("bucket", "i4"),
-        ("bytes", "i8"),
-        ("peer", "i4"),
-    ]
-)
+from workbench.trace.kinds import CODES, KINDS, SPAN
+from workbench.trace.links import messages as links_of_messages
 
 
 @final
@@ -124,9 +89,7 @@ class Spans:
     @cached_property
     def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(M,) places of the sends and (M,) of the receives that belong together (see `trace.links`)."""
-        from workbench.trace.links import messages  # it needs the kinds
-
-        return messages(self.table)
+        return links_of_messages(self.table)
 
     @property
     def kind_names(self) -> NDArray[np.str_]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from workbench.trace.run import Run
+from typing import Any, Literal
 
 XAxis = Literal["steps", "seconds", "samples", "bytes"]
 YAxis = Literal["loss", "test_loss", "accuracy"]
@@ -23,8 +20,8 @@ class Views(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def _recorded(self) -> Run:
-        """The run's record, as far as it is written."""
+    def _recorded(self) -> Any:
+        """The run's record so far: a `trace.run.Run`."""
 
     def summary(self) -> dict[str, Any]:
         """The run so far in plain values: see `workbench.analysis.summary`."""

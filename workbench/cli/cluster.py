@@ -1,0 +1,121 @@
+"""`workbench cluster`: what runs, and what was left to itself, from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigError, LaunchError, WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.clusters.supervision.registry import Entry
+
+EXAMPLES = """
+A cluster that was detached goes on until somebody attaches to it (workbench.attach in Python) or ends it here:
+
+  workbench cluster list
+  workbench cluster status cluster-3f2a
+  workbench cluster stop cluster-3f2a
+"""
+
+
+def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
+    """The options of `workbench cluster`, and what runs it."""
+    cluster.formatter_class = argparse.RawDescriptionHelpFormatter
+    cluster.epilog = EXAMPLES
+    actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="all clusters: who holds them, which were detached, which a crash left over")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.set_defaults(command=_list)
+    status = actions.add_parser("status", help="the ranks of one, and what they do")
+    status.add_argument("name", help="its id, or the beginning of it")
+    status.set_defaults(command=_status)
+    stop = actions.add_parser("stop", help="end one and remove what is left of it")
+    stop.add_argument("name", help="its id, or the beginning of it")
+    stop.add_argument("--force", action="store_true", help="also if a living process holds it")
+    stop.set_defaults(command=_stop)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from workbench.analysis.table import Column, Table
+    from workbench.clusters.supervision.registry import entries, state_folder
+
+    rows = [_row(entry) for entry in entries()]
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+    elif rows:
+        columns = (Column("id", "cluster"), Column("num_ranks", "ranks"), Column("title", "started by"), Column("state", "state"))
+        print(Table(rows, (*columns, Column("since", "since"), Column("run", "training"))))
+    else:
+        print(f"no clusters in {state_folder()}", file=sys.stderr)
+    return 0
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    begin_s = (entry.detached or {}).get("at_s", entry.record["started_s"])
+    row = {name: entry.record.get(name) for name in ("num_ranks", "title", "host", "runtime", "run")}
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin_s))
+    return {"id": entry.id, **row, "state": entry.state, "since": since, "run": _training(row["run"])}
+
+
+def _training(folder: str | None) -> str | None:
+    from pathlib import Path
+
+    from workbench.trace.store import read_info
+
+    if folder is None:
+        return None
+    try:
+        return f"{Path(folder).name}: {read_info(Path(folder))['status']}"
+    except WorkbenchError:
+        return f"{Path(folder).name}: removed"
+
+
+def _status(options: argparse.Namespace) -> int:
+    from workbench.clusters.status import look
+    from workbench.clusters.supervision.registry import find
+
+    entry = find(options.name)
+    print(look(entry))
+    training = _training(entry.record.get("run"))
+    if training is not None:
+        print(f"training {training}")
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from workbench.clusters.engines.engines import Engines
+    from workbench.clusters.supervision.registry import find
+
+    entry = find(options.name)
+    if not entry.is_here and not entry.record.get("reachable"):
+        raise ConfigError(f"cluster {entry.id} is on host {entry.record['host']}: stop it there")
+    if entry.owner is not None and not options.force:
+        raise ConfigError(f"process {entry.owner} holds cluster {entry.id}: end it there, or here with --force")
+    if not entry.is_here and entry.detached is None and not options.force:  # nobody here knows whether its holder lives
+        raise ConfigError(f"cluster {entry.id} was not detached on host {entry.record['host']}: stop it there, or here with --force")
+    if entry.detached is not None:
+        try:
+            Engines.attach(entry).stop()  # as its launcher ends it: a job is cancelled
+        except LaunchError as error:
+            print(f"workbench: {error}; its processes are ended", file=sys.stderr)
+    num_ended = entry.clear()
+    _book_the_end(entry)
+    left = f", {num_ended} processes that were left ended" if num_ended else ""
+    print(f"stopped {entry.id}{left}")
+    return 0
+
+
+def _book_the_end(entry: Entry) -> None:
+    """A training that it was ended in is recorded as failed."""
+    from pathlib import Path
+
+    from workbench.trace.store import OVER, read_info, update_run
+
+    folder = entry.record.get("run")
+    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] not in OVER:
+        update_run(Path(folder), status="failed", error="the cluster was stopped while it trained")

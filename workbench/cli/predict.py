@@ -1,0 +1,288 @@
+"""`workbench calibrate`, `predict` and `recommend`: cost models from real steps, and what they say, from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError
+from workbench.naming import parse_pairs
+
+TIMEOUT_S = 120.0
+PROBE_FILE = "probe.json"
+
+
+def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
+    """The options of `workbench calibrate`, and what runs it."""
+    add = calibrate.add_argument
+    add("run", nargs="+", help="a run's name or folder, or Chrome traces of torch.profiler of a DDP loop, best one a rank")
+    add("--output", "-o", type=Path, help="file to write; calibration.json in the run's folder, or here, by default")
+    add("--problem", help="what was trained: then each parameter's part in compute is measured here")
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
+    add("--cores", type=float, help="that all ranks shared; known where they ran on one host")
+    add("--latency", type=float, metavar="SECONDS", help="of a hop, where all messages had one size")
+    add("--rate", metavar="RATE", help="what the link is called, such as 1gbit: then other rates are scaled by what it really carries")
+    add("--batch-size", type=int, default=1, help="samples a worker and step, of a profile")
+    add("--workers", type=int, help="ranks of a profile that does not say; with --probe, ranks to start (those of the run by default)")
+    add(
+        "--probe", action="store_true", help="also measure messages of several sizes, on ranks started here or those of torchrun or mpiexec"
+    )
+    add("--runtime", choices=("torch", "mpi"), help="of the ranks of --probe; the run's by default")
+    add("--codecs", default="truncate16,linear8", help="whose work --probe measures, with commas")
+    add("--json", action="store_true", help="print the calibration as one JSON object")
+    calibrate.set_defaults(command=_calibrate)
+
+
+def add_predict_options(predict: argparse.ArgumentParser) -> None:
+    """The options of `workbench predict`, and what runs it."""
+    add = predict.add_argument
+    _add_places(predict)
+    add("--method", default="synchronous-sgd", help="such as pipe-sgd; `workbench methods` lists them")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the method, such as width=2")
+    add("--codec", help="in a ring's hops, such as truncate16: short for --set collective=ring:truncate16")
+    add("--backups", type=int, help="b, short for --method backup-sgd --set backups=")
+    predict.set_defaults(command=_predict)
+
+
+def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
+    """The options of `workbench recommend`, and what runs it."""
+    add = recommend.add_argument
+    _add_places(recommend)
+    add("--exact", action="store_true", help="only methods that change no numbers")
+    add(
+        "--budget", type=float, default=60.0, metavar="SECONDS", help="for each number of workers and network; 60 by default; inf: no limit"
+    )
+    add("--target-loss", type=float, help="rank by the time to this test loss; needs --runs")
+    add(
+        "--runs",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a run that tells how many steps its method needs to the loss; several times",
+    )
+    recommend.set_defaults(command=_recommend)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("calibration", type=Path, help="a file of `workbench calibrate`")
+    add("--workers", default="", help="how many, or several with commas; those of the calibration by default")
+    add("--network", default="", help="such as ethernet-10g, or several with commas; the one that was measured by default")
+    add("--rate", default="", help="instead: other rates of the measured network, such as 100mbit,1gbit")
+    add("--latency", type=float, metavar="SECONDS", help="of the link, beyond what was measured")
+    add(
+        "--cores",
+        type=parse_cores,
+        metavar="NUMBER|measured|own",
+        help="that all ranks share; `measured`: those of the calibration; `own`: a host for each rank. By default `measured` for as many "
+        "workers on the measured network, else `own`",
+    )
+    add("--seed", type=int, default=0)
+    add("--json", action="store_true", help="one JSON object a row")
+
+
+# -- calibrate -----------------------------------------------------------------------------------------------------------
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from workbench import calibration, problems
+    from workbench.runtimes.rank.main import runtime_here
+
+    if options.probe and runtime_here() is not None:
+        return _probe_here(options)
+    if options.option and not options.problem:
+        raise ConfigError("--option needs --problem, such as --problem wide-mlp --option megabytes=8")
+    problem = problems.get(options.problem, **parse_pairs(options.option, "--option")) if options.problem else None
+    rate = {"line_bytes_per_s": parse_rates(options.rate)[0] if options.rate else None}
+    common: dict[str, Any] = {"cores": options.cores, "latency_s": options.latency, **rate}
+    folder = Path()
+    if all(name.endswith((".json", ".json.gz")) for name in options.run):
+        if problem is not None:
+            raise ConfigError("a profile says itself what each parameter takes: leave --problem out")
+        found = calibration.from_profile(options.run, batch_size=options.batch_size, workers=options.workers, **common)
+    else:
+        from workbench.trace import open_run
+
+        if len(options.run) > 1:
+            raise ConfigError(f"{len(options.run)} runs: a calibration is of one run, or of the profiles of one DDP loop (*.json)")
+        run = open_run(options.run[0])
+        folder = run.folder or folder
+        found = calibration.calibrate(run, problem=problem, **common)
+    if options.probe:
+        found = calibration.with_probe(found, _probe(options, found))
+    path = found.save(options.output or folder / "calibration.json")
+    print(json.dumps(found.as_record()) if options.json else f"{found}\ncalibration: {path}")
+    return 0
+
+
+def _probe(options: argparse.Namespace, found: Any) -> Any:
+    """Start ranks that measure, and read what rank 0 wrote."""
+    import tempfile
+
+    from workbench.calibration import Probe
+    from workbench.clusters.local.spawn import spawn_ranks
+    from workbench.trace.store import write_info
+
+    runtime: Any = options.runtime or (found.origin.runtime if found.origin.runtime in ("torch", "mpi") else "torch")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_info(folder, {"status": "starting", "id": "probe"})
+        spawn_ranks(runtime, options.workers or found.origin.num_workers, [*options.given, "--runtime", runtime], folder, lambda: None)
+        return Probe.from_record(json.loads((folder / PROBE_FILE).read_text()))
+
+
+def _probe_here(options: argparse.Namespace) -> int:
+    """Be one of the ranks that measure."""
+    from workbench.calibration import probe
+    from workbench.clusters.local.spawn import FOLDER_VARIABLE
+    from workbench.replica.local_training import share_cores
+    from workbench.runtimes.rank.main import leave_world, make_transport, runtime_here
+    from workbench.runtimes.transport.base import Patience
+
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or ".")
+    runtime = runtime_here()
+    assert runtime is not None
+    transport = make_transport(runtime, TIMEOUT_S, folder if FOLDER_VARIABLE in os.environ else None)
+    try:
+        share_cores(None, transport.num_workers)
+        names = [name for name in options.codecs.split(",") if name]
+        found = probe(transport, lambda what: Patience(what, transport.peer_failure, TIMEOUT_S), names)
+        if transport.rank == 0:
+            (folder / PROBE_FILE).write_text(json.dumps(found.as_record()))
+    finally:
+        transport.close()
+    leave_world()
+    return 0
+
+
+# -- predict and recommend -----------------------------------------------------------------------------------------------
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from workbench.calibration import Calibration, Prediction, predict
+    from workbench.calibration.predict import table
+
+    calibration, places = Calibration.load(options.calibration), _places(options)
+    algorithm = _algorithm(options)
+    found: list[Prediction] = []
+    for place in places:
+        workers = place.pop("workers") or calibration.origin.num_workers
+        if len(places) > 1:
+            print(f"predicting {workers} workers ({len(found) + 1} of {len(places)})", file=sys.stderr, flush=True)
+        found.append(predict(calibration, algorithm, workers=workers, seed=options.seed, **place))
+    if options.json:
+        for prediction in found:
+            print(json.dumps(prediction.as_record()))
+        return 0
+    print(table(found))
+    _print_notes(calibration.notes)
+    return 0
+
+
+def _recommend(options: argparse.Namespace) -> int:
+    from workbench.calibration import Calibration, Convergence, recommend
+    from workbench.trace import open_run
+
+    calibration = Calibration.load(options.calibration)
+    if (options.target_loss is None) != (not options.runs):
+        raise ConfigError("--target-loss and --runs go together: the runs tell how many steps each method needs to that loss")
+    convergence = Convergence.from_runs([open_run(name) for name in options.runs], options.target_loss) if options.runs else None
+    for place in _places(options):
+        workers = place.pop("workers") or calibration.origin.num_workers
+        found = recommend(
+            calibration,
+            workers=workers,
+            convergence=convergence,
+            exact=options.exact,
+            seed=options.seed,
+            budget_s=options.budget,
+            progress=partial(_tell, workers),
+            **place,
+        )
+        print(json.dumps(found.as_record()) if options.json else f"{workers} workers: {found}\n")
+    if not options.json:
+        _print_notes(calibration.notes)
+    return 0
+
+
+def _tell(workers: int, done: int, most: int, left_s: float) -> None:
+    """One line on stderr for each candidate that was simulated."""
+    print(f"{workers} workers: {done} of at most {most} candidates, at most {left_s:.0f} s left", file=sys.stderr, flush=True)
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _algorithm(options: argparse.Namespace) -> Any:
+    from workbench import algorithms
+
+    settings, method = parse_pairs(options.set, "--set"), options.method
+    if options.codec is not None:
+        if "collective" in settings:
+            raise ConfigError("--codec is short for --set collective=ring:CODEC: give one of the two")
+        settings["collective"] = f"ring:{options.codec}"
+    if options.backups is not None:
+        method = "backup-sgd" if method in ("synchronous-sgd", "parameter-server-sgd", "backup-sgd") else method
+        settings["backups"] = options.backups
+    return algorithms.get(method, **settings)
+
+
+def _places(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each number of workers on each network."""
+    if options.network and options.rate:
+        raise ConfigError("--network and --rate: give one of the two")
+    workers: list[int | None] = [_whole(word) for word in options.workers.split(",") if word]
+    networks: list[dict[str, Any]] = [{"network": name.strip()} for name in options.network.split(",") if name]
+    networks += [{"bandwidth_bytes_per_s": rate} for rate in parse_rates(options.rate)]
+    common = {"latency_s": options.latency, "cores": options.cores}
+    return [{"workers": number, **network, **common} for number, network in product(workers or [None], networks or [{}])]
+
+
+def parse_cores(word: str) -> Any:
+    """`--cores`: a number above 0, `measured` or `own`.
+
+    >>> parse_cores("4"), parse_cores("own")
+    (4.0, 'own')
+    """
+    if word in ("measured", "own"):
+        return word
+    try:
+        return float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r}: write a number, `measured` or `own`") from None
+
+
+def _whole(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ConfigError(f"--workers {word!r}: whole numbers with commas, such as 4,16,64") from None
+
+
+def parse_rates(words: str) -> list[float]:
+    """Rates of a link, in bytes per second.
+
+    >>> parse_rates("100mbit,1gbit")
+    [12500000.0, 125000000.0]
+
+    Raises:
+        ConfigError: a word that is none.
+    """
+    units = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+    found = []
+    for word in filter(None, (word.strip().lower() for word in words.split(","))):
+        unit = next((unit for unit in units if word.endswith(unit)), None)
+        try:
+            found.append(float(word.removesuffix(unit or "")) * units[unit or ""])
+        except (ValueError, KeyError):
+            raise ConfigError(f"--rate {word!r}: write it as a number and kbit, mbit or gbit, such as 500mbit") from None
+    return found

@@ -1,0 +1,125 @@
+"""`workbench train`: one run on real or simulated ranks, from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError
+from workbench.run_spec import add_train_options, report, resolve, run_simulated
+
+
+def add_train_command(train: argparse.ArgumentParser) -> None:
+    """The options of `workbench train`, and what runs it."""
+    add_train_options(train)
+    train.set_defaults(command=_train)
+
+
+def _train(options: argparse.Namespace) -> int:
+    if "RANK" not in os.environ and options.runtime == "torch":
+        _check_ranks_here(options.workers)  # before the process that forks them is made
+    nursery = _nursery(options)
+    here, algorithm, problem, settings = resolve(options)
+    if options.runtime == "simulated":
+        return report(run_simulated(options, algorithm, problem, settings), options)
+
+    from workbench.clusters.local.spawn import spawn_ranks
+    from workbench.replica.local_training import run_info
+    from workbench.runtimes.elastic.policy import check_shrinks, ranks_to_replace
+    from workbench.trace.store import find_run, new_run, read_info, update_run
+
+    resume = str(find_run(options.resume)) if options.resume else None
+    if here is not None:
+        return _join(options, algorithm, problem, settings, resume)
+    _check_ranks_here(options.workers)
+    algorithm.check(options.workers)
+    check_shrinks(algorithm, settings.on_failure)
+    replaced = ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
+    problem.train_data()  # a missing folder is told once, here, and not by every rank
+    folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
+    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # the new run must not change what the name means
+    arguments, watch = [*options.given, *resolved], _progress(folder, options)
+    try:
+        how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "nursery": nursery}
+        spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
+    except BaseException as error:
+        if read_info(folder).get("status") == "starting":  # no rank was, that could have told
+            update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
+        _tell_what_is_left(folder)
+        raise
+    return report(folder, options)
+
+
+def _check_ranks_here(workers: int) -> None:
+    """Refuse, before anything is written, more ranks than this machine can start."""
+    from workbench.clusters.local.mpi_install import check_num_ranks
+
+    check_num_ranks(workers)
+
+
+def _nursery(options: argparse.Namespace) -> Any:
+    """What ranks of torch are forked from, if this process starts any; to be made before anything else."""
+    if options.runtime != "torch" or options.workers < 1 or "RANK" in os.environ:
+        return None
+    from workbench.clusters.local.spawn import nursery_for
+
+    return nursery_for(options.workers)
+
+
+def _tell_what_is_left(folder: Path) -> None:
+    """Of a run that failed: how to go on from it, if it kept a checkpoint."""
+    from workbench.runtimes.checkpoint.files import complete_checkpoints
+
+    for checkpoint in complete_checkpoints(folder)[:1]:
+        print(f"it kept a checkpoint, {checkpoint}: the same command with --resume {folder.name} goes on", file=sys.stderr)
+
+
+def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
+    """Be one of the ranks: of a command line that started us, or of the user's own torchrun or mpiexec."""
+    from workbench.clusters.local.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
+    from workbench.replica.local_training import run_info
+    from workbench.runtimes.rank.join import rejoin
+    from workbench.runtimes.rank.main import Job, leave_world, make_transport, run_rank
+    from workbench.runtimes.transport.base import Patience
+    from workbench.trace.store import new_run
+
+    spawned = os.environ.get(FOLDER_VARIABLE)
+    if options.replace and not spawned:
+        raise ConfigError("--replace starts another process, which is your launcher's to do here: leave it out")
+    how: dict[str, Any] = {"algorithm": algorithm, "problem": problem, "settings": settings, "runtime": options.runtime, "resume": resume}
+    if spawned and PLACE_VARIABLE in os.environ:
+        rejoin(Job(**how, folder=spawned), int(os.environ["RANK"]))
+        return 0
+    transport = make_transport(options.runtime, options.timeout, Path(spawned) if spawned else None)
+    folder = spawned or ""
+    if not spawned:
+        if transport.rank == 0:
+            folder = str(new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve())
+        folder = transport.gather_texts(folder, Patience("rank 0 to open the run", transport.peer_failure, options.timeout))[0]
+    result = run_rank(Job(**how, folder=folder), transport)
+    leave_world()
+    if not spawned and result["rank"] == 0:
+        return report(Path(folder), options)
+    return 0
+
+
+def _progress(folder: Path, options: argparse.Namespace) -> Any:
+    """A line on the terminal that follows the run; nothing with --json or without a terminal."""
+    if options.json or not sys.stderr.isatty():
+        return lambda: None
+    from workbench.trace.follow import Follower
+
+    follower = Follower(folder)
+
+    def show() -> None:
+        rows = follower.poll().metrics.get(0) or []
+        steps = [row for row in rows if "evaluation" not in row]
+        if steps:
+            last = steps[-1]
+            loss = "" if last["loss"] is None else f"  loss {last['loss']:.4f}"
+            print(f"\r  step {last['step'] + 1}  {last['seconds']:.1f} s{loss}   ", end="", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,10 @@
+"""ipyparallel's controller and engines: the processes behind a `Cluster`.
+
+- `engines`: starts them, watches them, detaches them and takes them up again, ends them without a trace.
+- `engine_process`: an engine's process; ipyparallel's own, but quicker to be of use.
+- `remote`: the functions that run on engines; `execute` runs code there and passes on its output.
+- `world`: checks that the engines are ranks of one world.
+- `options`, `event_loop`: ipyparallel's configuration, and the thread on which its launchers run.
+
+May import `launchers` and below. Begin with `engines`.
+"""

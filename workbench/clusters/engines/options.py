@@ -1,0 +1,57 @@
+"""What ipyparallel is told of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from traitlets.config import Config
+
+from workbench.clusters.launchers.base import LOOPBACK, Launcher
+
+HEARTBEAT_MS = 500  # an engine is known one heartbeat after it came: at ipyparallel's 3 s that is half of the start
+HEARTBEAT_MISSES = 240  # two minutes, as on a starved machine
+REGISTER_S = 60
+
+
+def new_cluster(launcher: Launcher, num_ranks: int) -> dict[str, Any]:
+    """Arguments of a cluster that is to be started."""
+    return {
+        "engines": launcher.engine_set,
+        "controller": launcher.controller,
+        "n": num_ranks,
+        "controller_ip": launcher.controller_ip(),
+        "delay": 0.0,
+        "send_engines_connection_env": not launcher.starts_at_once,
+    }
+
+
+def options(launcher: Launcher, num_ranks: int, cluster_id: str, mark: str, folder: Path) -> dict[str, Any]:
+    """Arguments of one that is to be started, or is taken up again."""
+    log = logging.getLogger("workbench.clusters")
+    log.setLevel(logging.ERROR)  # below that, a normal stop prints what reads like an error
+    return {
+        "config": _config(launcher, num_ranks, {mark: "1", "IPYTHONDIR": str(folder)}, folder),
+        "log": log,
+        "load_profile": False,
+        "shutdown_atexit": False,
+        "cluster_id": cluster_id,
+        "profile_dir": str(folder),
+    }
+
+
+def _config(launcher: Launcher, num_ranks: int, everywhere: dict[str, str], folder: Path) -> Config:
+    config = Config()
+    config.EngineLauncher.engine_cmd = [sys.executable, "-m", "workbench.clusters.engines.engine_process"]
+    config.EngineLauncher.engine_args = [f"--IPEngine.timeout={REGISTER_S}"]
+    launcher.configure(config, num_ranks, everywhere, folder)
+    config.LocalControllerLauncher.environment = everywhere
+    config.ControllerLauncher.controller_args = [
+        f"--HeartMonitor.period={HEARTBEAT_MS}",
+        f"--HeartMonitor.max_heartmonitor_misses={HEARTBEAT_MISSES}",
+        "--IPController.broadcast_scheduler_depth=0",
+        f"--IPController.enable_curve={launcher.controller_ip() != LOOPBACK}",
+    ]
+    return config

@@ -1,0 +1,77 @@
+"""Ranks of this machine without any MPI: processes that are told their number as torchrun tells it."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any, final
+
+from ipyparallel.cluster.launcher import LocalEngineSetLauncher
+from traitlets.config import Config
+
+from workbench.clusters.launchers.base import Launcher, runs
+from workbench.machine import num_cores
+
+
+@final
+class ProcessSet(LocalEngineSetLauncher):  # type: ignore[misc]  # ipyparallel ships no types
+    """An engine for each rank, which has the rank's number."""
+
+    def start(self, n: int) -> list[Any]:
+        """Start them all."""
+        self.n = n
+        started = []
+        for rank in range(n):
+            world = {"RANK": rank, "WORLD_SIZE": n, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": n}
+            engine = self.launchers[str(rank)] = self.launcher_class(
+                work_dir=self.work_dir,
+                parent=self,
+                log=self.log,
+                profile_dir=self.profile_dir,
+                cluster_id=self.cluster_id,
+                environment={**self.environment, **{name: str(value) for name, value in world.items()}},
+                identifier=str(rank),
+                output_file=os.path.join(self.profile_dir, "log", f"rank-{rank:05d}.log"),
+            )
+            engine.engine_cmd = copy.deepcopy(self.engine_cmd)
+            engine.engine_args = [*self.engine_args, f"--IPEngine.id={rank}"]
+            engine.on_stop(self._notice_engine_stopped)
+            started.append(engine.start())
+        self.notify_start(started)
+        return started
+
+
+@final
+class ProcessLauncher(Launcher):
+    """Starts them; torch.distributed is what they have to speak to each other."""
+
+    engine_set = ProcessSet
+    is_mpi = False
+    starts_at_once = True
+
+    @property
+    def title(self) -> str:
+        return "torch.distributed processes"
+
+    def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // num_ranks))
+        config.ProcessSet.environment = {**environment, "OMP_NUM_THREADS": threads}
+
+    def alive(self, engine_set: Any) -> bool:
+        """Whether all are there."""
+        if engine_set is None:
+            return False
+        engines = list(engine_set.launchers.values())
+        return len(engines) == engine_set.n and all(engine.state == "running" and runs(engine.process) for engine in engines)
+
+    def last_words(self, engine_set: Any) -> str:
+        """Of all ranks, each line with its rank."""
+        if engine_set is None:
+            return ""
+        lines = []
+        for rank in range(engine_set.n):
+            path = Path(engine_set.profile_dir, "log", f"rank-{rank:05d}.log")
+            said = path.read_text(errors="replace") if path.is_file() else engine_set.outputs.get(str(rank)) or ""  # of one that has ended
+            lines += [f"[{rank}] {line}" for line in said.splitlines()]
+        return "\n".join(lines)

@@ -1,0 +1,299 @@
+"""Ranks under Slurm: a job of their own, or a step of the job that this process is in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher, NotRunning
+from traitlets import Dict, Unicode
+from traitlets.config import Config
+
+from workbench.clusters.launchers.base import LOOPBACK, Launcher
+from workbench.clusters.launchers.mpi import MPILauncher
+from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
+from workbench.clusters.slurm.batch_job import for_steps
+from workbench.clusters.slurm.queue import Allocation, Watched, address_for_nodes, ask, cancel, submit, tail
+from workbench.clusters.slurm.request import Slurm
+from workbench.clusters.supervision.reaper import AT_END
+from workbench.errors import ConfigError
+
+SCRIPT = str(Path(__file__).with_name("slurm_job.py"))
+SPEC, LOG = "job.json", "job.log"
+SETTLED = ("partition", "account", "time_limit", "gpus_per_rank", "extra")
+GONE_S = 8.0  # how long a cancelled job may take to be gone
+
+
+class _InJob:
+    """What the two launchers for ipyparallel share: a job, which either may have submitted."""
+
+    job_id: str
+    spec: dict[str, Any]
+    script: str
+    profile_dir: str
+    _watched: Watched | None = None
+
+    @property
+    def watched(self) -> Watched:
+        if self._watched is None:
+            self._watched = Watched(self.job_id)
+        return self._watched
+
+    async def submit(self, spec: dict[str, Any]) -> None:
+        """Write what the job runs, and submit it."""
+        folder = Path(self.profile_dir)
+        path = folder / SPEC
+        path.touch(0o600)
+        path.write_text(json.dumps(spec))
+        self.job_id = await asyncio.to_thread(submit, self.script)
+        (folder / AT_END).write_text(json.dumps(["scancel", self.job_id]) + "\n")  # for the warden
+
+    async def gone(self) -> None:
+        """Cancel the job and wait until it is gone."""
+        if self.job_id:
+            await asyncio.to_thread(cancel, self.job_id)
+            deadline = time.monotonic() + GONE_S
+            while (await asyncio.to_thread(self.watched.state, now=True)).alive and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+
+    def output(self) -> str:
+        """What the job wrote, and how it stands if it ended."""
+        said = tail(Path(self.profile_dir) / LOG)
+        state = self.watched.state() if self.job_id else None
+        return said if state is None or state.alive else f"{said.rstrip()}\nSlurm's job {self.job_id}: {state}\n"
+
+
+@final
+class SlurmController(_InJob, ControllerLauncher):  # type: ignore[misc]
+    """The controller, when it lives in the job: submits the job, with the engines in it."""
+
+    job_id = Unicode().tag(to_dict=True)
+    spec = Dict(config=True)
+    script = Unicode(config=True)
+
+    def find_args(self) -> list[str]:
+        return [*self.controller_cmd, *self.controller_args]
+
+    async def start(self) -> Any:
+        await self.submit({**self.spec, "controller": self.args})
+        return self.notify_start({"job": self.job_id})
+
+    async def stop(self) -> Any:
+        await self.gone()
+        return self.notify_stop({"exit_code": 0, "job": self.job_id})
+
+    def poll(self) -> int | None:
+        return None if self.watched.state().alive else 1
+
+    def get_output(self, remove: bool = False) -> str:
+        return "" if getattr(self.parent, "engines", None) else self.output()  # which the engines' launcher tells
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
+        return _restored(super().from_dict(d, **options))
+
+
+@final
+class SlurmEngines(_InJob, EngineLauncher):  # type: ignore[misc]
+    """The engines: in a job that this submits, or that the controller has submitted."""
+
+    job_id = Unicode().tag(to_dict=True)
+    spec = Dict(config=True)
+    script = Unicode(config=True)
+
+    def find_args(self) -> list[str]:
+        return list(self.spec["command"])
+
+    async def start(self, n: int) -> Any:
+        self.n = n
+        controller = getattr(self.parent, "controller", None)
+        if isinstance(controller, SlurmController):
+            self.job_id = controller.job_id
+        else:
+            await self.submit(self.spec)
+        return self.notify_start({"job": self.job_id})
+
+    async def stop(self) -> Any:
+        await self.gone()
+        return self.notify_stop({"exit_code": 0, "job": self.job_id})
+
+    def signal(self, sig: int) -> None:
+        """To what starts the ranks in the job."""
+        ask("scancel", "--batch", f"--signal={int(sig)}", self.job_id)
+
+    def poll(self) -> int | None:
+        return None if self.watched.state().alive else 1
+
+    def get_output(self, remove: bool = False) -> str:
+        return self.output()
+
+    def _log_output(self, stop_data: Any = None) -> None:
+        """Nothing: the job's output stays in its file, and is quoted where it explains a failure."""
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
+        return _restored(super().from_dict(d, **options))
+
+
+def _restored(launcher: Any) -> Any:
+    """As after `start`, of a job that was submitted before."""
+    state = launcher.watched.state(now=True)
+    if not state.alive:
+        raise NotRunning(f"Slurm's job {launcher.job_id}: {state}")
+    launcher.notify_start({"job": launcher.job_id})
+    return launcher
+
+
+@final
+class SlurmLauncher(Launcher):
+    """Ranks in a Slurm job of their own, started there by mpiexec or srun; the controller beside the notebook or in the job.
+
+    Args:
+        install: the MPI, at the same path on the nodes.
+        options: what the job asks for.
+    """
+
+    engine_set = SlurmEngines
+    is_here = False  # their number is limited by what the job asks for
+
+    def __init__(self, install: MPIInstall, options: Slurm) -> None:
+        self.install, self.options = install, options
+        self._folder: Path | None = None
+        if options.controller == "job":
+            self.controller = SlurmController
+
+    @property
+    def title(self) -> str:
+        where = f" {self.options.partition}" if self.options.partition else ""
+        return f"Slurm{where}, {self.install}"
+
+    @property
+    def starter(self) -> str:
+        return "Slurm's job"
+
+    def check(self, num_ranks: int) -> None:
+        self.options.check(num_ranks)
+        ask("sbatch", "--version")
+
+    @cached_property
+    def _address(self) -> str:
+        return address_for_nodes()
+
+    def controller_ip(self) -> str:
+        return "*" if self.options.controller == "job" else self._address
+
+    def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
+        self._folder, name = folder, folder.name
+        starts = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
+        spec = {
+            "command": [*starts, *config.EngineLauncher.engine_cmd, *config.EngineLauncher.engine_args, "--mpi"],
+            "environment": {
+                **self.install.env,
+                "IPP_CLUSTER_ID": name,
+                "IPP_PROFILE_DIR": str(folder),
+                **environment,
+            },
+            "folder": str(folder),
+            "controller": None,
+            "connection": str(folder / "security" / f"ipcontroller-{name}-engine.json"),
+            "on_warning": "word",
+            "requeue": False,
+        }
+        command = [sys.executable, "-P", SCRIPT, str(folder / SPEC)]
+        script = self.options.script(num_ranks, name=name, output=str(folder / LOG), command=command)
+        for part in (config.SlurmEngines, config.SlurmController):
+            part.spec, part.script = spec, script
+
+    def waits(self, engine_set: Any) -> str | None:
+        return engine_set.watched.state().waits if getattr(engine_set, "job_id", "") else None
+
+    def alive(self, engine_set: Any) -> bool:
+        return engine_set is not None and engine_set.state == "running" and engine_set.watched.state().alive
+
+    def last_words(self, engine_set: Any) -> str:
+        return engine_set.get_output() if engine_set is not None else ""
+
+    def why_not_detach(self) -> str | None:
+        """The job goes on without this process, as the controller does, wherever it is."""
+        return None
+
+    def clear(self) -> None:
+        path = self._folder / AT_END if self._folder else None
+        if path is not None and path.exists():
+            cancel(json.loads(path.read_text())[1])
+
+
+@final
+class StepLauncher(MPILauncher):
+    """Ranks in the job that this process is in: a step of it, and no second job.
+
+    Args:
+        allocation: that job.
+    """
+
+    is_here = False
+
+    def __init__(self, install: MPIInstall, options: Slurm, allocation: Allocation) -> None:
+        super().__init__(install)
+        self.options, self.allocation = options, allocation
+
+    @property
+    def title(self) -> str:
+        return f"Slurm's job {self.allocation.job}, {self.install}"
+
+    def check(self, num_ranks: int) -> None:
+        self.options.check(num_ranks)
+        settled = [name for name in SETTLED if getattr(self.options, name)]
+        settled += ["nodes"] if self.options.nodes not in (None, len(self.allocation.nodes)) else []
+        settled += ["controller"] if self.options.controller == "job" else []
+        if settled:
+            raise ConfigError(
+                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it: {', '.join(settled)} of a job that runs "
+                "cannot be chosen any more; leave out (launcher='slurm'), or start outside of a job"
+            )
+        most = max(self.allocation.num_ranks, sum(self.allocation.nodes))
+        if num_ranks > most:
+            raise ConfigError(
+                f"{num_ranks} ranks in Slurm's job {self.allocation.job}, which has {len(self.allocation.nodes)} nodes with "
+                f"{sum(self.allocation.nodes)} CPUs: have at most {most}, or ask for more with `salloc --ntasks={num_ranks}`"
+            )
+
+    def controller_ip(self) -> str:
+        return LOOPBACK if len(self.allocation.nodes) == 1 and self._on_node else self._address
+
+    @property
+    def _on_node(self) -> bool:
+        """Whether this process is on a node of the job, and not where salloc was called."""
+        return "SLURMD_NODENAME" in os.environ or "SLURM_NODEID" in os.environ
+
+    @cached_property
+    def _address(self) -> str:
+        return address_for_nodes()
+
+    def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
+        command = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
+        if self.options.mpi != "mpiexec":
+            command = [*command, "--overlap"]  # an interactive shell is a step, which holds all of the job
+            command += ["--overcommit"] if num_ranks > self.allocation.num_ranks else []
+        place = command.index("-n")
+        config.MPIEngineSetLauncher.mpi_cmd = command[:place]
+        config.MPIEngineSetLauncher.mpi_args = command[place + 2 :]
+        ranks = rank_environment(self.install, num_ranks)
+        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **for_steps(os.environ, command)}
+
+
+def slurm_launcher(words: str | Slurm, install: MPIInstall) -> Launcher:
+    """What `launcher="slurm:..."` means here: a job, or a step of the job that this process is in.
+
+    Raises:
+        ConfigError: an option that it does not have.
+    """
+    options = words if isinstance(words, Slurm) else Slurm.parse(words)
+    allocation = Allocation.here()
+    return SlurmLauncher(install, options) if allocation is None else StepLauncher(install, options, allocation)

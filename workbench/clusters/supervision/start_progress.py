@@ -1,0 +1,98 @@
+"""What is told while ranks start: one line that moves where somebody looks at it, and one that stays."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import sys
+import time
+from typing import Any, final
+
+from workbench.machine import num_cores
+
+SHOWN_S = 0.25  # how often the line moves
+
+
+def count(num_ranks: int) -> str:
+    """The number with its noun."""
+    return f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    return "ipykernel.zmqshell" in sys.modules
+
+
+@final
+class Progress:
+    """The line of one start.
+
+    Args:
+        title: what starts the ranks.
+        silent: tell nothing.
+        background: the cell does not wait: in a notebook, the line is an output of its own, which moves after the cell has ended.
+    """
+
+    def __init__(self, num_ranks: int, title: str, *, silent: bool, background: bool = False) -> None:
+        self._num_ranks, self._title, self._silent = num_ranks, title, silent
+        self._watched = (sys.stdout.isatty() or in_notebook()) and not silent and not os.environ.get("IPP_NONINTERACTIVE")
+        self._begin = self._shown = time.monotonic()
+        self._display: Any = None
+        if background and in_notebook() and not silent:
+            from IPython import display
+
+            show: Any = display.display
+            self._display = show(Line(f"0 of {num_ranks} ranks ready ({title})"), display_id=True)
+
+    @property
+    def tells(self) -> bool:
+        """Whether its line moves, or is not to be."""
+        return self._silent or self._watched or self._display is not None
+
+    def ready(self, number: int, waits: str | None = None) -> None:
+        """So many ranks are ready; `waits`: why none can be yet."""
+        if time.monotonic() - self._shown < SHOWN_S or not (self._watched or self._display):
+            return
+        self._shown = time.monotonic()
+        state = waits or f"{number} of {self._num_ranks} ranks ready"
+        self._show(f"{state}, {self._shown - self._begin:.1f} s ({self._title})")
+
+    def finish(self) -> None:
+        """All are."""
+        seconds = time.monotonic() - self._begin
+        self._last(f"{count(self._num_ranks)} ready in {seconds:.1f} s ({self._title}, {num_cores()} cores)")
+
+    def fail(self, error: BaseException) -> None:
+        """They did not come; who waits is told by the error itself."""
+        if self._display is not None:
+            self._show(f"{count(self._num_ranks)} did not start: {error}")
+
+    def _show(self, line: str) -> None:
+        if self._display is not None:
+            with contextlib.suppress(Exception):  # a kernel that is ending; a line must not fail a start
+                self._display.update(Line(line))
+        else:
+            print(f"\r{line}", end="", flush=True)
+
+    def _last(self, line: str) -> None:
+        if self._silent:
+            return
+        if self._display is not None:
+            self._show(line)
+        else:
+            print(f"\r{line}" + " " * 12 if self._watched else line, flush=True)
+
+
+@final
+class Line:
+    """A line of text as a notebook shows it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self._text)}</pre>"

@@ -1,0 +1,446 @@
+"""One rank's model and optimizer: computes gradients into flat buffers and takes steps with them.
+
+Knows nothing of ranks, time or communication; every runtime drives it, and so does the user's own loop.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from workbench.errors import ConfigError
+from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
+from workbench.replica.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet, is_compiled
+from workbench.replica.optimizer_step import Trained, Updater, refuse_what_cannot_be_right, refuse_wrapped
+from workbench.replica.packing import Average, pack, unpack
+from workbench.replica.server_copy import Master
+from workbench.settings import ScheduleFactory
+from workbench.streams import streams_of
+
+
+@contextmanager
+def compute_threads(num_threads: int) -> Iterator[None]:
+    """With that many threads for each operation, and with as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """With every module in evaluation mode, and afterwards each in the mode in which it was: frozen parts stay frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield model
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@final
+class Replica:
+    """A module, its optimizer and its gradient buffers.
+
+    Args:
+        model: any `nn.Module`; its trainable parameters are laid out in buckets of `bucket_bytes`.
+        optimizer: any `torch.optim` optimizer over (some of) them that needs no closure.
+        bucket_bytes, num_buckets: see `gradients.build_layout`.
+        schedule: made for the optimizer; advanced once for each update.
+        clip_norm: global norm to clip the mean gradient to; needs whole gradients.
+        precision: "fp32", "bf16" or "fp16" (automatic mixed precision).
+        applies_buckets: whether single buckets will be applied.
+
+    Raises:
+        ConfigError: a combination that cannot be right, with what to use instead.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        bucket_bytes: float | None = None,
+        schedule: ScheduleFactory | None = None,
+        clip_norm: float | None = None,
+        precision: str = "fp32",
+        applies_buckets: bool = False,
+        num_buckets: int | None = None,
+    ) -> None:
+        refuse_wrapped(model)
+        named = trainable(model)
+        self.model = model
+        self.layout = build_layout(named, bucket_bytes, num_buckets)
+        self.pool = BufferPool(self.layout)
+        self.streams = streams_of(self.layout.device)
+        self.updater = Updater(optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm)
+        self.precision = precision
+        self.loss_scale = LossScale() if precision == "fp16" else None
+        self.updates = [0] * len(self.layout.buckets)  # how often each bucket was updated
+        self.control_out = 0  # rank 0's word to all ranks, sent with every gradient
+        self.control_seen = 0
+        self.average: Average | None = None  # see `keep_average`
+        self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
+        self._master: Master | None = None
+        self.guard: Guard | None = None  # set where gradients are looked at
+        self.total_weight: Callable[[int], float] | None = None  # step -> sum of all ranks' weights, where a plan of batches says it
+        self.compiled = False  # the forward pass is a torch.compile'd one
+        self._parameters = [param for _, param in named]
+        self._views: dict[int, list[Tensor]] = {}
+        self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
+        self._members = [frozenset(slot.index for slot in piece.slots) for piece in self.layout.buckets]
+        self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
+        self._running: Accumulation | None = None
+        self._trained = Trained(model, optimizer, self._parameters)
+        refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
+        self._quiet = Quiet(self._parameters, self.layout)
+        self._handles: list[RemovableHandle] = []
+        self._watch(set(range(len(named))) - self._quiet.all)
+
+    def close(self) -> None:
+        """Take the hooks off the module."""
+        self._quiet.wake(self._quiet.all)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- gradients ---------------------------------------------------------------------------------------------
+
+    def backward(self, step: int, micros: Sequence[Micro], hooks: Hooks) -> tuple[Gradient, Tensor | None]:
+        """This rank's share of the mean gradient at its present parameters, and its own mean loss (a scalar, or None).
+
+        With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
+        Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
+        """
+        self._trained.check()
+        if hooks.need or hooks.tick or len(micros) > 1:
+            self._wake(self._quiet.all)
+        needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
+        if needs is not None and (self.compiled or not micros or is_compiled(self.model)):
+            needs.rest(expected=True)  # a compiled module runs no hooks of its parts
+            needs = None
+        gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
+        if self.total_weight is not None:
+            gradient.total_weight = self.total_weight(step)
+        weight = sum(micro.share for micro in micros)
+        state = Accumulation(gradient, self._views_of(gradient.flat), self._quiet, hooks, weight, self.control_out)
+        total, num_samples = None, 0
+        self._running = state
+        saved = [param.grad for param in self._parameters]
+        if self.guard is not None:
+            self.guard.begin(step)
+        try:
+            for param, grad in zip(self._parameters, saved, strict=True):
+                if grad is not None:
+                    param.grad = None
+            for position, micro in enumerate(micros):
+                factor = micro.share if self.loss_scale is None else micro.share / self.loss_scale.value
+                state.begin(factor, last=position == len(micros) - 1)
+                hooks.phase("forward")
+                with self._autocast(), needs or nullcontext():
+                    loss = micro.loss()
+                if needs is not None:
+                    state.late = needs.rest()
+                    gradient.version, needs = min(self.updates), None
+                hooks.phase("backward")
+                self._check_loss(loss)
+                if self.guard is not None:
+                    self.guard.hear(loss)
+                scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
+                state.arm()
+                scaled.backward()
+                part = loss.detach().double() * micro.num_samples
+                total = part if total is None else total + part
+                num_samples += micro.num_samples
+            if not micros:
+                hooks.phase("backward")
+            self._finish(state)
+            hooks.phase("")
+        finally:
+            self._running = None
+            for param, grad in zip(self._parameters, saved, strict=True):
+                param.grad = grad
+        self._wake(state.tardy)
+        return gradient, None if total is None else total / max(num_samples, 1)
+
+    def _autocast(self) -> Any:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.layout.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+    def _check_loss(self, loss: Tensor) -> None:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss must be one number, the mean over the batch; got {found} (reduction='none'?)")
+        if not loss.requires_grad:
+            raise ConfigError("the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?")
+
+    def _hook_for(self, index: int) -> Callable[[Tensor], None]:
+        slot = self.layout.slots[index]
+        # A parameter holds its hooks where Python's garbage collector does not look: a hook that held this replica would keep it for ever.
+        find = weakref.ref(self)
+
+        def hook(param: Tensor) -> None:
+            replica, grad = find(), param.grad
+            state = None if replica is None else replica._running
+            if replica is None or state is None or grad is None:
+                return  # a backward of the user's own, outside of ours
+            param.grad = None  # frees it now: the buffer has taken its place
+            if state.write(index, grad.to_dense() if grad.is_sparse else grad, slot) and state.on_bucket is not None:
+                replica._launch_ready(state)
+            if state.tick is not None:
+                state.tick()
+
+        return hook
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        """Each slot's part of one of the pool's buffers."""
+        views = self._views.get(id(flat))
+        if views is None:  # the pool keeps its buffers for good, so an id stays one buffer's
+            views = self._views[id(flat)] = [slot.view(flat).data for slot in self.layout.slots]  # `.data`: each counts its own versions
+        return views
+
+    def _watch(self, indices: Iterable[int]) -> None:
+        """Have these parameters call when their gradients arrive."""
+        for index in indices:
+            self._handles.append(self._parameters[index].register_post_accumulate_grad_hook(self._hook_for(index)))
+
+    def _wake(self, indices: set[int]) -> None:
+        """From the next backward on, have those of these parameters call that were quiet."""
+        if indices:
+            self._watch(self._quiet.wake(indices))
+
+    def _launch_ready(self, state: Accumulation) -> None:
+        """Hand over the buckets that are final, in bucket order whatever the order in which they became so."""
+        if self.guard is not None and self.guard.whole:
+            return
+        while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
+            state.settle(state.next_bucket)
+            self._seal(state, state.next_bucket)
+
+    def _finish(self, state: Accumulation) -> None:
+        """Zero what backward did not reach and hand over the remaining buckets."""
+        for bucket in range(len(self.layout.buckets)):
+            state.settle(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
+        for index in set(range(len(self.layout.slots))) - state.written:
+            state.views[index].zero_()
+        if self.guard is not None:
+            self.guard.measure(state.gradient, state.weight)
+        while state.next_bucket < len(self.layout.buckets):
+            self._seal(state, state.next_bucket)
+        if self.guard is not None:
+            self.guard.end()
+
+    def _seal(self, state: Accumulation, bucket: int) -> None:
+        """Write a bucket's tail and hand it over."""
+        piece = self.layout.buckets[bucket]
+        facts = (state.weight, state.control, self._members[bucket] - state.written)
+        cached = self._tails.get(bucket)
+        if cached is None or cached[0] != facts:
+            words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
+            cached = self._tails[bucket] = (facts, torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device))
+        state.gradient.flat[piece.tail : piece.stop].copy_(cached[1])
+        if self.guard is not None:
+            self.guard.look(state.gradient, bucket)
+        state.next_bucket += 1
+        if state.on_bucket is not None:
+            state.on_bucket(state.gradient.part(bucket))
+
+    # -- updates -----------------------------------------------------------------------------------------------
+
+    def apply(self, gradient: Gradient, lr_scale: float = 1.0, *, local: bool = False) -> int:
+        """One optimizer step with a summed gradient or bucket, which is consumed. Returns its staleness in updates.
+
+        `local`: it is this rank's alone, so its word of control is not yet known to all.
+        """
+        owner = gradient if gradient.bucket is None else gradient.owner
+        assert owner is not None
+        pieces = self.layout.buckets if gradient.bucket is None else (self.layout.buckets[gradient.bucket],)
+        staleness = max(self.updates[piece.index] for piece in pieces) - gradient.version
+        tails = [self._read_tail(gradient, piece) for piece in pieces]
+        if pieces[0].index == 0 and not local:
+            self.control_seen = max(self.control_seen, int(tails[0][CONTROL]))
+        _divide(gradient, [tail[WEIGHT] for tail in tails])
+        touched, views = [], self._views_of(owner.flat) if self.pool.owns(owner.flat) else None
+        for piece, tail in zip(pieces, tails, strict=True):
+            for slot, num_users in zip(piece.slots, tail[USED:], strict=True):
+                param = self._parameters[slot.index]
+                if num_users > 0:
+                    view = slot.view(owner.flat) if views is None else views[slot.index]
+                    param.grad = view if view.dtype == param.dtype else view.to(param.dtype)
+                    touched.append(param)
+                else:
+                    param.grad = None
+        if self._accepts(gradient, local):
+            self.updater.step(gradient.bucket, lr_scale, gradient.step)
+            if self.updater.keeps:
+                self.updater.keep(slot.index for piece in pieces for slot in piece.slots)
+        for param in touched:
+            param.grad = None
+        self._consume(owner, pieces)
+        return staleness
+
+    def _accepts(self, gradient: Gradient, local: bool) -> bool:
+        """Whether the optimizer may have it. This rank's own has been looked at before."""
+        if self.guard is not None and not local and not self.guard.accepts(gradient):
+            return False
+        return self.loss_scale is None or self.loss_scale.accept(gradient.flat)
+
+    def _read_tail(self, gradient: Gradient, piece: BucketSlice) -> list[float]:
+        """A bucket's tail on the host. On a GPU the host waits for the sum, and not for what was enqueued since."""
+        with self.streams.after(gradient.ready):
+            return gradient.tail(piece.index).tolist()
+
+    def _consume(self, owner: Gradient, pieces: Sequence[Any]) -> None:
+        for piece in pieces:
+            self.updates[piece.index] += 1
+        key = id(owner.flat)
+        self._applied[key] = self._applied.get(key, 0) + len(pieces)
+        if self._applied[key] == len(self.layout.buckets):
+            del self._applied[key]
+            self.discard(owner)
+            self.updater.advance_schedule()
+            if self.average is not None:
+                self.average.update()
+
+    def show_gradients(self) -> None:
+        """Let each parameter's `.grad` be the one with which it was last updated."""
+        for index, param in enumerate(self._parameters):
+            param.grad = self.updater.kept.get(index)
+
+    def discard(self, gradient: Gradient) -> None:
+        """Take a gradient's buffer back; one that is not of the pool is its holder's to forget."""
+        self.updater.of_step.pop(gradient.step, None)
+        if self.pool.owns(gradient.flat):
+            self.pool.give_back(gradient.flat)
+
+    # -- parameters and state ----------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        return float(self.updater.optimizer.param_groups[0]["lr"])
+
+    def set_lr(self, lr: float) -> None:
+        """Go on with another learning rate, also the server's copy: see `Updater.set_lr`."""
+        self.updater.set_lr(lr)
+        if self._master is not None:
+            self._master.set_lr(lr)
+
+    def forget_words(self) -> None:
+        """What was said is done: no gradient that carries it is under way any more."""
+        self.control_out = self.control_seen = 0
+        if self._master is not None:
+            self._master.control_seen = 0
+
+    def read_parameters(self) -> Tensor:
+        """The trainable parameters, flat, in order of registration: a copy."""
+        return torch.cat([param.detach().reshape(-1).to(self.layout.dtype) for param in self._parameters])
+
+    @torch.no_grad()
+    def write_parameters(self, value: Tensor) -> None:
+        """Overwrite them from such a tensor."""
+        offset = 0
+        for param in self._parameters:
+            param.copy_(value[offset : offset + param.numel()].view(param.shape))
+            offset += param.numel()
+
+    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
+        """Parameters laid out as a gradient: the replica's, or the server's copy."""
+        if master:
+            return self.master.pack(bucket)
+        return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates), step)
+
+    def unpack_parameters(self, packed: Gradient) -> None:
+        """Overwrite the replica's parameters by packed ones; a word of control in them is known to all."""
+        self.control_seen = max(self.control_seen, unpack(packed, self._parameters))
+
+    @property
+    def master(self) -> Master:
+        """The server's copy, made of the present parameters when it is first asked for."""
+        if self._master is None:
+            assert self.make_master is not None, "nobody said how a server's copy is made"
+            self._master = self.make_master()
+            self._master.guard = self.guard
+        return self._master
+
+    @property
+    def has_master(self) -> bool:
+        return self._master is not None
+
+    def keep_average(self, decay: float) -> None:
+        """From now on keep an exponential moving average of the parameters, one step an update."""
+        self.average = Average(self._parameters, decay)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The trainable ones, in the layout's order."""
+        return list(self._parameters)
+
+    def shared_tensors(self) -> list[Tensor]:
+        """Everything that must be equal on all ranks at the start: parameters (frozen ones too) and buffers."""
+        return [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
+
+    def float_buffers(self) -> list[Tensor]:
+        """Buffers that change in training (BatchNorm's statistics) and differ between ranks."""
+        return [buffer for buffer in self.model.buffers() if buffer.dtype.is_floating_point]
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, as tensors and plain values."""
+        return {
+            "model": self.model.state_dict(),
+            **self.updater.state(),
+            "updates": list(self.updates),
+            "loss_scale": (self.loss_scale.value, self.loss_scale.good) if self.loss_scale else None,
+            "average": self.average.state() if self.average else None,
+            "master": self._master.state() if self._master else None,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self.model.load_state_dict(state["model"])
+        self.updater.load(state)
+        self.updates = list(state["updates"])
+        if self.average is not None and state["average"] is not None:
+            self.average.load(state["average"])
+        if state["master"] is not None:
+            self.master.load(state["master"])
+        if self.loss_scale is not None and state["loss_scale"] is not None:
+            self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
+
+    def gradient_from(
+        self, flat: Tensor, step: int, version: int, bucket: int | None = None, owners: dict[int, Gradient] | None = None
+    ) -> Gradient:
+        """A gradient, or a bucket of one, that was in flight when a checkpoint was taken, in a buffer of this replica's.
+
+        `owners`: step -> the gradient whose buckets have been restored so far.
+        """
+        owner = owners.get(step) if bucket is not None and owners else None
+        if owner is None:
+            owner = Gradient(self.pool.take(), self.layout, step, version)
+        if bucket is not None and owners is not None:
+            owners[step] = owner
+        gradient = owner if bucket is None else owner.part(bucket)
+        gradient.flat.copy_(flat)
+        if bucket in (None, 0):
+            gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
+        return gradient
+
+
+def _divide(gradient: Gradient, weights: Sequence[float]) -> None:
+    """Sum of shares -> mean over the samples that really were there. Buckets' weights differ where a rank left some out."""
+    little = 64 * torch.finfo(gradient.flat.dtype).eps
+    parts = [(gradient.flat, weights[0])]
+    if any(abs(weight - weights[0]) > little for weight in weights):
+        parts = [(flat, weight) for (_, flat), weight in zip(gradient.slices(), weights, strict=True)]
+    for flat, weight in parts:
+        if weight > 0 and abs(weight - 1.0) > little:
+            flat.div_(weight)

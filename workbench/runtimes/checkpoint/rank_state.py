@@ -1,0 +1,136 @@
+"""What a rank keeps at a step's end, and how it goes on from there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.ops import EndStep, Ticket
+from workbench.problems.base import Sampler
+from workbench.program import Algorithm, Context, complete
+from workbench.replica.replica import Replica
+
+
+def take_checkpoint(
+    algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: Mapping[str, Tensor], sampler: Sampler | None = None
+) -> dict[str, Any]:
+    """Everything needed to go on from this step, as tensors and plain values that `torch.load(weights_only=True)` reads.
+
+    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before it goes on.
+    A method that goes on beside its worker may be using what that had handed over: such gradients are not kept.
+    """
+    return {
+        "step": end.step,
+        "method": type(algorithm).__name__,
+        "num_workers": num_workers,
+        "layout": _layout_of(replica),
+        "replica": replica.state(),
+        "program": _pack(end.state if algorithm.begins_anew or algorithm.replayable else ()),
+        "memory": dict(memory),
+        "data": None if sampler is None else position_of(sampler, end.step),
+    }
+
+
+def position_of(sampler: Sampler, step: int) -> dict[str, Any]:
+    """Where the data are behind a step."""
+    return {"samples": sampler.samples_before(step + 1), "global_batch": sampler.global_batch, "origin": list(sampler.origin)}
+
+
+def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: Context) -> None:
+    """Put replica and context where the checkpoint was taken. The method's settings may differ, but not how gradients lie.
+
+    Raises:
+        ConfigError: it is of another method, number of ranks, model or bucket size.
+    """
+    now = {"method": type(algorithm).__name__, "num_workers": ctx.num_workers, "layout": _layout_of(replica)}
+    names = {"method": "method", "num_workers": "number of ranks", "layout": "model, or with another bucket size"}
+    for key, value in now.items():
+        if saved[key] != value:
+            what = "" if key == "layout" else f": {saved[key]!r}, and not {value!r}"
+            raise ConfigError(f"the stopped run cannot be resumed with another {names[key]}{what}")
+    replica.load(saved["replica"])
+    ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], replica)
+    ctx.memory.update({name: placed(value, replica.layout.device).clone() for name, value in saved["memory"].items()})
+
+
+def begin_again(ctx: Context, end: EndStep) -> None:
+    """The same in the rank that goes on without a checkpoint: the context of a program that begins behind this step.
+
+    The tickets of the state must be complete.
+    """
+    ctx.first_step, ctx.resumed = end.step + 1, complete(end.state) or None
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of the generators that a problem's own code may draw from: torch's, Python's and NumPy's. All else is drawn by step and rank."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - it is kept, not drawn from
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": [version, list(words), gauss],
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
+    """Go on from `random_state`."""
+    torch.set_rng_state(saved["torch"])
+    if device.type == "cuda" and saved["cuda"] is not None:
+        torch.cuda.set_rng_state(saved["cuda"], device)
+    version, words, gauss = saved["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = saved["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002 - the one that others draw from
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """A value of a checkpoint, which was read into host memory, where the program uses it: numbers that count stay on the host."""
+    return value.to(device) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _layout_of(replica: Replica) -> list[str]:
+    return [*replica.layout.describe(), f"{replica.layout.numel} elements"]
+
+
+def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
+    """Raise unless it is as long as one of this replica: what is shorter would be copied to all places."""
+    bucket = value["bucket"]
+    piece = None if bucket is None else replica.layout.buckets[bucket]
+    numel = replica.layout.numel if piece is None else piece.stop - piece.start
+    if value["flat"].shape != (numel,):
+        raise ValueError(f"a gradient in flight of shape {tuple(value['flat'].shape)}, and ({numel},) is expected")
+
+
+def _pack(state: tuple[Any, ...]) -> list[Any]:
+    packed: list[Any] = []
+    for item in state:
+        value = item.value if isinstance(item, Ticket) else item
+        if isinstance(value, Gradient):
+            value = {"flat": value.flat, "step": value.step, "version": value.version, "bucket": value.bucket}
+        packed.append({"ticket": isinstance(item, Ticket), "value": value})
+    return packed
+
+
+def _unpack(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
+    """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
+
+    owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state
+
+    def restore() -> Iterator[Any]:
+        for item in packed:
+            value = item["value"]
+            if isinstance(value, dict):
+                _check_gradient(value, replica)
+                value = replica.gradient_from(value["flat"], value["step"], value["version"], value["bucket"], owners)
+            value = placed(value, replica.layout.device)
+            yield Ticket.completed(value) if item["ticket"] else value
+
+    return tuple(restore())

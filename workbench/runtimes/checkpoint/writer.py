@@ -1,0 +1,146 @@
+"""Writes a rank's parts of a run's checkpoints: copied at a step's end, brought to the disk beside the steps that follow."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from workbench.ops import EndStep
+from workbench.program import Algorithm, Replicas
+from workbench.replica.local_training import Worker
+from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
+from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
+from workbench.runtimes.checkpoint.reader import save_part
+from workbench.runtimes.checkpoint.replicated import holds_alike, without_alike
+from workbench.runtimes.checkpoint.staging import Snapshot
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.liveness.membership import LEFT_TEXT, of_all
+from workbench.trace.store import read_info, update_run
+
+LOOK_S = 0.05
+
+
+def meets(algorithm: Algorithm) -> bool:
+    """Whether the method's ranks must come to rest together for a checkpoint: they are at steps of their own, and of one mind."""
+    return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
+
+
+def rest_after(step: int, every: int, end_of_run: int | None) -> int:
+    """The first step behind `step` before which a checkpoint is due; at the latest the run's end."""
+    mark = (step // every + 1) * every
+    return mark if end_of_run is None else min(mark, end_of_run)
+
+
+@final
+class Keeper:
+    """One rank's. It writes one part at a time, on a thread: a step that comes to its end before waits for it."""
+
+    def __init__(self, worker: Worker, interpreter: Interpreter, folder: Path) -> None:
+        self._worker, self._interpreter, self._folder = worker, interpreter, folder
+        self._transport = interpreter.transport
+        self._every = worker.settings.checkpoint_every
+        self._snapshot = Snapshot()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._words: list[str] = []
+        self._waited_s = self._written_s = 0.0
+
+    def first_rest(self, algorithm: Algorithm, step: int, end_of_run: int | None) -> int | None:
+        """The step before which ranks that must meet come to rest for the first time. Every rank comes here, with its first step."""
+        if self._every is None or not meets(algorithm):
+            return end_of_run
+        patience = self._interpreter.ledger.patience("all ranks to agree where checkpoints are kept")
+        steps = of_all(self._transport.gather_texts(str(step), patience), "the beginning of a run")
+        furthest = max(map(int, steps))  # a stop found them at steps of their own
+        return rest_after(furthest, self._every, end_of_run)
+
+    def at_rest(self, algorithm: Algorithm, end: EndStep, rest: int | None, end_of_run: int | None) -> int | None:
+        """All ranks have come to rest: keep a checkpoint. Returns where they do so next."""
+        assert rest is not None and self._every is not None
+        self.keep(algorithm, end, rest - 1)
+        return rest_after(rest, self._every, end_of_run)
+
+    def after(self, algorithm: Algorithm, end: EndStep) -> None:
+        """Behind a step of a method whose ranks need not meet: keep a checkpoint if one is due."""
+        if self._every is not None and (end.step + 1) % self._every == 0 and end.step + 1 < self._worker.num_steps:
+            self.keep(algorithm, end, end.step)
+
+    def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
+        """Begin to write what this rank needs to go on from that step; for a stop (`place` is None) until it is on the disk.
+
+        Where a rank has left without which the others go on, its part would be missing: nothing is kept, and the record says so.
+
+        Raises:
+            OSError: of a stop, it cannot be written.
+        """
+        interpreter, replica = self._interpreter, self._worker.replica
+        interpreter.complete_all(end.state)
+        self.finish_writing()
+        if self._transport.members is not None and (lacking := self._transport.members.lacking()):
+            self._words.append(f"rank {lacking[0]} left, and no checkpoint was kept since: those before it stand")
+            return
+        begin = interpreter.ledger.now()
+        memory = interpreter.context.memory if interpreter.context else {}
+        saved = take_checkpoint(algorithm, replica, self._transport.num_workers, end, memory, self._worker.sampler)
+        saved["random"] = random_state(self._transport.device)
+        tree = self._snapshot.take(saved)
+        path = part_of(self._folder, place, self._transport.rank)
+        self._error = None
+        facts = {"step": end.step, "rank": self._transport.rank, "num_workers": saved["num_workers"], "run": self._folder.name}
+        interpreter.recorder.event({"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.ledger.now() - begin})
+        alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
+        lacks = alike if self._transport.rank and holds_alike(algorithm) else None
+        self._thread = threading.Thread(target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True)
+        self._thread.start()
+        if place is None:
+            self.finish_writing()
+            if self._error is not None:
+                raise self._error
+
+    def finish(self) -> None:
+        """Until the last part is on the disk; what went wrong on any rank is told in the run's record. Every rank comes here."""
+        self.finish_writing()
+        words = self._words
+        if self._every is not None:
+            patience = self._interpreter.ledger.patience("all ranks to have their checkpoints on the disk")
+            texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._words]), patience)
+            told = [json.loads(text) for text in texts if text != LEFT_TEXT]
+            words = [word for one in told for word in one[1:]]
+            if (slowest_s := max(one[0] for one in told)) > LOOK_S:
+                words.append(f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every")
+        if words and self._transport.rank == 0:
+            update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(words)])
+
+    def finish_writing(self) -> None:
+        """Until no part is being written."""
+        thread, ledger = self._thread, self._interpreter.ledger
+        if thread is None:
+            return
+        begin, patience = ledger.now(), ledger.patience("a checkpoint to be on the disk")
+        while thread.is_alive():
+            thread.join(LOOK_S)
+            patience.check()
+        self._thread = None
+        self._waited_s += ledger.now() - begin
+        ledger.recorder.event({"strand": -1, "written_s": self._written_s})
+
+    def _write(self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None) -> None:
+        """`lacks`: parameters that rank 0 writes for all, as it does the optimizer; None: this rank writes its own."""
+        begin = time.perf_counter()
+        try:
+            if lacks is not None:
+                tree = without_alike(tree, lacks)
+            write_part(path, partial(save_part, tree), facts)
+            if place is not None:
+                remove_old_parts(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
+        except Exception as error:  # noqa: BLE001 - whatever keeps it from the disk must not end the training
+            self._error = error
+            word = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): those before it stand"
+            self._words.append(word)
+            print(word, file=sys.stderr)
+        self._written_s = time.perf_counter() - begin

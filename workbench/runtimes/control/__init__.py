@@ -1,0 +1,8 @@
+"""Control: commands to a running training.
+
+- `commands`: the file of commands in a run's folder, one JSON line a command; it is only appended to.
+- `controller`: one rank's side: reads commands, agrees on them with the other ranks, carries them out.
+- `reconfigure`: which settings of an algorithm may change in a running training, and how.
+
+May import `checkpoint` and below. Begin with `commands`.
+"""

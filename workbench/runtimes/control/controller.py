@@ -1,0 +1,185 @@
+"""One rank's side of being steered: it hears what was said, agrees with the others on it, and does it.
+
+Words take effect where all ranks are at one place, and so all take the same ones: at the end of one step where ranks go in
+step, else where all their programs have ended early and begin again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from workbench.errors import ConfigError
+from workbench.program import Algorithm
+from workbench.replica.replica import Replica
+from workbench.runtimes.control.commands import Word, WordReader
+from workbench.runtimes.control.reconfigure import changed
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.liveness.membership import LEFT_TEXT
+from workbench.settings import Settings
+from workbench.trace.recorder import Recorder
+from workbench.trace.store import read_info, update_run
+
+BEAT_S = 0.5  # how often held ranks hear of each other
+LOOK_S = 0.02
+ASK_AGAIN = "another process came at the same place: it can ask again"
+Admit = Callable[[int, int], str | None]  # a rank, and which time it asks, from 0 on
+WHO_LEFT: dict[str, Any] = {"words": [], "step": None, "left": False, "versions": None}
+
+
+@final
+class Helm:
+    """Kept by a session.
+
+    Attributes:
+        algorithm: the method as it is now.
+        num_taken: words that all ranks have taken.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, settings: Settings, interpreter: Interpreter, recorder: Recorder, folder: Path, runtime: str
+    ) -> None:
+        self.algorithm = algorithm
+        self.num_taken = 0
+        self._settings, self._interpreter, self._recorder, self._folder = settings, interpreter, recorder, folder
+        self._runtime = runtime
+        self._transport = interpreter.transport
+        self._replica: Replica = interpreter.replica
+        self._reader = WordReader(folder)
+        self._taken: list[dict[str, Any]] = []  # for `run.json`
+        self._num_meetings = 0
+
+    def heard(self) -> int:
+        """How many words this rank has heard of."""
+        return max(self._reader.look(), self.num_taken)
+
+    def take(self, step: int, *, left: bool = True, admit: Admit = lambda rank, _: f"rank {rank} is not needed") -> tuple[bool, bool]:
+        """Agree on what was said, and do it; while the run is paused, hold. All ranks call it at one place.
+
+        Args:
+            step: the next one of this rank.
+            left: whether this rank has steps left.
+            admit: takes a rank in, which asks for the so manieth time; why not, or None.
+
+        Returns:
+            Whether something was said after which any rank goes on with steps; whether the run is to stop.
+        """
+        stop = paused = False
+        rows = len(self._taken)
+        before, self._num_meetings = self.num_taken, self._num_meetings + 1
+        try:
+            while True:
+                new, where = self._agree(step, left)
+                for word in new:
+                    stop = stop or bool(word.get("stop"))
+                    paused = (paused or bool(word.get("pause"))) and not word.get("resume")
+                    self._do(word, step, where)
+                if new:
+                    self._show("paused" if paused and not stop else "running")
+                if stop or not paused:
+                    break
+                self._hold_a_beat()
+        finally:
+            self._interpreter.ledger.hold(False)
+        more = any(rank["left"] for rank in where)
+        if more and not stop:
+            self._let_in(self._taken[rows:], admit)
+        return self.num_taken > before and more and not stop, stop and more
+
+    def _let_in(self, rows: list[dict[str, Any]], admit: Admit) -> None:
+        """Who has asked to be, last of all: it knows nothing of this meeting. One at a time: who was let in knows nothing of others."""
+        came = False
+        for row in [row for row in rows if "join" in row]:
+            asked = [other for other in self._taken if other.get("join") == row["join"]]
+            is_last = row is asked[-1]  # who had asked before is gone
+            refused = admit(row["join"], len(asked) - 1) if is_last and not came else ASK_AGAIN
+            came = came or refused is None
+            if refused is not None:
+                row["refused"] = refused
+            self._show("running")
+
+    def refuse(self, rank: int, why: str) -> None:
+        """Who has asked to be let in, and was to be, is not."""
+        next(row for row in reversed(self._taken) if row.get("join") == rank)["refused"] = why
+        self._show("running")
+
+    def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
+        """Of a rank that came later: what the others have taken, it takes as taken.
+
+        Args:
+            trained: its optimizer is already theirs, learning rate and all.
+        """
+        self._read(num_taken)
+        for word in self._reader.words[:num_taken]:
+            if isinstance(word.get("set"), dict):
+                with suppress(ConfigError):  # the others refused it too
+                    self._set({name: value for name, value in word["set"].items() if not (trained and name == "lr")})
+        self.num_taken, self._num_meetings = num_taken, num_meetings
+        self._taken = read_info(self._folder).get("steering", [])
+
+    def follow(self, num_taken: int, step: int) -> None:
+        """Take what others have taken where a death broke the meeting for this rank."""
+        self._read(num_taken)
+        for word in self._reader.words[self.num_taken : num_taken]:
+            self._do(word, step, [])
+
+    def _read(self, number: int) -> None:
+        """So many words, which others have read (a shared file may lag)."""
+        patience = self._interpreter.ledger.patience("what was said to the run to be readable here")
+        while self._reader.look() < number:
+            patience.pause()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What `catch_up` takes."""
+        return self.num_taken, self._num_meetings
+
+    def _agree(self, step: int, left: bool) -> tuple[list[Word], list[dict[str, Any]]]:
+        """The words that no rank has taken yet, by who has read furthest (a shared file may lag); and where each rank is."""
+        self._reader.look()
+        versions = self._replica.master.updates if self._replica.has_master else None
+        mine = {"words": self._reader.words[self.num_taken :], "step": step, "left": left, "versions": versions}
+        patience = self._interpreter.ledger.patience("all ranks to agree on what was asked of the run")
+        texts = self._transport.gather_texts(json.dumps(mine), patience)
+        where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
+        words: list[Word] = max((rank.pop("words") for rank in where), key=len)
+        return words, where
+
+    def _do(self, word: Word, step: int, where: list[dict[str, Any]]) -> None:
+        """Book one word; change what it changes."""
+        self.num_taken += 1
+        row: dict[str, Any] = {"number": self.num_taken, **word}
+        if isinstance(word.get("set"), dict):
+            try:
+                self._set(word["set"])
+            except ConfigError as error:  # on all ranks alike: whoever wrote it did not ask whether it can be
+                row["refused"] = str(error)
+        self._recorder.event({"strand": 0, "steer": self.num_taken, "step": step, **word})
+        if self.algorithm.asynchronous:
+            row |= {"meeting": self._num_meetings, "steps": [rank["step"] for rank in where]}
+            row |= {"versions": {number: rank["versions"] for number, rank in enumerate(where) if rank["versions"]}}
+        else:
+            row["step"] = step
+        self._taken.append(row)
+
+    def _set(self, changes: dict[str, Any]) -> None:
+        num_ranks, progress = self._transport.num_workers, self._settings.progress
+        self.algorithm, lr = changed(self.algorithm, changes, num_ranks, self._runtime, progress)
+        if lr is not None:
+            self._replica.set_lr(lr)
+
+    def _hold_a_beat(self) -> None:
+        """Until somebody says something, or a short while: then ranks hear of each other again."""
+        self._interpreter.ledger.hold(True)
+        deadline = time.monotonic() + BEAT_S
+        while self._reader.look() <= self.num_taken and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+
+    def _show(self, status: str) -> None:
+        if self._transport.rank == 0:
+            update_run(self._folder, status=status, steering=self._taken)
+        self._recorder.end_step()

@@ -1,0 +1,171 @@
+"""Other settings for a method that runs: what may change, and how a rank's session does it.
+
+No algorithm knows of it. A program is closed at a step's end and the method's program with the new settings begins from
+the state that the `EndStep` named, as a stopped run does when it is resumed: gradients in flight are completed and kept.
+A learning rate alone changes without that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from sys import float_info
+from typing import Any
+
+from workbench import codecs, collectives
+from workbench.collectives import Collective, Native, with_codec
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.naming import build, check_kinds
+from workbench.program import Algorithm
+from workbench.replica.local_training import check_runtime
+from workbench.runtimes.execution.progress import check_lanes
+
+LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # how gradients lie in memory, and who serves: fixed when ranks begin
+SAME = ("bucket_bytes", "num_buckets", "applies_buckets", "has_servers", "asynchronous")
+
+
+def changeable(algorithm: Algorithm) -> list[str]:
+    """What can be set while the method runs.
+
+    >>> from workbench.algorithms import PipeSGD
+    >>> changeable(PipeSGD(width=2))
+    ['lr', 'width', 'warmup_steps', 'first', 'collective', 'lanes', 'codec', 'delay']
+    """
+    if not algorithm.begins_anew:
+        return ["lr"]
+    own = [item.name for item in fields(algorithm) if item.name not in LAID_OUT]
+    more = ["codec"] if isinstance(getattr(algorithm, "collective", None), Collective) and "codec" not in own else []
+    delayed = "delay" not in own and any(name in own for name in ("width", "staleness", "max_delay"))
+    return ["lr", *own, *more, *(["delay"] if delayed else [])]
+
+
+def changed(
+    algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, runtime: str = "mpi", progress: str = "auto"
+) -> tuple[Algorithm, float | None]:
+    """The method with other settings, and the new learning rate if there is one.
+
+    Args:
+        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into the
+            collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of `AdaptiveDelaySGD`.
+
+    Raises:
+        ConfigError: a name that cannot be set, or a value that cannot be; says what can.
+    """
+    if not changes:
+        raise ConfigError(f"nothing to set: give one of {', '.join(changeable(algorithm))}")
+    values = {name: _read(algorithm, name, value) for name, value in changes.items()}
+    _check_names(algorithm, values)
+    lr = values.pop("lr", None)
+    if "lr" in changes and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr <= float_info.max):
+        raise ConfigError(f"lr={lr!r}: a finite number above 0")
+    if not values:
+        return algorithm, float(lr)
+    new = _replaced(algorithm, values)
+    new.check(num_ranks)
+    check_runtime(new, runtime)
+    check_lanes(new, progress)
+    collective = getattr(new, "collective", None)
+    if progress in ("library", "process") and collective is not None and not isinstance(collective, Native):
+        raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
+    if any(getattr(new, name) != getattr(algorithm, name) for name in SAME) or new.num_computing(num_ranks) != algorithm.num_computing(
+        num_ranks
+    ):
+        raise ConfigError(f"{_said(changes)} would change how gradients lie in memory, or how they are applied: start another run for it")
+    return new, None if lr is None else float(lr)
+
+
+def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes as a line of JSON can hold them: an object is written out, such as "Ring(codec=TopK(k=5))".
+
+    Args:
+        algorithm: the method; None where it is known to its ranks alone.
+
+    Raises:
+        ConfigError: an object that the ranks could not read back.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in changes.items():
+        if value is None or isinstance(value, bool | int | float | str):
+            plain[name] = value if value is None or isinstance(value, bool | int | float) else str(value)
+            continue
+        try:
+            json.dumps(value)
+            same = isinstance(value, list)
+            plain[name] = value
+        except TypeError:
+            plain[name] = repr(value)
+            same = _read(algorithm, name, repr(value)) == value
+        if not same:
+            raise ConfigError(f"{name}={value!r}: only workbench's own objects can be set while a run goes on")
+    return plain
+
+
+def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
+    """A value, of an object that is written out the object."""
+    if not (isinstance(value, str) and value.endswith(")")):
+        return value
+    known: dict[str, Callable[..., Any]] = {}
+    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):  # the last one: of what it is now
+        classes = {key: item for key, item in vars(module).items() if isinstance(item, type) and hasattr(item, "__dataclass_fields__")}
+        known |= {key: item for key, item in classes.items() if key in getattr(module, "__all__", ()) or item.__module__ == module.__name__}
+    return build(value, known)
+
+
+def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
+    can, method = changeable(algorithm), type(algorithm).__name__
+    for name in values:
+        if name in can:
+            continue
+        near = get_close_matches(name, can, n=1, cutoff=0.6)
+        meant = f"did you mean {near[0]}? " if near else ""
+        if not algorithm.begins_anew:
+            raise ConfigError(f"{name}: of {method} only lr can change while it runs, for it begins more than its worker. stop() it first")
+        why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
+        raise ConfigError(f"{name} of {method} {why}. {meant}There are {', '.join(can)}")
+
+
+def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
+    own = {item.name for item in fields(algorithm)}
+    values = dict(values)
+    if "delay" in values and "delay" not in own:
+        ((name, value),) = _delayed(algorithm, values.pop("delay")).items()
+        if name in values:
+            raise ConfigError(f"delay and {name} say the same of {type(algorithm).__name__}: give one of them")
+        values[name] = value
+    if "codec" in values and "codec" not in own:
+        values["collective"] = _coded(values.get("collective", getattr(algorithm, "collective", None)), values.pop("codec"))
+    check_kinds(type(algorithm).__name__, type(algorithm), values)
+    try:
+        return replace(algorithm, **values)
+    except WorkbenchError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{_said(values)}: {error}") from error
+
+
+def _delayed(algorithm: Algorithm, delay: Any) -> dict[str, Any]:
+    if isinstance(delay, bool) or not isinstance(delay, int) or delay < 0:
+        raise ConfigError(f"delay={delay!r}: a number of steps, 0 (synchronous) or more")
+    settings: Any = algorithm
+    if hasattr(settings, "width"):
+        return {"width": delay + 1}
+    if hasattr(settings, "staleness"):
+        return {"staleness": _read(algorithm, "staleness", f"Constant({delay})")}
+    return {"max_delay": delay}
+
+
+def _coded(collective: Any, codec: Any) -> Collective:
+    """The collective with another codec; None takes it out of the hops."""
+    if codec is not None and not isinstance(codec, codecs.Codec | codecs.ErrorFeedback):
+        raise ConfigError(f"codec={codec!r}: give one of {', '.join(codecs.names())}, such as Truncate16(), or None for none")
+    try:
+        return with_codec(collective, codec)  # type: ignore[arg-type]  # None takes a codec out, and one with feedback is for Once
+    except ConfigError as error:
+        raise ConfigError(f"codec={codec!r}: {error}; set the collective too, such as collective=Ring()") from None
+
+
+def _said(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in changes.items())

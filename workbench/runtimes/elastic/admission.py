@@ -1,0 +1,166 @@
+"""A process takes the place of a rank that has left a run, which went on without it.
+
+It says so by a word to the run (`join`), at which all come to rest as at any other (decisions/0017): of methods with servers every worker
+then holds the same parameters; for those in step see `grow`. There the lowest rank writes down what the one that comes must know; all that
+are there and it meet in new groups of the library; and when each has met the others, which the lowest rank asks and tells, they go on, it
+with the next step of that rank. The minibatches between are not computed. Where it is gone again by then, they go on as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from workbench.errors import PeerFailed, Stalled
+from workbench.ops import EndStep
+from workbench.runtimes.control.commands import read_words
+from workbench.runtimes.control.controller import Helm
+from workbench.runtimes.execution.endpoint import Ledger
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.liveness.failure_detector import present, state_of
+from workbench.runtimes.liveness.membership import Membership
+from workbench.trace.store import read_info, update_run
+
+WHAT = "all ranks to meet the one that comes"
+MET, NOT_MET = "met", "not met"
+COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: by which names all meet
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Where a run is that comes to rest, as the rank that comes must know it.
+
+    Attributes:
+        step: the last that the lowest rank has finished.
+        state: of its program there: versions of the servers' shards.
+        rest: the step before which all next come to rest.
+        paused_s: of evaluations and while the run was held, which are not training.
+        seconds, unix_s, origin_s: of training, on the clock, and where that rank's clock stood at the run's beginning.
+        place: of the words to the run (`Helm.place`).
+    """
+
+    step: int
+    state: tuple[int, ...]
+    rest: int | None
+    paused_s: float
+    seconds: float
+    unix_s: float
+    origin_s: float
+    place: tuple[int, int]
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Welcome:
+        """As it was written down."""
+        welcome = told["welcome"]
+        return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
+
+    @classmethod
+    def now(cls, ledger: Ledger, helm: Helm, end: EndStep, rest: int | None, paused_s: float) -> Welcome:
+        """This rank's."""
+        when = {"seconds": ledger.now(), "unix_s": time.time(), "origin_s": ledger.origin_s}
+        return cls(step=end.step, state=tuple(map(int, end.state)), rest=rest, paused_s=paused_s + ledger.held(), place=helm.place, **when)
+
+    def begin(self, ledger: Ledger, helm: Helm, *, trained: bool) -> float:
+        """Be there (`trained`: with that rank's optimizer); its origin on its clock, minus ours on ours."""
+        ledger.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
+        helm.catch_up(*self.place, trained=trained)
+        return self.origin_s - ledger.origin_s
+
+
+def place_of(rank: int, number: int) -> str:
+    """The name under which a rank is met that asks the so manieth time."""
+    return f"join-{rank:05d}-{number}"
+
+
+# -- those that are there --------------------------------------------------------------------------------------
+
+
+def admit(
+    rank: int, number: int, here: Welcome, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
+) -> str | None:
+    """Every rank that is there calls it, with all programs ended. Why that one was not let in, or None.
+
+    Args:
+        number: which time it asks.
+        saved: what it goes on with (`take_checkpoint`); None: with the model.
+    """
+    transport = interpreter.transport
+    members = transport.members
+    if members is None:
+        return "this method does not go on without a rank"
+    members.look(now=True)
+    if not 0 <= rank < members.num_ranks or not members.has_left(rank):
+        return f"rank {rank} has not left"
+    members.presence.forget(rank)
+    place = place_of(rank, number)
+    ranks = [other for other in range(members.num_ranks) if other == rank or not members.has_left(other)]
+    leads = transport.rank == 0  # of those that are there: the one that comes may be rank 0
+    if leads:
+        facts = {"ranks": ranks, "num_lanes": transport.num_lanes, "shrinks": members.shrinks}
+        facts |= {"departures": members.record(), **{name: getattr(members, name) for name in COUNTS}}
+        what = {"model": interpreter.replica.model.state_dict()} if saved is None else {"saved": {**saved, "num_workers": len(ranks)}}
+        _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
+    if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+        return f"rank {rank} was gone again, or did not meet the others in {timeout_s:g} s"
+    members.takes_back(rank)
+    if members.shrinks:
+        members.accept(ranks)
+    interpreter.renew()
+    if leads:
+        folder = members.folder.parent
+        row = {"rank": rank, "step": here.step + 1, "seconds": round(here.seconds - here.paused_s, 3)}
+        update_run(folder, joined=[*read_info(folder).get("joined", []), row])
+    return None
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    draft = path.with_suffix(".new")
+    with draft.open("wb") as file:
+        torch.save(value, file)
+    draft.rename(path)
+
+
+def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
+    """Whether all of `ranks` have met in new groups: the lowest asks each, and what it says counts for all.
+
+    Args:
+        who: the rank that comes, and which time it asks.
+    """
+    rank, number = who
+    place, num_gone, lowest = place_of(*who), len(members.look(now=True)), min(other for other in ranks if other != rank)
+
+    def failure() -> str | None:
+        row = present(members.folder.parent, rank)
+        asked_since = times_asked(members.folder.parent, rank) > number + 1  # by a process in its place
+        gone = row is None or state_of(row) == "gone" or asked_since
+        return f"rank {rank} is gone again" if gone else "another has left" if len(members.look()) > num_gone else None
+
+    def agreed(met: bool) -> bool:
+        members.put(place, MET if met else NOT_MET)
+        if members.rank == lowest:
+            members.put(f"{place}-all", MET if all(said(place, other) == MET for other in ranks) else NOT_MET)
+        return said(f"{place}-all", lowest) == MET
+
+    def said(what: str, other: int) -> str:
+        patience = Patience(WHAT, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s)
+        try:
+            while (text := members.text(what, other)) is None:
+                patience.pause()
+        except (PeerFailed, Stalled):
+            if what != place:  # the lowest decides, and nobody goes on without it
+                raise
+            return members.text(what, other) or NOT_MET
+        return text
+
+    return meet(ranks, members.folder / place, Patience(WHAT, failure, timeout_s), agreed)
+
+
+def times_asked(folder: Path, rank: int) -> int:
+    return sum(word.get("join") == rank for word in read_words(folder))

@@ -1,0 +1,62 @@
+"""Which runs continue without a rank, and how: decided by the algorithm, the transport and `Settings.on_failure`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.errors import ConfigError
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
+
+if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
+    from workbench.program import Algorithm
+    from workbench.runtimes.transport.base import Transport
+
+
+def attend(transport: Transport, presence: Presence, algorithm: Algorithm, on_failure: str, *, helped: bool) -> None:
+    """Let a transport go on without some ranks, where it can, and where the method can, or shrinks.
+
+    Args:
+        helped: a process beside each rank communicates for it, in a world of all (`progress="process"`): then nobody shrinks.
+
+    Raises:
+        ConfigError: it is to shrink, and cannot.
+    """
+    num_ranks, can = transport.num_workers, transport.can_shrink and not helped
+    shrinks = can and (on_failure == "shrink" or algorithm.shrinks_anyway)
+    without = [transport.outlives_peers and algorithm.goes_on_without(rank, num_ranks) and rank > 0 for rank in range(num_ranks)]
+    check_shrinks(algorithm, on_failure)
+    if on_failure == "shrink" and not transport.can_shrink:
+        raise ConfigError(
+            f"{transport.library} ends here with the first rank that does: on_failure='shrink' needs runtime='torch' on CPUs, "
+            f"or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`; else use on_failure='stop', and resume from the checkpoint"
+        )
+    if any(without) or shrinks:
+        transport.members = Membership(presence, without.__getitem__, shrinks=shrinks)
+
+
+def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
+    """Whether the others go on when that rank's process is killed, and let another in that comes in its place (torch)."""
+    shrinks = algorithm.shrinks and (on_failure == "shrink" or algorithm.shrinks_anyway)
+    return shrinks or (rank > 0 and algorithm.goes_on_without(rank, num_ranks))
+
+
+def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runtime: str) -> list[int]:
+    """All that can be.
+
+    Raises:
+        ConfigError: none can.
+    """
+    found = [rank for rank in range(num_ranks) if can_be_replaced(algorithm, on_failure, rank, num_ranks)]
+    if runtime != "torch" or not found:
+        raise ConfigError(
+            "--replace is for ranks without which the others go on, with --runtime torch: workers of methods with servers, all of "
+            "partial-all-reduce, and with --on-failure shrink all of the methods that can"
+        )
+    return found
+
+
+def check_shrinks(algorithm: Algorithm, on_failure: str) -> None:
+    """Raise `ConfigError` where a run is to shrink, and its method cannot."""
+    if on_failure == "shrink" and not algorithm.shrinks:
+        raise ConfigError(f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint")

@@ -1,0 +1,252 @@
+"""One program's way to the communication library: answers communication requests, books their bytes and spans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, final
+
+import torch
+
+from workbench import ops
+from workbench.collectives import flat_of, native_bytes
+from workbench.gradients import Gradient
+from workbench.ops import ANY, Message, Request, Ticket
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.transport.base import SPINS, Patience, Transport
+from workbench.runtimes.transport.mailbox import STAMP_BYTES, BoxHandle, Post, StampedHandle, without_header
+from workbench.trace.recorder import Recorder
+
+
+@final
+class Ledger:
+    """What a rank's threads share: the clock, the recorder, the step under way, and how long to wait."""
+
+    def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, presence: Presence | None = None) -> None:
+        self.recorder = recorder
+        self.origin_s = time.perf_counter()
+        self.step = 0
+        self.bytes_sent = 0.0
+        self.left: set[int] = set()  # ranks that a server on this rank knows to have left
+        self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
+        self.watch: Callable[[], object] | None = None  # called by whoever waits, and raises what must end the wait
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._presence = presence
+        self._held_s = 0.0
+        self._held_since: float | None = None
+        self._lock = Lock()
+        if presence is not None:  # a call that is over has sent something
+            presence.trains(lambda: self.step, lambda: self.bytes_sent if transport.bound else None, timeout_s)
+
+    def now(self) -> float:
+        """Seconds since the origin, on this rank's clock."""
+        return time.perf_counter() - self.origin_s
+
+    def sent(self, num_bytes: float) -> None:
+        """Bytes were put on the wire, by any thread."""
+        with self._lock:
+            self.bytes_sent += num_bytes
+
+    def patience(self, what: str, spins: int = SPINS, step: int | None = None) -> Patience:
+        """How this rank waits for `what`, of a step if there is one."""
+        return Patience(what, self._failed, self._timeout_s, spins, self.held, step, self._presence)
+
+    def close(self) -> None:
+        """The rank trains no more."""
+        if self._presence is not None:
+            self._presence.rests()  # else they hold each other, and with us the library's sockets
+
+    def hold(self, on: bool) -> None:
+        """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
+        if on and self._held_since is None:
+            self._held_since = time.perf_counter()
+        elif not on and self._held_since is not None:
+            self._held_s += time.perf_counter() - self._held_since  # first: who looks in between then waits longer, and not shorter
+            self._held_since = None
+
+    def held(self) -> float:
+        """Seconds that the run has been held until now."""
+        since, before = self._held_since, self._held_s
+        return before + (time.perf_counter() - since if since is not None else 0.0)
+
+    def _failed(self) -> str | None:
+        if self.failure is not None:
+            raise self.failure
+        words = self._transport.peer_failure()
+        if words is None and self.watch is not None:
+            self.watch()
+        return words
+
+
+@final
+class Endpoint:
+    """Requests of one program: the foreground's, or one that was started.
+
+    Args:
+        post: the rank's, shared by all its programs.
+        lane: where its spans are drawn.
+        spins: see `Patience`.
+        tags: added to every tag: a sub-program has a range of its own.
+        strand: which program of this rank it is, in order of starting; the foreground is 0.
+    """
+
+    def __init__(
+        self, transport: Transport, ledger: Ledger, post: Post, lane: str = "comm", *, spins: int = SPINS, tags: int = 0, strand: int = 0
+    ) -> None:
+        self.tags, self.strand = tags, strand
+        self._transport, self._ledger, self._post = transport, ledger, post
+        self._lane = lane
+        self._spins = spins
+        self._num_any = 0  # receives from any rank, for the record of whom they heard
+
+    def enter_thread(self) -> None:
+        """To be called first on a thread of its own."""
+        self._transport.enter_thread()
+
+    def perform(self, request: Request) -> Any:
+        """A communication request, to its end, on the calling thread."""
+        transport, ledger = self._transport, self._ledger
+        begin = ledger.now()
+        if type(request) is ops.AllReduce:  # first, and without a pattern: what a short step has most of
+            transport.all_reduce(flat_of(request.value), self._patience("the all-reduce", ledger.step))
+            return self._book_sum(request.value, begin, ledger.now())
+        match request:
+            case ops.ReduceScatter(value):
+                transport.reduce_scatter(flat_of(value), self._patience("the reduce-scatter", ledger.step))
+            case ops.AllGather(value):
+                transport.all_gather(flat_of(value), self._patience("the all-gather", ledger.step))
+            case ops.Local(kind, num_bytes, action):
+                answer = action()
+                ledger.recorder.span(kind, self._lane, begin, ledger.now(), ledger.step, -1, num_bytes)
+                return answer
+            case ops.Broadcast(value, root):
+                transport.broadcast(flat_of(value), root, self._patience(f"the broadcast from rank {root}"))
+            case ops.Barrier():
+                transport.barrier(self._patience("the barrier"))
+            case ops.Send() | ops.Recv():
+                return self.finish(self._start_point(request))
+            case _:
+                raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
+        return self._book(request, begin, ledger.now())
+
+    def _patience(self, what: str, step: int | None = None) -> Patience:
+        return self._ledger.patience(what, self._spins, step)
+
+    def start(self, request: Request, *, always: bool = False) -> Ticket | None:
+        """The same in the background of the library itself; None where a lane thread is needed."""
+        if isinstance(request, ops.Send | ops.Recv):
+            return self._start_point(request)
+        if isinstance(request, ops.AllReduce):
+            handle = self._transport.start_all_reduce(flat_of(request.value), always=always)
+            return None if handle is None else Ticket(0, request, handle)
+        return None
+
+    def _start_point(self, request: ops.Send | ops.Recv) -> Ticket:
+        tag = self.tags + request.tag
+        if isinstance(request, ops.Send):
+            flat = flat_of(request.value)
+            if request.stamp is not None:
+                return Ticket(0, request, self._post.send(request.to, flat, tag, request.stamp))
+            to_self = request.to == self._transport.rank
+            return Ticket(0, request, self._post.put(flat, tag) if to_self else self._transport.start_send(request.to, flat, tag))
+        like, flat = request.like, torch.empty_like(request.like)
+        if request.stamped:
+            flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
+        if request.source in (ANY, self._transport.rank):
+            ticket = Ticket(self._num_any, request, self._box(request, flat, tag))
+            self._num_any += request.source == ANY
+            return ticket
+        if request.stamped:
+            return Ticket(0, request, StampedHandle(self._post, request.source, flat, tag, like.dtype))
+        ticket = Ticket(0, request, self._transport.start_recv(request.source, flat, tag))
+        ticket.value = flat
+        return ticket
+
+    def _box(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> BoxHandle:
+        others = request.source == ANY and self._transport.num_workers > 1
+        dtype = request.like.dtype if request.stamped else None
+        return BoxHandle(self._post, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
+
+    def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
+        """Wait for a ticket that `start` gave, book it, and return its value; `inside` the library, if it may be."""
+        if not ticket.done:
+            patience = self._patience(f"{_sentence(ticket.request)} (step {self._ledger.step})")
+            ticket.runtime.wait_inside(patience) if inside else ticket.runtime.wait(patience)
+            handle = ticket.runtime
+            left = getattr(handle, "left", None)
+            if left is not None:
+                self._ledger.left.add(left)
+                self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "left": left, "seconds": self._ledger.now()})
+                ticket.value, ticket.done = ops.Left(left), True
+                return ticket.value
+            end = handle.finished_s if handle.finished_s is not None else time.perf_counter()
+            origin = self._ledger.origin_s
+            received = handle.flat if isinstance(handle, BoxHandle | StampedHandle) else ticket.value
+            source = getattr(handle, "source", -1)
+            if isinstance(ticket.request, ops.Recv) and ticket.request.source == ANY:
+                self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "source": source})
+            stamp = getattr(handle, "stamp", 0)
+            ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, source, stamp)
+            ticket.done = True
+        return ticket.value
+
+    def _book(self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0) -> Any:
+        """Record what a request did; returns its answer."""
+        match request:
+            case ops.AllReduce(value):
+                if isinstance(value, Gradient):
+                    value.ready = self._transport.streams.past()  # the host has waited for it
+                return self._book_sum(value, begin, end)
+            case ops.ReduceScatter(value) | ops.AllGather(value):
+                kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"
+                self._sent(kind, begin, end, value, native_bytes(self._transport.num_workers, size_of(value)) / 2)
+                return value
+            case ops.Broadcast(value, root):
+                self._sent("broadcast", begin, end, value, size_of(value) if self._transport.rank == root else 0)
+                return value
+            case ops.Send(to, value):
+                num_bytes = 0 if to == self._transport.rank else size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
+                self._sent("send", begin, end, value, num_bytes, to)
+                return None
+            case ops.Recv(_, like):
+                num_bytes = 0 if source == self._transport.rank else size_of(received)
+                self._ledger.recorder.span("recv", self._lane, begin, end, self._ledger.step, -1, num_bytes, source)
+                return Message(source, without_header(received, like.dtype) if request.stamped else received, stamp)
+            case _:
+                self._ledger.recorder.span("barrier", self._lane, begin, end, self._ledger.step)
+                return None
+
+    def _book_sum(self, value: ops.Value, begin: float, end: float) -> ops.Value:
+        self._sent("all_reduce", begin, end, value, native_bytes(self._transport.num_workers, size_of(value)))
+        return value
+
+    def _sent(self, kind: str, begin: float, end: float, value: ops.Value, num_bytes: float, peer: int = -1) -> None:
+        self._ledger.sent(num_bytes)
+        step, bucket = self._ledger.step, -1
+        if isinstance(value, Gradient):
+            step, bucket = value.step, bucket_of(value)
+        self._ledger.recorder.span(kind, self._lane, begin, end, step, bucket, int(num_bytes), peer)
+
+
+def bucket_of(value: Any) -> int:
+    """Which bucket a value is; -1 for none."""
+    return value.bucket if isinstance(value, Gradient) and value.bucket is not None else -1
+
+
+def size_of(value: ops.Value) -> int:
+    """Its bytes on the wire."""
+    return int((value.flat if isinstance(value, Gradient) else value).nbytes)
+
+
+def _sentence(request: Any) -> str:
+    match request:
+        case ops.Send(to):
+            return f"rank {to} to receive"
+        case ops.Recv(source):
+            return f"a message from {'any rank' if source == ops.ANY else f'rank {source}'}"
+        case ops.AllReduce(value):
+            return f"the all-reduce started at step {value.step}" if isinstance(value, Gradient) else "an all-reduce"
+        case _:
+            return type(request).__name__

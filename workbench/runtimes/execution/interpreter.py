@@ -1,0 +1,315 @@
+"""Runs one rank's program on a real communication library: answers its requests, keeps time, counts bytes, writes the trace.
+
+Foreground requests run on the calling thread; for what is started see `background`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+
+from workbench import ops
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.ops import Program, Request, Ticket
+from workbench.program import Context
+from workbench.replica.backward import Hooks, Micro
+from workbench.replica.replica import Replica
+from workbench.runtimes.execution.endpoint import Endpoint, Ledger, bucket_of
+from workbench.runtimes.execution.helper_process import Helper
+from workbench.runtimes.execution.progress import Background
+from workbench.runtimes.execution.tasks import StrandHandle
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.transport.base import Transport
+from workbench.runtimes.transport.mailbox import Post, flush
+from workbench.trace.recorder import Recorder
+
+# Requests that are final classes, looked up and not matched one after the other: a request should cost microseconds.
+COMMUNICATION = frozenset({ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast, ops.Barrier})
+
+
+@final
+class Interpreter:
+    """One rank's program counter, lanes and ledger.
+
+    Args:
+        minibatch: step -> the micro-batches of this rank.
+        timeout_s: how long to wait for peers; None for ever.
+        progress: how what is started goes on (see `background`).
+        helper: for "process".
+        presence: knows where the ranks are; made on the calling thread.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        replica: Replica,
+        recorder: Recorder,
+        minibatch: Callable[[int], Sequence[Micro]],
+        *,
+        timeout_s: float | None = None,
+        progress: str = "auto",
+        helper: Helper | None = None,
+        presence: Presence | None = None,
+    ) -> None:
+        self.transport = transport
+        self.replica = replica
+        self.recorder = recorder
+        self.ledger = Ledger(transport, recorder, timeout_s, presence)
+        self.loss: torch.Tensor | None = None  # of the last backward
+        self.staleness: int | None = None  # the largest applied since the last EndStep
+        self.context: Context | None = None  # of the program, once it runs
+        self.on_update: Callable[[ops.Apply, float], None] | None = None  # told each update of a server here, on the server's thread
+        self._minibatch = minibatch
+        self._post = Post(transport)
+        self._here = Endpoint(transport, self.ledger, self._post)
+        self._progress, self._helper = progress, helper
+        self._background = self._in_background()
+        self._num_waits = 0
+        self._thread = threading.get_ident()  # the one that runs the program
+        if helper is not None:
+            layout = replica.layout
+            replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
+
+    def _in_background(self) -> Background:
+        return Background(self.transport, self.ledger, self._post, self._here, self._own, progress=self._progress, helper=self._helper)
+
+    def renew(self) -> None:
+        """The transport is of other ranks from here on: what is in the background is abandoned, with its threads and its failures."""
+        self._background.close()
+        self.ledger.failure = None
+        self._post = Post(self.transport)
+        self._here = Endpoint(self.transport, self.ledger, self._post)
+        self._background = self._in_background()
+
+    def begin_again(self, state: tuple[Any, ...]) -> None:
+        """Another program is to begin, from that state of the one before."""
+        self.complete_all(state)
+        self._post.tell_again()
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes this rank has put on the wire."""
+        return self.ledger.bytes_sent
+
+    def advance(self, program: Program) -> ops.EndStep | None:
+        """Run to the next `EndStep`, which is returned, or to the program's end (None)."""
+        answer = None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration:
+                return None
+            if isinstance(request, ops.EndStep):
+                return request
+            answer = self._answer(request)
+
+    def _answer(self, request: Request) -> Any:
+        if self._background.ticks:
+            self._background.tick()
+        if type(request) in COMMUNICATION:
+            begin = self.ledger.now()
+            value = self._here.perform(request)
+            self._waited(begin)
+            return value
+        match request:
+            case ops.Backward():
+                return self._backward(request)
+            case ops.Start():
+                return self.start(request)
+            case ops.Wait(ticket):
+                return self._wait(ticket)
+            case ops.WaitAny(tickets, timeout_s):
+                return self._wait_any(tickets, timeout_s)
+            case ops.Local():
+                return self._here.perform(request)
+            case _:
+                return self._own(request, 0)
+
+    def _own(self, request: Request, strand: int) -> Any:
+        """Requests that concern this rank's replica and clock alone; a server's come from a thread of their own."""
+        match request:
+            case ops.Apply(gradient) if request.master:
+                return self._apply_master(request, gradient, strand)
+            case ops.Apply(gradient, lr_scale, local):
+                return self._apply(gradient, lr_scale, local)
+            case ops.Discard(gradient):
+                return self.replica.discard(gradient)
+            case ops.ReadParameters():
+                return self.replica.read_parameters()
+            case ops.WriteParameters(value):
+                return self.replica.write_parameters(value)
+            case ops.PackParameters(bucket, master, step):
+                return self.replica.pack_parameters(bucket, master=master, step=step)
+            case ops.UnpackParameters(value):
+                return self.replica.unpack_parameters(value)
+            case ops.Now():
+                self.transport.streams.finish()  # on a GPU the time at which what was asked before is done, not asked for
+                now = self.ledger.now()
+                self.recorder.event({"strand": strand, "now": now})
+                return now
+            case _:
+                raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
+
+    def _waited(self, begin: float) -> None:
+        self.recorder.span("wait", "compute", begin, self.ledger.now(), self.ledger.step)
+
+    # -- compute -----------------------------------------------------------------------------------------------
+
+    def _backward(self, request: ops.Backward) -> Any:
+        self.ledger.step = request.step
+        tickets: list[Ticket] = []
+        phase, since = "", self.ledger.now()
+
+        def turn(name: str) -> None:
+            nonlocal phase, since
+            now = self.ledger.now()
+            if phase:
+                self.recorder.span(phase, "compute", since, now, request.step)
+            phase, since = name, now
+
+        def launch(bucket: Gradient) -> None:
+            assert request.on_bucket is not None
+            if self._is_elsewhere():
+                raise ConfigError(
+                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own thread: "
+                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with threads"
+                )
+            work = request.on_bucket(bucket)
+            tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
+
+        def need(bucket: int) -> None:
+            assert request.before_forward is not None
+            turn("")
+            self._inline(request.before_forward(bucket))
+            turn("forward")
+
+        def tick() -> None:
+            if not self._is_elsewhere():
+                self._background.tick()
+
+        self._thread = threading.get_ident()
+        hooks = Hooks(
+            turn, launch if request.on_bucket else None, need if request.before_forward else None, tick if self._background.ticks else None
+        )
+        gradient, self.loss = self.replica.backward(request.step, self._minibatch(request.step), hooks)
+        return tuple(tickets) if request.on_bucket else gradient
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a thread that may not call the library: on a GPU autograd calls hooks from its own."""
+        return not self.transport.has_threads and threading.get_ident() != self._thread
+
+    def _inline(self, program: Program) -> None:
+        """Run a sub-program to its end, inside another request."""
+        answer: Any = None
+        while True:
+            try:
+                answer = self._answer(program.send(answer))
+            except StopIteration:
+                return
+
+    def _apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
+        begin = self.ledger.now()
+        staleness = self.replica.apply(gradient, lr_scale, local=local)
+        self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
+        self.recorder.span("apply", "compute", begin, self.ledger.now(), gradient.step, bucket_of(gradient))
+
+    def _apply_master(self, request: ops.Apply, gradient: Gradient, strand: int) -> None:
+        begin = self.ledger.now()
+        master = self.replica.master
+        master.apply(gradient, request.lr_scale)
+        update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
+        if strand == 0:  # a server on a rank of its own: its updates are its steps
+            self.ledger.step = update - 1
+        if master.control_seen and self.context is not None:
+            self.context.stopping = True
+        end = self.ledger.now()
+        self.recorder.span("apply", "server", begin, end, max(self.ledger.step, 0), bucket_of(gradient))
+        self.recorder.event(update_event(request, bucket_of(gradient), update, end))
+        if self.on_update is not None:
+            self.on_update(request, end)
+
+    # -- background --------------------------------------------------------------------------------------------
+
+    def start(self, request: ops.Start) -> Ticket:
+        """Begin a request or sub-program in the background."""
+        return self._background.start(request)
+
+    def _wait(self, ticket: Ticket) -> Any:
+        if not ticket.done:
+            begin = self.ledger.now()
+            self._complete(ticket)
+            self._waited(begin)
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.value
+
+    def _complete(self, ticket: Ticket) -> None:
+        handle = ticket.runtime
+        if isinstance(handle, StrandHandle):
+            patience = self.ledger.patience(f"background work {ticket.key} (step {self.ledger.step})")
+            self._background.wait(handle, patience)
+            ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
+            self.transport.streams.wait(handle.ready)
+            if isinstance(handle.value, Gradient):
+                handle.value.ready = handle.ready
+        else:
+            self._here.finish(ticket)
+
+    def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> tuple[int, Any] | None:
+        if not tickets:
+            raise ValueError("WaitAny of no tickets would wait for ever")
+        begin = self.ledger.now()
+        patience = self.ledger.patience(f"any of {len(tickets)} background works")
+        found = -1
+        while found < 0:
+            found = next((position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1)
+            if found < 0 and timeout_s is not None and self.ledger.now() - begin > timeout_s:
+                break
+            if found < 0 and not self._background.tick():
+                patience.pause()
+        self._waited(begin)
+        self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
+        self._num_waits += 1
+        return None if found < 0 else (found, self._wait(tickets[found]))
+
+    def tick(self) -> bool:
+        """Look after what is in flight where no thread does; whether anything moved."""
+        return self._background.tick()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left in the background after `close`."""
+        return self._background.ended
+
+    def complete_all(self, state: tuple[Any, ...]) -> None:
+        """Wait for every ticket in a program's state, so that it can be kept."""
+        for item in state:
+            if isinstance(item, Ticket):
+                self._wait(item)
+
+    def flush(self) -> None:
+        """Get rid of what is still posted at the end of a run; every rank must come here."""
+        flush(self._post, self.transport, self.ledger.patience)
+
+    def close(self) -> None:
+        """End the background's threads; work still in them is abandoned."""
+        self._background.close()
+        self.ledger.close()
+
+
+def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
+    """The record of one update of a server: the number it is, how stale each gradient in it was, whose they were, who was dropped."""
+    of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
+    alone = len(of) == 1  # nearly always: a server of an asynchronous method writes one of these for every message
+    return {
+        "update": update,
+        "bucket": bucket,
+        "seconds": seconds,
+        "sources": [of[0][0]] if alone else [source for source, _ in of],
+        "staleness": [update - 1 - of[0][1]] if alone else [update - 1 - version for _, version in of],
+        "dropped": [list(item) for item in dropped] if dropped else [],
+    }

@@ -1,0 +1,306 @@
+"""Started sub-programs: one after the other on a lane's thread, or side by side on a thread that goes round."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, final
+
+from workbench import ops
+from workbench.errors import ConfigError
+from workbench.ops import Program, Request, Ticket
+from workbench.runtimes.execution.endpoint import Endpoint, Ledger
+from workbench.runtimes.transport.base import Handle, Patience
+from workbench.streams import HOST, Streams
+
+LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
+
+
+@final
+class StrandHandle(Handle):
+    """A sub-program in the background."""
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        self.event = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.ready: Any = None  # the event after which its value is there, where it worked on a stream of its own
+        self.then: Callable[[], None] | None = None  # called at its end, on the thread that brought it there; must not raise
+
+    def end(self, value: Any = None, error: BaseException | None = None, ready: Any = None) -> None:
+        """It has come to this."""
+        self.value, self.error, self.ready = value, error, ready
+        self.finished_s = time.perf_counter()
+        self.event.set()
+        if self.then is not None:
+            self.then()
+
+    def poll(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self, patience: Patience) -> None:
+        while not self.event.wait(0.1):
+            patience.check()
+
+
+@final
+class Strand:
+    """A sub-program that has been started, and what it waits for.
+
+    Args:
+        answer: answers the requests that concern the replica and time; the rest goes to the endpoint.
+        after: the sub-program that had its tags before, which must have ended.
+        serves: nobody may be waiting for it when it fails, so that the ledger is told.
+        streams, stream: on which stream of the device it works; None: its thread's own.
+        begin: the event after which it may begin.
+        sums: whether it may ask for sums of the library's own.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        endpoint: Endpoint,
+        ledger: Ledger,
+        answer: Callable[[Request, int], Any],
+        *,
+        priority: int = 0,
+        after: StrandHandle | None = None,
+        serves: bool = False,
+        streams: Streams = HOST,
+        stream: Any = None,
+        begin: Any = None,
+        sums: bool = True,
+    ) -> None:
+        self._streams, self._stream, self._begin, self._sums = streams, stream, begin, sums
+        self.handle = StrandHandle()
+        self._after, self._serves = after, serves
+        self.priority = priority
+        self.alone = False  # on its thread, which may wait in the library
+        self.endpoint = endpoint
+        self._program, self._ledger, self._answer = program, ledger, answer
+        self._reply: Any = None
+        self._tickets: tuple[Ticket, ...] = ()
+        self._any = False  # whether one of the tickets is enough
+        self._deadline_s: float | None = None
+        self._num_waits = 0
+
+    def ready(self) -> bool:
+        """Whether it can go on; takes note of what it was waiting for."""
+        if self._stream is None:
+            return self._is_ready()
+        with self._streams.on(self._stream):
+            return self._is_ready()
+
+    def _is_ready(self) -> bool:
+        if self._after is not None:
+            if not self._after.poll():
+                return False
+            self._after = None
+        if not self._tickets:
+            return True
+        for position, ticket in enumerate(self._tickets):
+            if ticket.done or ticket.runtime.poll():
+                return self._found(position)
+        if self._deadline_s is not None and self._ledger.now() >= self._deadline_s:
+            return self._found(-1)
+        return False
+
+    def _found(self, position: int) -> bool:
+        value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
+        if self._any:
+            self._ledger.recorder.event({"strand": self.endpoint.strand, "wait_any": self._num_waits, "position": position})
+            self._num_waits += 1
+            self._reply = None if position < 0 else (position, value)
+        else:
+            self._reply = value
+        self._tickets, self._any, self._deadline_s = (), False, None
+        return True
+
+    def block(self, patience: Patience) -> None:
+        """Until it can go on; for a thread that has nothing else to do."""
+        if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
+            with self._streams.on(self._stream) if self._stream is not None else nullcontext():
+                self.endpoint.finish(self._tickets[0], inside=self.alone)
+        while not self.ready():
+            patience.pause()
+
+    def advance(self) -> bool:
+        """Go on until it must wait; True at its end, when its handle is complete."""
+        if self._stream is None:
+            return self._advance()
+        with self._streams.on(self._stream):
+            if self._begin is not None:
+                self._streams.wait(self._begin)
+                self._begin = None
+            return self._advance()
+
+    def _advance(self) -> bool:
+        try:
+            while True:
+                request = self._program.send(self._reply)
+                if self._take(request):
+                    return False
+        except StopIteration as stop:
+            self.handle.end(stop.value, ready=None if self._stream is None else self._streams.mark())
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
+            self.fail(error)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """It ends with this."""
+        if self._serves and self._ledger.failure is None:
+            self._ledger.failure = error
+        self.handle.end(error=error)
+
+    def _take(self, request: Request) -> bool:
+        """Answer a request, or note what it waits for: True."""
+        match request:
+            case ops.Start(work):
+                self._reply = self.endpoint.start(work) if isinstance(work, Request) else None
+                assert self._reply is not None, f"a sub-program cannot start {type(work).__name__} in the background"
+                return False
+            case ops.Wait(ticket):
+                self._tickets = (ticket,)
+            case ops.WaitAny(tickets, timeout_s):
+                self._tickets, self._any = tickets, True
+                self._deadline_s = None if timeout_s is None else self._ledger.now() + timeout_s
+            case ops.Send() | ops.Recv():
+                started = self.endpoint.start(request)
+                assert started is not None
+                self._tickets = (started,)
+            case ops.Local():
+                self._reply = self.endpoint.perform(request)
+                return False
+            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
+                if not self._sums:
+                    raise ConfigError(
+                        "NCCL may deadlock where threads of a rank begin sums on several lanes, for each rank may begin them in another "
+                        "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
+                    )
+                self._reply = self.endpoint.perform(request)
+                return False
+            case _:
+                self._reply = self._answer(request, self.endpoint.strand)
+                return False
+        if self.alone and not self._any and not self._tickets[0].done:
+            return True  # without a look, for which another thread would have to wait
+        return not self._is_ready()
+
+
+@final
+class Lane:
+    """A thread that runs started sub-programs one after the other, in order of starting, which is the same on every rank.
+
+    Args:
+        inside: it may wait in the library, since whoever waits for its sub-programs hears of failures and has a deadline.
+    """
+
+    def __init__(self, ledger: Ledger, *, inside: bool = False) -> None:
+        self._ledger, self._inside = ledger, inside
+        self._queue: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="workbench-lane", daemon=True)
+        self._thread.start()
+
+    def submit(self, strand: Strand) -> None:
+        strand.alone = self._inside
+        self._queue.put(strand)
+
+    def _run(self) -> None:
+        while (strand := self._queue.get()) is not None:
+            strand.endpoint.enter_thread()
+            try:
+                strand.block(self._ledger.patience("tags that another sub-program uses", LANE_SPINS))
+                while not strand.advance():
+                    strand.block(self._ledger.patience("what a sub-program waits for", LANE_SPINS))
+            except BaseException as error:  # noqa: BLE001 - as in `advance`
+                strand.fail(error)
+            del strand  # and with it whoever is told of its end: this thread may never have another
+
+    def leave(self) -> None:
+        """End the thread behind what was submitted, and do not wait: who owned it is collected, perhaps on that very thread."""
+        self._queue.put(None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has."""
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.leave()
+        self._thread.join(timeout=1.0)
+
+
+@final
+class Round:
+    """A thread that goes round all free sub-programs and lets each go on as far as it can, the most urgent first.
+
+    They may move in any order: those that are active have tags of their own. One that would share them with an older one that
+    is still active waits for its end, as on every rank.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._arrived: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
+        self._active: list[Strand] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="workbench-round", daemon=True)
+        self._thread.start()
+
+    def submit(self, strand: Strand) -> None:
+        self._arrived.put(strand)
+
+    def _admit(self, block: bool) -> None:
+        while True:
+            try:
+                strand = self._arrived.get(block)
+            except queue.Empty:
+                break
+            block = False
+            if strand is None:
+                self._closing = True
+                return
+            strand.endpoint.enter_thread()
+            self._active.append(strand)
+        self._active.sort(key=lambda strand: strand.priority)  # stable: in order of starting where equally urgent
+
+    def _run(self) -> None:
+        patience = self._ledger.patience("what free sub-programs wait for", LANE_SPINS)
+        while not self._closing:
+            self._admit(block=not self._active)
+            moved = False
+            for strand in list(self._active):
+                try:
+                    moves = strand.ready()
+                except BaseException as error:  # noqa: BLE001 - as in `Strand.advance`
+                    self._end(strand, error)
+                    continue
+                if moves:
+                    moved = True
+                    if strand.advance():
+                        self._active.remove(strand)
+                    break  # begin again with the most urgent
+            if moved:
+                patience = self._ledger.patience("what free sub-programs wait for", LANE_SPINS)
+                continue
+            try:
+                patience.pause()
+            except BaseException as error:  # noqa: BLE001 - as in `Strand.advance`
+                for strand in list(self._active):
+                    self._end(strand, error)
+
+    def _end(self, strand: Strand, error: BaseException) -> None:
+        strand.fail(error)
+        self._active.remove(strand)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has."""
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        self._arrived.put(None)
+        self._thread.join(timeout=1.0)

@@ -1,0 +1,314 @@
+"""Which ranks of a run are there, and where each is: written anew every second in the run's folder while it trains, one file a rank.
+
+A rank that was killed cannot say so. What its peers see is a connection that ended, its own or that of a rank that left because of
+it; or nothing at all. So who is gone is looked up here, and nowhere else: by processes on one machine (a stopped one is there), by
+files that are no longer touched on others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, final
+
+import psutil
+
+from workbench.runtimes.liveness.watchdog import Whereabouts, place_words
+from workbench.trace.recorder import metrics_name
+from workbench.trace.text import read_json
+
+BEAT_S = 1.0
+LOST_S = 60.0  # nobody on another host was heard of for so long: longer than network file systems keep old answers
+SILENT_S = 3.0  # a rank that has not written for so long does not run, or its host is not reached
+DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for who is gone
+NUM_WATCHED = 4  # so many ranks behind each one are looked at: all that are there watch the first of those that are gone
+LEFT = "left-"  # files of ranks that left before the end
+MOST_NAMED, TAIL_BYTES = 4, 8192
+KINDS: dict[str, Any] = {"host": str, "place": str, "pid": int, "started_s": float, "waits": str | None, "does": str, "step": int}
+# What a rank whose peer died is told: by gloo, by the store that torch.distributed meets at, by an MPI that survives.
+CONNECTION = re.compile(
+    r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to (recv|send)|got 0 bytes"
+    r"|ERR_PROC_FAILED"
+)
+
+
+def presence_name(rank: int) -> str:
+    """File of a rank that is in the run."""
+    return f"present-{rank:05d}.json"
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Whether an error of a library's only says that a peer is no longer there."""
+    ours = type(error).__module__.partition(".")[0] == "workbench"
+    return isinstance(error, RuntimeError) and not ours and bool(CONNECTION.search(str(error)))
+
+
+def step_under_way(folder: Path, rank: int) -> int:
+    """The step that a rank is in, or was in when it ended: the one behind the last of its record."""
+    try:
+        with (folder / metrics_name(rank)).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first may be a part, and the last of a killed rank too
+            return int(json.loads(line)["step"]) + 1
+    return 0
+
+
+def present(folder: Path, rank: int) -> dict[str, Any] | None:
+    """What a rank that is in the run left there, and since when its file was not touched: `silent_s`. None: it is not, or no more."""
+    path = folder / presence_name(rank)
+    try:
+        row = read_json(path)
+        silent_s = time.time() - path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    row = {"waits": None, "does": "", "step": -1, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
+    return row if all(isinstance(row.get(name), kind) for name, kind in KINDS.items()) else None
+
+
+def state_of(row: dict[str, Any]) -> Literal["alive", "stopped", "gone"] | None:
+    """What became of the process that left this; None for one of another machine."""
+    if row["place"] != _place():
+        return None
+    try:
+        letter, started_s = _process(row["pid"])
+    except psutil.NoSuchProcess:
+        return "gone"
+    except (psutil.Error, OSError):
+        return None
+    if abs(started_s - row["started_s"]) > 1.0 or letter in "ZX":  # its number was given to another; a zombie
+        return "gone"
+    return "stopped" if letter in "Tt" else "alive"
+
+
+def _process(pid: int) -> tuple[str, float]:
+    """The letter of a process's state, and when it began: since the machine's start where the system tells, for clocks are set."""
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            raise psutil.NoSuchProcess(pid) from None
+        return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    process = psutil.Process(pid)
+    letters = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X", psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t"}
+    return letters.get(process.status(), "S"), process.create_time()
+
+
+@cache
+def _place() -> str:
+    """Where a process's number means something: this start of this machine, and the numbers' own world (a container has another)."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.stat("/proc/self/ns/pid").st_ino)]
+    return ":".join(parts)
+
+
+@final
+class Presence:
+    """This rank's, and what is known of the others'. On one thread it beats, looks after the library, and watches.
+
+    Args:
+        folder: the run's.
+        rank, num_ranks: whose, and of how many.
+        announce: told, once, of a rank that is gone; None: nobody looks, unless asked.
+        step: the step under way here.
+        lost_s: see `LOST_S`.
+
+    Attributes:
+        without: ranks that the run goes on without, of which nothing is said any more.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        num_ranks: int,
+        announce: Callable[[str], None] | None = None,
+        step: Callable[[], int] = int,
+        lost_s: float = LOST_S,
+    ) -> None:
+        self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
+        self.announce, self.without = announce, frozenset[int]()
+        self._step, self._lost_s = step, lost_s
+        self._here = Whereabouts(folder, rank, step)
+        self._known: dict[int, dict[str, Any]] = {}  # rank -> what it left when it came
+        self._heard: dict[int, tuple[int, float]] = {}  # rank -> when its file was touched last, on its clock, and seen to be, on ours
+        self._moved = (0, time.monotonic())  # this rank's step, and since when it is at it
+        self._over, self._writing = threading.Event(), threading.RLock()  # it may leave while it writes: its owner is collected
+        self._thread = threading.Thread(target=self._go_on, name="workbench-presence", daemon=True)
+        self._mine = {"host": socket.gethostname(), "place": _place(), "pid": (pid := os.getpid()), "started_s": _process(pid)[1]}
+
+    def __enter__(self) -> Presence:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._thread.join(BEAT_S)
+
+    def leave(self, words: str = "") -> None:
+        """In order: nobody takes this rank for one that is gone. `words`: why it leaves early, for those that lose a connection."""
+        with self._writing:
+            if words and not self._over.is_set():
+                with contextlib.suppress(OSError):
+                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(words)
+            self._over.set()
+            self.announce = None
+            with contextlib.suppress(OSError):
+                self._path(self.rank).unlink()
+
+    def end_thread(self) -> None:
+        """After `leave`, where the process ends."""
+        self._thread.join(BEAT_S)
+
+    def trains(self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None) -> None:
+        """From here on, on the calling thread: see `Whereabouts`."""
+        self._here = Whereabouts(self.folder, self.rank, step, bound, timeout_s)
+
+    def rests(self) -> None:
+        """The rank trains no more, though it has not left."""
+        self._here = Whereabouts(self.folder, self.rank, self._step)
+
+    def waits(self, what: str) -> None:
+        """The calling thread waits for that; called some times a second."""
+        self._here.waits(what)
+
+    def absent(self, what: str | None) -> str:
+        """`: rank 2 has not come (alive, in backward)`; "" if nothing is known. `what`: that for which this rank waits."""
+        lines, others = [], [rank for rank in range(self.num_ranks) if rank != self.rank and rank not in self.without]
+        rows = {peer: row for peer in others if (row := present(self.folder, peer)) is not None}
+        for peer, row in rows.items():
+            state: str = state_of(row) or "alive"
+            if state == "alive" and row["silent_s"] > SILENT_S:
+                state = f"silent for {row['silent_s']:.0f} s"
+            if row["waits"] is None or row["waits"] != what or state != "alive":
+                where = place_words(row)
+                lines.append(f"rank {peer} has not come ({state}, {where})" if what else f"rank {peer} is {state}, {where}")
+        if not lines:
+            return ": all ranks have come (is the network between them cut, or slow?)" if what and len(rows) == len(others) > 0 else ""
+        more = f", and {len(lines) - MOST_NAMED} others" if len(lines) > MOST_NAMED else ""
+        return ": " + ", ".join(lines[:MOST_NAMED]) + more
+
+    def leads(self) -> bool:
+        """Whether every rank before this one is gone: it keeps the run's record now."""
+        return all((row := present(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
+
+    def forget(self, peer: int) -> None:
+        """Another process has that number from here on."""
+        _ = self._known.pop(peer, None), self._heard.pop(peer, None)
+
+    # -- who is gone -------------------------------------------------------------------------------------------
+
+    def end_of(self, peer: int, *, idle: bool = False) -> str | None:
+        """How it is known for certain that a rank is gone without a word; None where it is not.
+
+        Args:
+            idle: go by the silence of other hosts only where nothing goes on here either: who takes steps has heard of all.
+        """
+        row = self._known.get(peer) or present(self.folder, peer)
+        if row is None:
+            return None
+        self._known[peer] = row
+        state = state_of(row)
+        if state == "gone":
+            return "its process has ended" if self._path(peer).exists() else None  # else it took its leave meanwhile
+        if state is not None or not self._silent(peer, idle=idle):
+            return None
+        there = [rank for rank in range(self.num_ranks) if (one := present(self.folder, rank)) and one["place"] == row["place"]]
+        silent = [self._silent(rank, idle=idle) for rank in there]
+        if all(silent):  # else its host is there, and the rank is stopped, or who is there sees its end
+            return f"nobody on {row['host']} was heard of for {self._lost_s:.0f} s"
+        return None
+
+    def who_is_gone(self) -> str | None:
+        """Words on the first rank that is gone, if one is."""
+        return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
+
+    def diagnose(self, told: Callable[[], str | None]) -> str | None:
+        """Why a connection ended: who is gone, or what a peer that can see it told. Waits a little for either."""
+        deadline = time.monotonic() + DIAGNOSIS_S
+        while (words := self.who_is_gone()) is None:
+            with contextlib.suppress(RuntimeError):  # where peers leave word may be gone as well
+                words = told()
+            words = words or self._words_left()
+            if words is not None or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return words
+
+    def _words_left(self) -> str | None:
+        """Of the lowest rank that said why it left."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
+        return None
+
+    def _look(self, peer: int) -> str | None:
+        end = self.end_of(peer, idle=True)
+        if end is None:
+            return None
+        row = present(self.folder, peer) or self._known[peer]
+        at = f"at step {max(step_under_way(self.folder, peer), row['step'])}"
+        if state_of(row) == "gone":
+            return f"rank {peer}'s process is gone {at} (process {row['pid']} on {row['host']}): killed, or crashed in native code"
+        return f"rank {peer} is gone {at}: {end}: host or network failed"
+
+    def _silent(self, peer: int, *, idle: bool) -> bool:
+        """Whether a rank was not heard of for long; its file's time is of its own clock, and only changes count."""
+        now = time.monotonic()
+        try:
+            with self._path(peer).open() as file:  # a network file system looks anew at what is opened
+                touched = os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            return False
+        if self._heard.get(peer, (0, 0.0))[0] != touched:
+            self._heard[peer] = (touched, now)
+        since = max(self._heard[peer][1], self._moved[1]) if idle else self._heard[peer][1]
+        return now - since > self._lost_s
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _path(self, rank: int) -> Path:
+        return self.folder / presence_name(rank)
+
+    def _write(self) -> None:
+        draft = (path := self._path(self.rank)).with_name(f".{presence_name(self.rank)}")
+        with self._writing, contextlib.suppress(OSError):  # a full disk, or the folder was removed under us
+            if self._over.is_set():
+                return
+            try:
+                draft.write_text(json.dumps({"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S)}))
+                draft.replace(path)
+            except OSError:
+                os.utime(path)
+            if self._over.is_set():
+                path.unlink()
+
+    def _go_on(self) -> None:
+        while not self._over.wait(BEAT_S):
+            self._write()
+            self._here.look_after_the_library(2 * BEAT_S, self.absent)
+            if (step := self._here.step()) != self._moved[0]:
+                self._moved = (step, time.monotonic())
+            if self.announce is not None:
+                self._watch(self.announce)
+
+    def _watch(self, announce: Callable[[str], None]) -> None:
+        for distance in range(1, min(NUM_WATCHED, self.num_ranks - 1) + 1):
+            words = self._look((self.rank + distance) % self.num_ranks)
+            if words is not None and not self._over.is_set() and self.announce is not None:
+                self.announce = None
+                with contextlib.suppress(RuntimeError):  # the one that kept the word may be the one that is gone
+                    announce(words)
+                return

@@ -1,0 +1,139 @@
+"""What ranks must have in common: compared before the first step, or sent by rank 0."""
+
+from __future__ import annotations
+
+import json
+import platform
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from workbench.errors import RankMismatch
+from workbench.gradients import Layout
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.liveness.membership import of_all
+from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
+from workbench.runtimes.transport.base import Transport
+from workbench.settings import Settings
+
+Facts = dict[str, str]
+
+# What may differ, and is then noted with the run: it decides neither which messages are sent nor, but for a last bit, what is in them.
+MAY_DIFFER = ("build of torch", "patch of Python", "problem", "code of the problem")
+FIXES = {
+    "workbench": "Install the same version on every rank, or check out the same commit",
+    "torch": "Install the same version on every rank",
+    "Python": "Install the same version on every rank",
+    "samples": "Give every rank the same data; the sampler deals them out (problems.shards: a shard for each)",
+}
+FIXES |= dict.fromkeys(("training data", "test data"), FIXES["samples"])
+MOST_NAMED = 4
+
+
+def versions() -> Facts:
+    """Of the software that this rank runs."""
+    number, _, build = torch.__version__.partition("+")
+    major, minor, patch = platform.python_version_tuple()
+    python = {"Python": f"{major}.{minor}", "patch of Python": patch}  # functions that are sent run on the same minor version alone
+    return {"workbench": f"sources {package_digest()}", "torch": number, "build of torch": build or "plain", **python}
+
+
+def facts_of_layout(layout: Layout) -> Facts:
+    """The order, shapes and types of the parameters."""
+    return {f"parameter {number}": line for number, line in enumerate(layout.describe())}
+
+
+def facts_of_run(
+    algorithm: Algorithm, problem: Problem, settings: Settings, layout: Layout, data: tuple[Dataset[Any], Dataset[Any] | None]
+) -> Facts:
+    """All that ranks of a run must have in common, what explains the rest first."""
+    return {
+        **versions(),
+        "method": str(algorithm),
+        "code of the method": code_digest(algorithm),
+        **{f"setting {name}": str(value) for name, value in settings.as_record().items()},
+        "problem": problem.name,
+        "samples": str(len(data[0])),  # type: ignore[arg-type]  # it has a length
+        "training data": data_digest(data[0]),
+        "test data": data_digest(data[1]),
+        **facts_of_layout(layout),
+        "code of the problem": code_digest(problem.model, problem.loss, problem.correct),
+    }
+
+
+def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:
+    """Compare every rank's facts; answers what differs and may, of which rank 0 warns.
+
+    Raises:
+        RankMismatch: something differs that must not; names the ranks that have it otherwise than most.
+    """
+    patience = interpreter.ledger.patience("all ranks to describe their model, data and software")
+    texts = of_all(transport.gather_texts(json.dumps(facts), patience), "the beginning of a run")
+    differences = compare([json.loads(text) for text in texts])
+    wrong = {name: words for name, words in differences.items() if name not in MAY_DIFFER}
+    if wrong:
+        name, words = next(iter(wrong.items()))
+        others = list(differences)[:MOST_NAMED]
+        others.remove(name) if name in others else None
+        more = f" Also different: {', '.join(others)}." if others else ""
+        raise RankMismatch(f"{words}. {FIXES.get(name, 'Give every rank the same model and settings')}.{more}")
+    notes = [f"{words}: the run goes on, for that changes no more than last bits" for words in differences.values()]
+    if transport.rank == 0:
+        for line in notes:
+            warnings.warn(line, RuntimeWarning, stacklevel=2)
+    return notes
+
+
+def compare(everyone: Sequence[Facts]) -> dict[str, str]:
+    """What differs, by name and in order, in words: what most ranks have is right, and of as many rank 0's, or the lowest rank's.
+
+    >>> compare([{"torch": "2.9"}, {"torch": "2.8"}, {"torch": "2.9"}])
+    {'torch': "rank 1 differs from ranks 0 and 2: torch is '2.9' on ranks 0 and 2, and '2.8' on rank 1"}
+    """
+    names = dict.fromkeys(name for facts in everyone for name in facts)
+    found = {}
+    for name in names:
+        values = [facts.get(name, "missing") for facts in everyone]
+        groups: dict[str, list[int]] = {}
+        for rank, value in enumerate(values):
+            groups.setdefault(value, []).append(rank)
+        if len(groups) > 1:
+            found[name] = _difference(name, groups)
+    return found
+
+
+def _difference(name: str, groups: dict[str, list[int]]) -> str:
+    usual = max(groups, key=lambda value: len(groups[value]))  # the first of the largest
+    odd = {value: ranks for value, ranks in groups.items() if value != usual}
+    those = sorted(rank for ranks in odd.values() for rank in ranks)
+    differ = "differs" if len(those) == 1 else "differ"
+    where = [f"{value!r} on {_ranks(ranks)}" for value, ranks in list(odd.items())[:MOST_NAMED]]
+    return f"{_ranks(those)} {differ} from {_ranks(groups[usual])}: {name} is {usual!r} on {_ranks(groups[usual])}, and {', '.join(where)}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > MOST_NAMED:
+        return f"{len(ranks)} ranks (the first is {ranks[0]})"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def share_tensors(tensors: list[torch.Tensor], transport: Transport, interpreter: Interpreter) -> None:
+    """Rank 0's tensors to all ranks, byte for byte (so of any type) and in one message."""
+    if not tensors or transport.num_workers == 1:
+        return
+    flats = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    message = torch.cat(flats)
+    transport.broadcast(message, 0, interpreter.ledger.patience("rank 0's weights and buffers"))
+    offset = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size:
+            tensor.copy_(message[offset : offset + size].clone().view(tensor.dtype).view(tensor.shape))
+        offset += size

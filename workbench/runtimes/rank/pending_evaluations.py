@@ -1,0 +1,112 @@
+"""Evaluations that are due and must wait: their parameters lie in the run's folder, and not in memory, until they are made.
+
+Where ranks are at steps of their own, rank 0 evaluates when the run is over (decision 12). A run may end before that: what lies there
+then is evaluated by `evaluate_left`, or by `workbench evaluate RUN`.
+
+    evaluations/step-00000004.pt      the parameters behind step 4, and the row that the evaluation completes
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.replica.local_training import Worker, model_info
+from workbench.settings import Settings
+from workbench.trace.append import append, cannot_write, go_on
+from workbench.trace.fate import OVER
+from workbench.trace.recorder import metrics_name, row_text
+from workbench.trace.run import DUE_FOLDER, Run
+
+FORMAT = 1
+
+
+@final
+class DueEvaluations:
+    """The evaluations of one run that wait, in order of step; one snapshot at most is in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(folder) / DUE_FOLDER
+
+    def add(self, row: dict[str, Any], snapshot: Any) -> None:
+        """Keep what an evaluation looks at.
+
+        Raises:
+            WorkbenchError: it cannot be written.
+        """
+        path = self._folder / f"step-{row['step']:08d}.pt"
+        draft = path.with_suffix(".tmp")
+        try:
+            self._folder.mkdir(exist_ok=True)
+            torch.save({"format": FORMAT, "row": row, "snapshot": snapshot}, draft)
+            draft.replace(path)
+        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter on a full disk
+            raise cannot_write(self._folder, error if isinstance(error, OSError) else OSError(str(error))) from error
+
+    def newest(self) -> int:
+        """The last step that waits; -1 for none."""
+        return max((int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.pt")), default=-1)
+
+    def take(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Row and snapshot of each; its file goes when the next one is asked for, so that none is lost between the two."""
+        for path in sorted(self._folder.glob("step-*.pt")):
+            kept = torch.load(path, map_location="cpu", weights_only=True)
+            yield kept["row"], kept["snapshot"]
+            path.unlink()
+        if self._folder.is_dir() and not any(self._folder.glob("step-*.pt")):
+            for rest in self._folder.iterdir():  # drafts of a writer that was killed
+                rest.unlink()
+            self._folder.rmdir()
+
+
+def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) -> int:
+    """Make the evaluations that a run left undone when it failed or was killed, and add them to its record.
+
+    Args:
+        folder: of the run.
+        algorithm, problem: those of the run.
+
+    Returns:
+        how many were made.
+
+    Raises:
+        ConfigError: of another algorithm or problem, or the run still goes on.
+    """
+    folder = Path(folder)
+    run = Run.load(folder)
+    info, made = run.info, {row["step"] for row in run.evaluations()}
+    if info.get("status") not in (*OVER, "lost"):
+        raise ConfigError(f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait")
+    for what, given in (("method", type(algorithm).__name__), ("problem", problem.name)):
+        recorded = (info.get(what) or {}).get("name")
+        if recorded != given:
+            raise ConfigError(f"{folder.name} was a run of {recorded}, and this is {given}: give the same {what} again")
+    num_ranks = int(info.get("num_workers") or 1)
+    worker = Worker(algorithm, problem, Settings(steps=1), 0, num_ranks, torch.device("cpu"))
+    if not worker.can_evaluate:
+        raise ConfigError(f"problem {problem.name} has no test data: there is nothing to evaluate")
+    shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
+    if recorded is not None and shapes != recorded:
+        raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with the options that it had")
+    num_made, file = 0, go_on(folder / metrics_name(0))
+    try:
+        for row, snapshot in DueEvaluations(folder).take():
+            if row["step"] in made:  # it was killed between the record and the file's end
+                continue
+            append(file, [row_text(evaluated(worker, row, snapshot))])
+            num_made += 1
+    finally:
+        os.close(file)
+    return num_made
+
+
+def evaluated(worker: Worker, row: dict[str, Any], snapshot: Any) -> dict[str, Any]:
+    """The row of an evaluation that one rank makes for all."""
+    return {**row, "evaluation": worker.evaluate_snapshot(snapshot)}

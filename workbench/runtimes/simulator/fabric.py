@@ -1,0 +1,273 @@
+"""Virtual time: an event queue, and a network on which simulated workers meet.
+
+Nothing here knows of algorithms or gradients; a value is whatever the receiver makes of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
+from typing import Any, final
+
+from workbench.costs import AnyNetwork, Route
+from workbench.runtimes.simulator.fair_sharing import FairLinks
+from workbench.runtimes.simulator.mailboxes import Asked, Offer, Open, every, put, take
+
+
+@final
+class Clock:
+    """Events in order of time; ties in order of posting, so that a run is a pure function of its inputs."""
+
+    __slots__ = ("events", "now_s", "num_events")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.num_events = 0  # posted so far
+        self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+
+    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        """Do something at a time that is not past."""
+        assert time_s >= self.now_s, "an event in the past"
+        self.num_events = number = self.num_events + 1
+        heappush(self.events, (time_s, number, action, argument))
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        events, pop = self.events, heappop
+        while events:
+            self.now_s, _, action, argument = pop(events)
+            action(argument)
+
+
+Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
+
+
+@final
+class Fabric:
+    """Where simulated workers meet: collectives of all ranks, and messages between two.
+
+    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) side by side, as
+    packets do: each stage works off its messages in the order in which they met, and the message is there when the last
+    stage is done with it. A collective of the library begins when the last rank has come and every stage is idle, and holds all
+    of them until it ends.
+
+    Where the network is `fair`, connections that are on a stage at once share its rate instead (`runtimes.simulator.fair_sharing`).
+    """
+
+    def __init__(self, clock: Clock, network: AnyNetwork, num_workers: int) -> None:
+        self.clock, self._network, self._num_workers = clock, network, num_workers
+        self.num_messages = self._num_offers = 0
+        self._meetings: dict[tuple[str, int], list[tuple[float, Arrival]]] = defaultdict(list)
+        self._counts: dict[tuple[str, int], int] = defaultdict(int)  # collectives each rank has joined on each channel
+        self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> how
+        self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
+        self._all_free_s = self._last_free_s = 0.0
+        self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
+        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
+        self._again_s = 0.0  # when they are looked at next; past where nothing waits
+        self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
+        self._asked: dict[Any, Any] = {}  # the same -> box of receives
+        self._open_tags: set[int] = set()
+        self._open: dict[Any, Open] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
+        self._gone: set[int] = set()  # whose messages are lost
+
+    # -- collectives -------------------------------------------------------------------------------------------
+
+    def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
+        """Take part in the channel's next collective, which lasts `seconds` once all are there.
+
+        `combine` is called once, at the end, with every rank's value in order of rank.
+        """
+        number = self._counts[channel, arrival[0]]
+        self._counts[channel, arrival[0]] += 1
+        meeting = self._meetings[channel, number]
+        meeting.append((self.clock.now_s, arrival))
+        if len(meeting) < self._num_workers:
+            return
+        del self._meetings[channel, number]
+        start = self.clock.now_s if self._fair is None else self._fair.drained_s(self.clock.now_s)
+        end = max(start, self._last_free_s) + seconds
+        self._all_free_s = self._last_free_s = end
+        self._free_s.clear()
+        self.clock.at(end, self._finish, (sorted(meeting, key=lambda item: item[1][0]), combine))
+
+    def _finish(self, meeting: tuple[list[tuple[float, Arrival]], Callable[[list[Any]], None]]) -> None:
+        arrivals, combine = meeting
+        combine([value for _, (_, value, _) in arrivals])
+        for came_s, (_, _, then) in arrivals:
+            then(came_s)
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        key: Any,
+        tag: int,
+        to: int,
+        sender: int,
+        num_bytes: int,
+        value: Any,
+        sent: Callable[[Any], None],
+        argument: Any,
+        priority: int = 0,
+    ) -> None:
+        """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
+        if self._gone and (sender in self._gone or to in self._gone):
+            if sender not in self._gone:
+                self.clock.at(self.clock.now_s, sent, argument)
+            return
+        self._num_offers += 1
+        offer = (sender, num_bytes, value, sent, argument, self._num_offers, priority)
+        there = self._open.get((key, tag, to)) if tag in self._open_tags else None
+        if there is None:
+            box = (key, tag, sender, to)
+            asked = self._asked.pop(box, None)
+            if asked is None:
+                put(self._offers, box, offer)
+                return
+            if asked.__class__ is deque:
+                self._asked[box] = asked
+                asked = take(self._asked, box)
+        else:
+            asked = there.ask(sender) if there.asked else None
+            if asked is None:
+                there.offers.append(offer)
+                return
+        if priority == 0 and self._fair is None:
+            self._transfer(offer, asked, to)
+        else:
+            self._meet(offer, asked, to)
+
+    def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+        """Ask for a message from rank `source` (-1: the oldest from any)."""
+        there = self._open.get((key, tag, to)) if tag in self._open_tags else None
+        if there is None and source < 0:
+            there = self._opened(key, tag, to)
+        if there is not None:
+            offer = there.take(source) if there.offers else None
+            if offer is None:
+                there.asked.append((source, (received, argument)))
+                return
+        else:
+            box = (key, tag, source, to)
+            offer = take(self._offers, box) if box in self._offers else None
+            if offer is None:
+                put(self._asked, box, (received, argument))
+                return
+        if offer[6] == 0 and self._fair is None:
+            self._transfer(offer, (received, argument), to)
+        else:
+            self._meet(offer, (received, argument), to)
+
+    def leave(self, rank: int) -> None:
+        """What this rank offers or asks for is taken back; what is offered to it is lost, as if it had been sent."""
+        self._gone.add(rank)
+        lost: list[Offer] = []
+        for box in [box for box in self._offers if rank in box[2:]]:
+            lost.extend(every(self._offers.pop(box)))
+        for box in [box for box in self._asked if box[3] == rank]:
+            del self._asked[box]
+        for target, there in self._open.items():
+            if target[2] == rank:
+                lost.extend(there.offers)
+                there.offers, there.asked = deque(), []
+            else:
+                there.offers = deque(offer for offer in there.offers if offer[0] != rank)
+        for offer in lost:
+            if offer[0] != rank:
+                self.clock.at(self.clock.now_s, offer[3], offer[4])
+
+    def withdraw(self, box: Any, received: Callable[[Any, int, Any], None], argument: Any) -> bool:
+        """Take back a receive from any rank at (key, tag, receiver); whether no message had met it."""
+        there = self._open.get(box)
+        for position, (source, asked) in enumerate(there.asked if there is not None else ()):
+            if source < 0 and asked[0] == received and asked[1] is argument:
+                assert there is not None
+                del there.asked[position]
+                return True
+        return False
+
+    def _opened(self, key: Any, tag: int, to: int) -> Open:
+        """From now on anybody's offer may be asked for: those that wait already, the oldest first."""
+        there, target = Open(), (key, tag, to)
+        for box in [box for box in self._offers if (box[0], box[1], box[3]) == target]:
+            there.offers.extend(every(self._offers.pop(box)))
+        there.offers = deque(sorted(there.offers, key=itemgetter(5)))
+        for box in [box for box in self._asked if (box[0], box[1], box[3]) == target]:
+            there.asked.extend((box[2], asked) for asked in every(self._asked.pop(box)))
+        self._open[target] = there
+        self._open_tags.add(tag)
+        return there
+
+    def _meet(self, offer: Offer, asked: Asked, to: int) -> None:
+        if self._fair is not None and offer[0] != to:
+            self.num_messages += 1
+            self._share((offer, asked, to))
+        elif offer[6] == 0 or offer[0] == to:
+            self._transfer(offer, asked, to)
+        else:
+            heappush(self._urgent, (offer[6], offer[5], (offer, asked, to)))
+            self._dispatch()
+
+    def _route(self, sender: int, to: int) -> Route:
+        number = sender * self._num_workers + to
+        route = self._routes.get(number)
+        if route is None:
+            route = self._routes[number] = self._network.route(sender, to)
+        return route
+
+    def _transfer(self, offer: Offer, asked: Asked, to: int) -> None:
+        clock, sender, num_bytes = self.clock, offer[0], offer[1]
+        now = end = clock.now_s
+        if sender != to:  # what a rank sends itself touches no interface
+            route = self._routes.get(sender * self._num_workers + to) or self._route(sender, to)
+            free, start = self._free_s, now if now > self._all_free_s else self._all_free_s
+            for stage, per_byte in route.stages:
+                before = free.get(stage, start)
+                after = free[stage] = (before if before > start else start) + num_bytes * per_byte
+                if after > end:
+                    end = after
+            if end > self._last_free_s:
+                self._last_free_s = end
+            end += route.latency_s
+        self.num_messages += 1
+        clock.num_events = number = clock.num_events + 1
+        heappush(clock.events, (end, number, _arrive, (offer, asked)))
+
+    def _share(self, meeting: tuple[Offer, Asked, int]) -> None:
+        """Send a message on links that are shared fairly, when no collective holds them."""
+        offer, asked, to = meeting
+        if self.clock.now_s < self._all_free_s:
+            self.clock.at(self._all_free_s, self._share, meeting)
+            return
+        assert self._fair is not None
+        self._fair.begin(self.clock.now_s, (offer[0], to), self._route(offer[0], to), offer[1], (offer, asked), offer[6])
+
+    def _let_go(self, meeting: tuple[Offer, Asked], latency_s: float) -> None:
+        self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
+
+    def _dispatch(self, _: None = None) -> None:
+        """Let the urgent messages go whose stages are idle, the most urgent first; look again when the next one is."""
+        waiting, now, again = [], self.clock.now_s, float("inf")
+        while self._urgent:
+            item = heappop(self._urgent)
+            offer, asked, to = item[2]
+            stages = [stage for stage, _ in self._route(offer[0], to).stages]
+            if max(self._all_free_s, *(self._free_s.get(stage, 0.0) for stage in stages)) <= now:
+                self._transfer(offer, asked, to)
+            else:
+                waiting.append(item)
+            again = min(again, max(self._all_free_s, *(self._free_s.get(stage, 0.0) for stage in stages)))
+        self._urgent = waiting
+        heapify(self._urgent)
+        if waiting and not now < self._again_s <= again:
+            self._again_s = again
+            self.clock.at(again, self._dispatch)
+
+
+def _arrive(meeting: tuple[Offer, Asked]) -> None:
+    offer, asked = meeting
+    asked[0](asked[1], offer[0], offer[2])
+    offer[3](offer[4])

@@ -1,0 +1,81 @@
+"""The sum of many workers' gradients on one replica, each added as it arrives: the memory of two, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from workbench.gradients import USED, WEIGHT, Gradient
+from workbench.replica.backward import Hooks, Micro
+from workbench.replica.gradient_guard import Guard
+from workbench.replica.replica import Replica
+
+Minibatch = Sequence[Micro]
+
+
+@final
+class Summation:
+    """Adds up gradients in order of rank, to the last bit as an all-reduce of the messages would.
+
+    The first worker's is computed as on a real rank, with all that a `Replica` looks after, and so are all where that matters
+    (several micro-batches, mixed precision, parameters of several types). The others' are taken straight from autograd, which adds
+    them to views of one buffer.
+    """
+
+    def __init__(self, replica: Replica, guard: Guard | None = None) -> None:
+        self._replica, self._guard = replica, guard
+        layout = replica.layout
+        self._plain = replica.precision == "fp32" and all(slot.dtype == layout.dtype for slot in layout.slots)
+        self._parameters: list[Any] = replica.parameters
+        self._flat = torch.zeros(layout.numel if self._plain else 0, dtype=layout.dtype)
+        self._views = [slot.view(self._flat).data for slot in layout.slots] if self._plain else []  # `.data`: each counts its own versions
+        self._versions = [view._version for view in self._views]
+        self._shares: list[float] = []  # of the gradients that came straight, since the last `end`
+        self._used = [0] * len(self._parameters)  # of how many of them each parameter was part
+
+    def begin(self, step: int, minibatch: Minibatch) -> tuple[Gradient, float | None]:
+        """The first worker's gradient and mean loss."""
+        gradient, mean = self._replica.backward(step, minibatch, Hooks())
+        for param, view in zip(self._parameters, self._views, strict=False):
+            param.grad = view
+        return gradient, None if mean is None else float(mean)
+
+    def add(self, total: Gradient, make: Callable[[], Minibatch]) -> float | None:
+        """Add another worker's; answers its mean loss. `make`: its minibatch, again if need be."""
+        minibatch, guard = make(), self._guard
+        if not self._plain or len(minibatch) != 1:
+            return self._add_closely(total, minibatch)
+        loss, share = minibatch[0].loss(), minibatch[0].share
+        torch.autograd.backward(loss)
+        self._flat.mul_(share)
+        good = guard is None or guard.is_plain(self._flat, float(loss.detach()), share)
+        if good:
+            total.flat.add_(self._flat)
+            self._shares.append(share)
+        self._flat.zero_()
+        for position, view in enumerate(self._views):
+            if view._version != self._versions[position]:
+                self._versions[position] = view._version
+                self._used[position] += good
+        return float(loss.detach()) if good else self._add_closely(total, make())
+
+    def _add_closely(self, total: Gradient, minibatch: Minibatch) -> float | None:
+        """As a real rank computes it."""
+        gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
+        total.flat.add_(gradient.flat)
+        self._replica.discard(gradient)
+        return None if mean is None else float(mean)
+
+    def end(self, total: Gradient) -> None:
+        """Write into the tails who has contributed."""
+        for param in self._parameters:
+            param.grad = None
+        for piece in total.layout.buckets:
+            tail = total.tail(piece.index).numpy()
+            tail[WEIGHT] = np.cumsum(np.array([tail[WEIGHT], *self._shares], tail.dtype))[-1]  # one after the other, as messages are summed
+            tail[USED:] += [self._used[slot.index] for slot in piece.slots]
+        self._shares.clear()
+        self._used = [0] * len(self._parameters)

@@ -1,0 +1,257 @@
+"""Thousands of workers as one program: where all ask for the same, it is asked once, and time is a vector over workers.
+
+A symmetric method (`Algorithm.symmetric`) on identical replicas: every rank yields the same requests, whatever the time, and of
+gradients it wants sums alone. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the
+other, and adds each gradient to the sum as it arrives, in order of rank: what an all-reduce then answers is there already, to
+the last bit what the messages of `runtimes.simulator.simulation` make of it. Seconds are arrays of shape (p,): a worker's own compute, and
+for a sum the time when the last has come, and how long it takes from there.
+
+Programs run ahead as far as they can; collectives happen in order of time, since they share the network.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from workbench import ops
+from workbench.collectives import native_bytes
+from workbench.costs import AnyNetwork
+from workbench.costs.stragglers import Array
+from workbench.errors import ConfigError
+from workbench.ops import FREE, Program, Request, Ticket, Value
+from workbench.program import perform
+from workbench.runtimes.execution.endpoint import size_of
+from workbench.runtimes.simulator.lockstep.worker_group import Cohort
+
+_PENDING = object()
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Thread:
+    """A program of all workers, or one that they started."""
+
+    programs: list[Program]  # the innermost last
+    now_s: Array  # (p,) where each worker is
+    then: Callable[[Any], None]
+    main: bool = False
+    pending: Request | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Going:
+    """What a ticket stands for: when it ended, and who waits for that."""
+
+    end_s: Array | float = 0.0
+    waiting: list[_Thread] = field(default_factory=list)
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Lane:
+    free_s: Array | float = 0.0  # (p,) when the last sub-program ended
+    busy: bool = False
+    line: deque[_Thread] = field(default_factory=deque)
+
+
+@final
+class Formula(Request):
+    """A collective of messages by its closed form. Answers its value."""
+
+    __slots__ = ("num_bytes", "seconds", "value")
+
+    def __init__(self, value: Value, seconds: float, num_bytes: float) -> None:
+        self.value, self.seconds, self.num_bytes = value, seconds, num_bytes
+
+
+@final
+class Lockstep:
+    """Runs the one program.
+
+    Args:
+        cohort: the workers: their replica, their compute, their record.
+        network: what collectives cost.
+    """
+
+    def __init__(self, cohort: Cohort, network: AnyNetwork) -> None:
+        self.cohort, self.network = cohort, network
+        self._meetings: list[tuple[float, int, float, Callable[[float], None]]] = []
+        self._num_met = self._num_started = 0
+        self._free_s = 0.0  # when the network is done with what it has
+        self._ready: deque[tuple[_Thread, Any]] = deque()
+        self._lanes: dict[int, _Lane] = defaultdict(_Lane)
+
+    def run(self, program: Program) -> Array:
+        """To the end; returns (p,) when each worker was done."""
+        main = _Thread([program], np.zeros(self.cohort.num_workers), lambda value: None, main=True)
+        self._ready.append((main, None))
+        while self._ready or self._meetings:
+            while self._ready:
+                self._advance(*self._ready.popleft())
+            if self._meetings:
+                met_s, _, seconds, then = heapq.heappop(self._meetings)
+                self._free_s = max(met_s, self._free_s) + seconds
+                then(self._free_s)
+        assert main.pending is None, f"the program still waits for {main.pending}"
+        return main.now_s
+
+    def _advance(self, thread: _Thread, answer: Any) -> None:
+        """Go on until what happens next depends on others."""
+        thread.pending = None
+        while True:
+            try:
+                request = thread.programs[-1].send(answer)
+            except StopIteration as stop:
+                thread.programs.pop()
+                if not thread.programs:
+                    thread.then(stop.value)
+                    return
+                answer = stop.value
+                continue
+            answer = self._answer(thread, request)
+            if answer is _PENDING:
+                thread.pending = request
+                return
+
+    def _answer(self, thread: _Thread, request: Request) -> Any:
+        cohort = self.cohort
+        match request:
+            case ops.Wait(ticket):
+                return self._wait(thread, ticket)
+            case ops.Start():
+                return self._start(request, thread.now_s)
+            case ops.Apply():
+                thread.now_s = cohort.apply(request, thread.now_s)
+                return None
+            case ops.Backward():
+                thread.programs.append(self._pass(thread, request))
+                return None
+            case ops.EndStep():
+                cohort.end_step(request, thread.now_s)
+                return None
+            case ops.ReadParameters():
+                return cohort.replica.read_parameters()
+            case ops.WriteParameters(value):
+                return cohort.replica.write_parameters(value)
+            case ops.Discard(gradient):
+                return cohort.replica.discard(gradient)
+            case _:
+                self._meet(request, thread.now_s, partial(self._met, thread, request))
+                return _PENDING
+
+    def _pass(self, thread: _Thread, request: ops.Backward) -> Program:
+        """Forward, in pieces where buckets must arrive first, then backward."""
+        cohort, parts = self.cohort, self.cohort.forward_parts
+        cohort.step = request.step
+        if request.before_forward is None:
+            thread.now_s = cohort.forward(request.step, thread.now_s, 1.0)
+        else:
+            for bucket in reversed(range(len(parts))):
+                yield from request.before_forward(bucket)
+                thread.now_s = cohort.forward(request.step, thread.now_s, parts[bucket])
+        gradient, begin_s, thread.now_s = cohort.backward(request.step, thread.now_s)
+        if request.on_bucket is None:
+            return gradient
+        tickets = []
+        for piece, share in zip(gradient.layout.buckets, cohort.ready_shares, strict=True):
+            work = request.on_bucket(gradient.part(piece.index))
+            ready_s = np.minimum(begin_s + (thread.now_s - begin_s) * share, thread.now_s)
+            tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work), ready_s))
+        return tuple(tickets)
+
+    # -- background --------------------------------------------------------------------------------------------
+
+    def _start(self, request: ops.Start, now_s: Array) -> Ticket:
+        self._num_started += 1
+        going = _Going()
+        ticket = Ticket(self._num_started, request.work, going)
+
+        def end(end_s: Array | float, value: Any) -> None:
+            ticket.done, ticket.value, going.end_s = True, value, end_s
+            for thread in going.waiting:
+                self._waited(thread, end_s)
+                self._ready.append((thread, value))
+
+        if isinstance(request.work, ops.AllReduce):
+            work = request.work
+            self._meet(work, now_s, lambda end_s: end(end_s, work.value))
+            return ticket
+        lane = self._lanes[request.lane] if request.lane != FREE else _Lane()
+        thread = _Thread([perform(request.work)], now_s, lambda value: self._ended(lane, thread, value, end))
+        lane.line.append(thread)
+        if not lane.busy:
+            self._next(lane)
+        return ticket
+
+    def _next(self, lane: _Lane) -> None:
+        """Sub-programs of one lane run one after the other, in order of starting."""
+        lane.busy = bool(lane.line)
+        if lane.line:
+            thread = lane.line.popleft()
+            thread.now_s = np.maximum(thread.now_s, lane.free_s)
+            self._ready.append((thread, None))
+
+    def _ended(self, lane: _Lane, thread: _Thread, value: Any, end: Callable[[Array | float, Any], None]) -> None:
+        lane.free_s = thread.now_s
+        end(thread.now_s, value)
+        self._next(lane)
+
+    def _wait(self, thread: _Thread, ticket: Ticket) -> Any:
+        going = ticket.runtime
+        if ticket.done:
+            if going is not None:
+                self._waited(thread, going.end_s)
+            return ticket.value
+        going.waiting.append(thread)
+        return _PENDING
+
+    def _waited(self, thread: _Thread, end_s: Array | float) -> None:
+        later = np.maximum(thread.now_s, end_s)
+        if thread.main:
+            self.cohort.waited(thread.now_s, later)
+        thread.now_s = later
+
+    # -- collectives -------------------------------------------------------------------------------------------
+
+    def _meet(self, request: Request, now_s: Array, then: Callable[[float], None]) -> None:
+        """All workers take part, each from its own time on; it begins when the last is there and the network is idle."""
+        kind, value, seconds, num_bytes = self._cost(request)
+
+        def end(end_s: float) -> None:
+            self.cohort.communicated(kind, value, now_s, end_s, num_bytes)
+            then(end_s)
+
+        self._num_met += 1
+        heapq.heappush(self._meetings, (float(now_s.max()), self._num_met, seconds, end))
+
+    def _met(self, thread: _Thread, request: Any, end_s: float) -> None:
+        """One in the foreground is over."""
+        self._waited(thread, end_s)
+        self._ready.append((thread, getattr(request, "value", None)))
+
+    def _cost(self, request: Request) -> tuple[str, Value | None, float, float]:
+        """Kind, value, seconds, bytes that a worker sends on average."""
+        network, p = self.network, self.cohort.num_workers
+        match request:
+            case ops.AllReduce(value):
+                return "all_reduce", value, network.all_reduce_s(size_of(value), p), native_bytes(p, size_of(value))
+            case ops.ReduceScatter(value):
+                return "reduce_scatter", value, network.reduce_scatter_s(size_of(value), p), native_bytes(p, size_of(value)) / 2
+            case ops.AllGather(value):
+                return "all_gather", value, network.all_gather_s(size_of(value), p), native_bytes(p, size_of(value)) / 2
+            case ops.Barrier():
+                return "barrier", None, network.barrier_s(p), 0.0
+            case Formula():
+                return "all_reduce", request.value, request.seconds, request.num_bytes
+            case _:
+                raise ConfigError(
+                    f"{type(request).__name__}: a method or collective that asks for it does not ask the same of all: say detail='messages'"
+                )

@@ -1,0 +1,82 @@
+"""A recorded run once more, in one process, with its messages in the order in which they came then.
+
+What chance decided in a real run of an asynchronous method is in its events: whom each receive from any rank heard, which
+ticket each `WaitAny` found or that it ran out of time, what `Now` said, where the run was asked to stop; what was set while it
+ran is in its `run.json`. A replay gives the same programs the same answers, so they compute the same numbers, to the last bit,
+also where gradients were summed in order of arrival. Its clock is virtual and says nothing.
+
+Not to the last bit: sums that the library took (gloo's and MPI's own all-reduce add in an order of their own), and runs
+on a GPU or on another processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from torch import Tensor
+
+from workbench import costs
+from workbench.costs import Compute
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.replica.local_training import run_info
+from workbench.runtimes.simulator.course import Course, turns_of
+from workbench.runtimes.simulator.simulation import Simulation
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What came of a replay.
+
+    Attributes:
+        run: the record of the replay itself: metrics and updates, with times that mean nothing.
+        parameters: rank -> its trainable parameters at the end, flat.
+    """
+
+    run: Run
+    parameters: list[Tensor]
+
+
+def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settings: Settings) -> Replay:
+    """Run again what was recorded, with the same method, problem and settings.
+
+    Raises:
+        ConfigError: the record is of something else, or was not kept.
+    """
+    run = run if isinstance(run, Run) else Run.load(run)
+    name = (run.info.get("method") or {}).get("name")
+    if name != type(algorithm).__name__:
+        raise ConfigError(f"the run {run.id} is of {name}: it cannot be replayed as {type(algorithm).__name__}")
+    recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
+    if recorded != (run.info["method"].get("settings") or {}):
+        raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, and not with {recorded}")
+    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}  # an older version's run lacks those that came since
+    if settings.as_record() != recorded:
+        found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
+        raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
+    if run.info.get("resumed"):
+        raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay begins at the beginning, so replay that one")
+    if run.info.get("departures"):
+        raise ConfigError(f"ranks left the run {run.id}, and their records end before its end: it cannot be replayed")
+    if not algorithm.replayable:
+        raise ConfigError(f"{algorithm} cannot be replayed: what its worker hands to its rounds is in no message, and so in no record")
+    if algorithm.asynchronous and not run.events:
+        raise ConfigError(f"the run {run.id} has no events: without the order of its messages it cannot be replayed")
+    threads = int(run.headers.get(0, {}).get("threads", 1))
+    free = Compute(forward_s=0.0, backward_s=0.0)
+    simulation = Simulation(
+        algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
+    )
+    simulation.scripts = run.events
+    simulation.course = Course(algorithm, simulation.num_workers, turns_of(run.info))
+    stop_after = run.info.get("stop_after")
+    if run.info.get("status") == "stopped" and not algorithm.asynchronous:
+        stop_after = run.info["result"]["last_step"]  # by hand, or there
+    replayed = simulation.run(stop_after=stop_after)
+    return Replay(replayed, [worker.trained.read_parameters() for worker in simulation.workers])

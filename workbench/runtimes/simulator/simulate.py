@@ -1,0 +1,170 @@
+"""The way into simulation: how closely to look is chosen here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from workbench import costs
+from workbench.collectives import Collective, Native, Ring, native_bytes
+from workbench.costs import AnyNetwork, Compute, Network, measure_compute
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.naming import call_checked
+from workbench.ops import Program, Request, Value
+from workbench.problems.base import Problem
+from workbench.program import Algorithm, Context
+from workbench.replica.local_training import check_what
+from workbench.replica.replica import compute_threads
+from workbench.runtimes.execution.endpoint import size_of
+from workbench.runtimes.simulator.lockstep.lockstep import Formula, Lockstep
+from workbench.runtimes.simulator.lockstep.worker_group import Cohort
+from workbench.runtimes.simulator.simulation import Simulation, run_info_of, without_what_is_there
+from workbench.settings import Settings
+from workbench.trace.run import Run
+
+Detail = Literal["auto", "messages", "formula"]
+
+
+def simulate(
+    algorithm: Algorithm,
+    problem: Problem,
+    *,
+    workers: int,
+    network: AnyNetwork | str = costs.ethernet_10g,
+    compute: Compute | None = None,
+    timing_only: bool = False,
+    detail: Detail = "auto",
+    **settings: Any,
+) -> Run:
+    """Train on a simulated cluster and return the run.
+
+    Args:
+        algorithm, problem: the same objects that real ranks are given.
+        workers: how many.
+        network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
+        compute: of one worker; None: measured here and now (`workbench.costs.measure_compute`), and noted with the run.
+        timing_only: compute no gradients: what time does, and nothing else.
+        detail: "messages": every worker is a program of its own and every message is an event; "formula": one program for all, and
+            collectives of messages take the seconds of their closed form as soon as the last worker has come (with
+            `timing_only`); "auto": one program where that changes nothing, which is where a symmetric method sums by the library's
+            all-reduce, and messages elsewhere.
+        settings: those of `workbench.settings.Settings`.
+
+    Raises:
+        ConfigError: what cannot be simulated so, with what can.
+        Stalled: nobody can move; names what each rank waits for.
+        Diverged: a loss is not a finite number.
+    """
+    check_what(algorithm, problem, "simulated")
+    network = costs.get(network) if isinstance(network, str) else network
+    chosen: Settings = call_checked("simulate", Settings, settings)
+    compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
+    return run_simulation(algorithm, problem, chosen, workers, network=network, compute=compute, timing_only=timing_only, detail=detail)
+
+
+def run_simulation(
+    algorithm: Algorithm,
+    problem: Problem,
+    settings: Settings,
+    workers: int,
+    *,
+    network: AnyNetwork,
+    compute: Compute,
+    timing_only: bool = False,
+    detail: Detail = "auto",
+) -> Run:
+    """`simulate`, of settings that are complete."""
+    if detail not in ("auto", "messages", "formula"):
+        raise ConfigError(f"detail={detail!r}: choose one of auto, messages, formula")
+    if settings.checkpoint_every is not None:
+        raise ConfigError("checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out")
+    if settings.on_failure != "stop":
+        raise ConfigError("on_failure= is for real ranks: a simulated worker leaves where `Simulation.lose` says so, so leave it out")
+    native = isinstance(getattr(algorithm, "collective", None), Native)
+    if detail == "formula":
+        _check_formula(algorithm, network, timing_only=timing_only or native)
+    if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
+        with without_what_is_there():  # no name for the simulation: it is to be gone at the end
+            return Simulation(algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only).run()
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
+    algorithm.check(workers)
+    cohort = Cohort(algorithm, problem, settings, workers, compute, timing_only=timing_only)
+    ctx = Context(0, workers, num_steps=cohort.num_steps, layout=cohort.replica.layout, seed=settings.seed, link=network)
+    ctx.rehearsed = _by_formula(network)
+    with torch.random.fork_rng(devices=[]), compute_threads(settings.threads or 1):
+        ended_s = Lockstep(cohort, network).run(algorithm.worker(ctx))
+        seconds = float(ended_s.max())
+        cohort.evaluate(cohort.num_steps - 1, seconds)
+        cohort.finish()
+    info = run_info_of(algorithm, problem, settings, workers, cohort.replica.layout, network, compute, cohort.sampler)
+    waited = float(cohort.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
+    result = {"steps": cohort.num_steps, "seconds": seconds, "last_step": cohort.num_steps - 1, "waited_share": waited}
+    note = f"one program for {workers} workers"
+    if detail == "formula" and not native:
+        note += ", collectives by formula"
+    if len(cohort.recorders) < workers:
+        note += f": rank 0's rows of metrics stand for all, spans are of the first {len(cohort.recorders)}"
+    info["notes"].append(note)
+    return Run.from_memory({**info, "status": "finished", "result": result}, cohort.recorders)
+
+
+def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:
+    """Raise `ConfigError` unless closed forms can stand for the method's collectives."""
+    if not algorithm.symmetric:
+        raise ConfigError(
+            f"detail='formula': workers of {algorithm} do not all ask for the same; leave detail at 'auto', or say 'messages'"
+        )
+    if not timing_only:
+        raise ConfigError(
+            f"detail='formula': {algorithm} sums message by message, which a formula cannot; say timing_only=True, or use Native()"
+        )
+    collective = getattr(algorithm, "collective", None)
+    if isinstance(collective, Native) or collective is None:
+        return
+    if not isinstance(network, Network):
+        raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; say detail='messages' on {network}")
+    if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
+    if algorithm.num_lanes > 1:
+        raise ConfigError(
+            f"detail='formula': messages of {algorithm.num_lanes} lanes share the links, which no closed form knows; "
+            "say detail='messages', or lanes=1"
+        )
+    try:
+        collective.seconds(1.0, 2, network)
+    except ConfigError:
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its time; say detail='messages'") from None
+
+
+def _by_formula(network: AnyNetwork) -> Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program]:
+    known: dict[Any, tuple[float, float]] = {}
+
+    def rehearsed(key: Any, _: Callable[[Value], Request | Program], value: Value) -> Request | Program:
+        method, collective, _, p = key
+        size = (value.bucket, value.layout.numel) if isinstance(value, Gradient) else (value.numel(), value.dtype)
+        if (key, size) not in known:
+            half = method.__name__ != "all_reduce"
+            known[key, size] = (
+                _half(method.__name__, collective, network, size_of(value), p) if half else _whole(collective, network, value, p)
+            )
+        return Formula(value, *known[key, size])
+
+    return rehearsed
+
+
+def _whole(collective: Collective, network: AnyNetwork, value: Value, p: int) -> tuple[float, float]:
+    """Seconds and bytes of an all-reduce, bucket by bucket; bytes are those of a rank on average."""
+    pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
+    seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
+    return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
+
+
+def _half(name: str, collective: Collective, network: AnyNetwork, num_bytes: int, p: int) -> tuple[float, float]:
+    if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; say detail='messages'")
+    seconds = network.reduce_scatter_s(num_bytes, p) if name == "reduce_scatter" else network.all_gather_s(num_bytes, p)
+    return seconds, native_bytes(p, num_bytes) / 2

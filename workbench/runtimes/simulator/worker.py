@@ -1,0 +1,221 @@
+"""A simulated worker: what a rank holds, with real gradients or, timing only, with shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from workbench.costs import Compute
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient, Layout, build_layout, trainable
+from workbench.ops import EndStep
+from workbench.problems.base import Problem, Sampler
+from workbench.program import Algorithm
+from workbench.replica.backward import Hooks
+from workbench.replica.local_training import Worker, num_steps_of
+from workbench.replica.replica import Replica
+from workbench.settings import Settings
+from workbench.trace.recorder import MemoryRecorder
+
+
+@final
+class SimWorker:
+    """One simulated worker's replica, ledger and recorder."""
+
+    def __init__(
+        self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, sampler: Sampler, taken: Taken
+    ) -> None:
+        self.rank = rank
+        self.num_steps = num_steps_of(settings, sampler)
+        self.replica = replica
+        self.recorder = MemoryRecorder(rank, settings.trace_steps)
+        self.traced = settings.trace_steps != 0  # whether any span is kept
+        self.step = 0
+        self.last_step = -1
+        self.has_values = worker is not None
+        self.last_end = EndStep(-1)
+        self.bytes_sent = 0.0
+        self._staleness: int | None = None
+        self._loss: Tensor | None = None
+        self._worker, self.sampler, self._taken = worker, sampler, taken
+
+    @property
+    def trained(self) -> Replica:
+        """The replica, where there is one.
+
+        Raises:
+            ConfigError: in a timing-only simulation.
+        """
+        if isinstance(self.replica, Replica):
+            return self.replica
+        raise ConfigError("a timing-only simulation holds no parameters: there is nothing to keep or to resume")
+
+    def backward(self, step: int) -> Gradient:
+        if self._worker is None:
+            assert isinstance(self.replica, Shapes)
+            return self.replica.backward(step)
+        assert isinstance(self.replica, Replica)
+        gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
+        return gradient
+
+    def apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
+        staleness = self.replica.apply(gradient, lr_scale, local=local)
+        self._staleness = staleness if self._staleness is None else max(staleness, self._staleness)
+
+    def apply_master(self, gradient: Gradient, lr_scale: float) -> int:
+        """An update of the server's copy; returns its number."""
+        master, bucket = self.replica.master, gradient.bucket
+        if self.has_values or bucket is None:
+            master.apply(gradient, lr_scale)
+        else:
+            master.updates[bucket] += 1  # and that is all that is kept
+        return max(master.updates) if bucket is None else master.updates[bucket]
+
+    def end_step(self, end: EndStep, now_s: float) -> bool:
+        """Book the step; whether an evaluation is due."""
+        step = self.last_step = end.step
+        self.last_end = end
+        if self._worker is not None:
+            numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.found())
+            self.recorder.metrics(self._worker.metrics(*numbers, dropped=end.dropped))
+            self._staleness = None
+            return self._worker.evaluates_after(step)
+        samples, base, extra = self._taken[step]
+        row: dict[str, Any] = {
+            "step": step,
+            "seconds": now_s,
+            "bytes_sent": int(self.bytes_sent),
+            "staleness": self._staleness,
+            "samples": samples,
+            "num_samples": base + (self.rank < extra),
+            "loss": None,
+            "lr": None,
+        }
+        if end.dropped:
+            row["dropped"] = True
+        self.recorder.rows.append(row)
+        self._staleness = None
+        return False
+
+    def evaluated_parameters(self) -> Tensor | None:
+        """What an evaluation looks at; None without parameters."""
+        return self._worker.evaluated_parameters() if self._worker is not None else None
+
+    def due_steps(self) -> list[int]:
+        """The steps after which an evaluation is due, but for the last; none without parameters."""
+        return self._worker.due_steps() if self._worker is not None else []
+
+    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+        """Shards' parameters as `evaluated_parameters` lays them out."""
+        assert self._worker is not None
+        return self._worker.joined(parts)
+
+    def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
+        """The whole test set at these parameters, in no virtual time; `bytes_sent` by all workers."""
+        if self._worker is not None and self._worker.can_evaluate:
+            samples = self._worker.sampler.samples_before(step + 1)
+            row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": bytes_sent}
+            self.recorder.metrics({**row, "evaluation": self._worker.evaluate_at(parameters, 0, 1)})
+
+
+@final
+class Taken(dict[int, tuple[int, int, int]]):
+    """step -> samples that all have taken after it; of the step, how many each takes, and how many of the first take one more."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__()
+        self._sampler = sampler
+
+    def __missing__(self, step: int) -> tuple[int, int, int]:
+        after = self._sampler.samples_before(step + 1)
+        found = self[step] = (after, *divmod(after - self._sampler.samples_before(step), self._sampler.num_workers))
+        return found
+
+
+class _Counted:
+    """Counts updates of buckets, as what has parameters would."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.updates = [0] * len(layout.buckets)
+        self.control_seen = 0
+
+    def apply(self, gradient: Gradient, lr_scale: float, *, local: bool = False) -> int:
+        updates, bucket = self.updates, gradient.bucket
+        if bucket is not None:
+            updates[bucket] += 1
+            return updates[bucket] - 1 - gradient.version
+        staleness = max(updates) - gradient.version
+        self.updates = [number + 1 for number in updates]
+        return staleness
+
+
+Buckets = dict[int | None, Tensor]
+
+
+def without_content(layout: Layout) -> Buckets:
+    """Tensors on the meta device, of which the same serve all: buckets, and under None the whole gradient."""
+    flat = torch.empty(layout.numel, dtype=layout.dtype, device="meta")
+    return {None: flat, **{piece.index: flat[piece.start : piece.stop] for piece in layout.buckets}}
+
+
+@final
+class Shapes(_Counted):
+    """In place of a replica where only time matters: gradients on the meta device, which have a size and no content."""
+
+    def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
+        super().__init__(layout)
+        self._buckets = without_content(layout) if buckets is None else buckets
+        self.master = _Counted(self.layout)
+        self.control_out = 0
+        self.has_master = True
+
+    def backward(self, step: int) -> Gradient:
+        return Gradient(self._buckets[None], self.layout, step, min(self.updates))
+
+    def discard(self, gradient: Gradient) -> None:
+        """Nothing is kept."""
+
+    def read_parameters(self) -> Tensor:
+        return torch.empty(self.layout.parameter_numel, dtype=self.layout.dtype, device="meta")
+
+    def write_parameters(self, value: Tensor) -> None:
+        """Nothing is kept."""
+
+    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
+        updates = self.master.updates if master else self.updates
+        return Gradient(self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket)
+
+    def unpack_parameters(self, packed: Gradient) -> None:
+        """Nothing is kept."""
+
+
+def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
+    """How the method lays out the problem's gradients, without their memory."""
+    with torch.device("meta"):
+        model = problem.model()
+    return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
+
+
+def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
+    """After what part of backward each bucket may leave: all at its end where the whole gradient must be known."""
+    shares = compute.ready_shares(layout)
+    return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
+
+
+def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:
+    """All workers of a simulated cluster; they share one copy of the data."""
+    if timing_only:
+        sampler = Sampler(
+            problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.num_computing(num_workers), settings.seed
+        )
+        layout, taken = shape_of(problem, algorithm), Taken(sampler)
+        buckets = without_content(layout)
+        return [SimWorker(rank, settings, None, Shapes(layout, buckets), sampler, taken) for rank in range(num_workers)]
+    data = (problem.train_data(), problem.test_data())
+    cpu = torch.device("cpu")
+    with torch.random.fork_rng(devices=[]):
+        workers = [Worker(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)]
+    return [SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, Taken(worker.sampler)) for worker in workers]

@@ -1,0 +1,282 @@
+"""The port between the interpreter and a communication library: what a library must be able to do, and no more."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from workbench.runtimes.liveness.deadline import SPINS as SPINS
+from workbench.runtimes.liveness.deadline import Patience as Patience
+from workbench.streams import Streams, streams_of
+
+if TYPE_CHECKING:
+    from workbench.runtimes.liveness.membership import Membership
+
+CLOCK_TAG = 30_000  # out of reach of the interpreter's tags
+HOST_TIMES = "on a GPU the spans of the timeline are when the host asked for the work, not when the device did it"
+
+
+class Handle(ABC):
+    """An operation under way in the library."""
+
+    started_s: float  # time.perf_counter
+    finished_s: float | None = None
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Whether it is complete; makes progress where the library needs that. Raises what went wrong."""
+
+    @abstractmethod
+    def wait(self, patience: Patience) -> None:
+        """Until it is complete."""
+
+    def wait_inside(self, patience: Patience) -> None:
+        """The same on a thread that need not hear of anything else meanwhile: it may wait in the library, which wakes it without others."""
+        self.wait(patience)
+
+
+class Transport(ABC):
+    """One rank's end of a communication library. Tensors are 1-D, contiguous, on `device`, and used in place."""
+
+    rank: int
+    num_workers: int
+    device: torch.device
+    library: str  # for the record
+    has_threads = True  # whether several threads of a rank may use it at once
+    sums_from_threads = True  # whether several threads of a rank may begin its sums, each on a lane of its own
+    notes: list[str]  # what the user should know: staging, missing threads
+    outlives_peers = False  # whether its messages go on between other ranks when a rank's process ends
+    can_shrink = False  # whether those that remain then can go on as fewer (`shrink`)
+    members: Membership | None = None  # who is there, where the run goes on without some
+
+    @cached_property
+    def streams(self) -> Streams:
+        """Those of this rank's device."""
+        return streams_of(self.device)
+
+    @abstractmethod
+    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        """Sum over ranks, on the calling thread."""
+
+    @abstractmethod
+    def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
+        """The same in the background, or None where the library makes no progress by itself (a lane thread then blocks).
+
+        `always`: in the library's way nevertheless.
+        """
+
+    @abstractmethod
+    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+        """Sum over ranks, each rank its own block of `gradients.block_bounds`."""
+
+    @abstractmethod
+    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+        """Each rank's own block to all."""
+
+    @abstractmethod
+    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+        """Copy the root's tensor to all."""
+
+    @abstractmethod
+    def barrier(self, patience: Patience) -> None:
+        """Until all ranks are here."""
+
+    @abstractmethod
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        """Begin to send; `flat` must not change before the handle is complete."""
+
+    @abstractmethod
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        """Begin to receive into `flat`; the handle's `source` says from whom it came."""
+
+    @abstractmethod
+    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        """Every rank's text, in order of rank."""
+
+    @abstractmethod
+    def announce_failure(self, words: str) -> None:
+        """Tell all ranks, out of band, that this one is leaving; never blocks."""
+
+    @abstractmethod
+    def peer_failure(self) -> str | None:
+        """What a failing peer announced, if any did."""
+
+    def arrive(self, number: int, text: str) -> None:
+        """Say, out of band, that this rank has come to a barrier of that number, and what it calls; never blocks."""
+        raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
+
+    def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
+        """How many ranks have come to it with that text, and one (rank, text) that came with another, if there is one."""
+        raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
+
+    @property
+    def bound(self) -> bool:
+        """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
+        return False
+
+    def unusable(self) -> str:
+        """Why the library cannot be used any more, and what to do about it; "" where it can."""
+        return ""
+
+    def enter_thread(self) -> None:
+        """Make this rank's GPU the calling thread's: CUDA's choice of device is each thread's own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that are open."""
+        return 1
+
+    def open_lanes(self, num_lanes: int) -> None:  # noqa: B027 - most libraries need nothing
+        """Prepare for so many lanes of collectives besides the foreground's; every rank must call it."""
+
+    def for_lane(self, lane: int) -> Transport:
+        """The transport that a lane's own thread uses; its collectives do not mix with those of the calling thread."""
+        return self
+
+    def abandon(self) -> None:  # noqa: B027 - most libraries need nothing
+        """A rank has left: what is under way will not end. Lets go whoever waits for it in the library, on every rank that remains."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the library, or a thread that waits in it, is at work on something."""
+        return False
+
+    def cut(self) -> None:  # noqa: B027 - most libraries need nothing
+        """At the end of the process: whatever still waits in the library for other ranks comes back at once, with an error."""
+
+    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+        """Go on as these ranks alone, numbered anew in this order; each of them must call it. They meet at `place`, a new file."""
+        raise NotImplementedError(f"{self.library} cannot go on with ranks {ranks} alone")
+
+    def admit(self, ranks: list[int], place: Path, patience: Patience, agreed: Callable[[bool], bool]) -> bool:
+        """Go on among these ranks if that is agreed, told whether this one has met the others; whether it was.
+
+        Their numbers stay, or where members shrink are theirs in this order.
+        """
+        raise NotImplementedError(f"{self.library} cannot go on among ranks {ranks}")
+
+    def close(self) -> None:  # noqa: B027 - most libraries need nothing
+        """Release what this run took from the library; the process group itself is the launcher's."""
+
+
+class _Done(Handle):
+    """Nothing was to be done."""
+
+    def __init__(self) -> None:
+        self.started_s = self.finished_s = time.perf_counter()
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, patience: Patience) -> None:
+        """At once."""
+
+
+class SoloTransport(Transport):
+    """One process on its own: every sum is the value itself."""
+
+    def __init__(self) -> None:
+        self.rank, self.num_workers = 0, 1
+        self.device = pick_device(0)
+        self.library = "none (one process)"
+        self.notes = []
+
+    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+        """The sum of one value is that value; like every other transport, it returns when the value is there."""
+        self.streams.finish()
+
+    def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
+        self.streams.finish()
+        return _Done()
+
+    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def barrier(self, patience: Patience) -> None:
+        """There is nobody else."""
+
+    def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
+        raise ValueError("one process has nobody to send to")
+
+    def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        raise ValueError("one process has nobody to receive from")
+
+    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+        return [text]
+
+    def announce_failure(self, words: str) -> None:
+        """There is nobody else."""
+
+    def peer_failure(self) -> str | None:
+        return None
+
+
+def offset_to_rank0(transport: Transport, patience: Patience, rounds: int = 16) -> float:
+    """Seconds to add to this rank's `time.perf_counter` to get rank 0's: the quickest round trip decides (Cristian 1989).
+
+    Every rank must call it; rank 0 answers the others one after the other.
+    """
+    word = torch.zeros(1, dtype=torch.float64)
+    if transport.rank == 0:
+        for peer in range(1, transport.num_workers):
+            for _ in range(rounds):
+                transport.start_recv(peer, word, CLOCK_TAG).wait(patience)
+                word[0] = time.perf_counter()
+                transport.start_send(peer, word, CLOCK_TAG).wait(patience)
+        return 0.0
+    best = (float("inf"), 0.0)
+    for _ in range(rounds):
+        before = time.perf_counter()
+        transport.start_send(0, word, CLOCK_TAG).wait(patience)
+        transport.start_recv(0, word, CLOCK_TAG).wait(patience)
+        after = time.perf_counter()
+        best = min(best, (after - before, float(word[0]) - (before + after) / 2))
+    return best[1]
+
+
+def local_rank(environment: Any = os.environ) -> int | None:
+    """This rank's number on its host, as its launcher tells it; None if it does not."""
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"):
+        if name in environment:
+            return int(environment[name])
+    return None
+
+
+def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks this host has, as the launcher tells it; all of them where it does not.
+
+    >>> ranks_here(5, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "1"})
+    2
+    """
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in environment:
+            return int(environment[name])
+    if environment.get("SLURM_STEP_NUM_TASKS") == str(num_workers) and "SLURM_NODEID" in environment:  # srun's ranks
+        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        return [int(number) for number, times in parts for _ in range(int(times or 1))][int(environment["SLURM_NODEID"])]
+    return num_workers
+
+
+def pick_device(rank: int) -> torch.device:
+    """This rank's GPU by its local rank, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    here = local_rank()
+    return torch.device("cuda", (rank if here is None else here) % torch.cuda.device_count())

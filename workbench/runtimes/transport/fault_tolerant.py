@@ -1,0 +1,162 @@
+"""Messages where peers may leave: what a library does when a process at the other end is gone, made into plain answers.
+
+gloo, as found by trying: a send to a peer that is gone raises, and so does a receive that it had begun to answer. A receive from any
+rank that nobody had begun to answer stays good. But where the peer had announced a message before it went, every later receive from
+any rank of that tag raises: then one receive is posted for each rank that is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from workbench.errors import PeerFailed
+from workbench.runtimes.liveness.membership import Membership
+from workbench.runtimes.transport.base import Handle, Patience
+
+GRACE_S = 5.0  # from an error of the library until it must be known who has left
+
+
+@final
+class PeerHandle(Handle):
+    """A message to or from one rank; done with nothing when that rank has left, and the run goes on without it.
+
+    Args:
+        begin: begins it, and may raise.
+    """
+
+    def __init__(self, members: Membership, peer: int, begin: Callable[[], Handle]) -> None:
+        self.started_s = time.perf_counter()
+        self.source = peer
+        self._members = members
+        self._inner: Handle | None = None
+        self._error: RuntimeError | None = None
+        self._failed_s = 0.0
+        try:
+            self._inner = begin()
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _fail(self, error: RuntimeError) -> None:
+        self._inner, self._error, self._failed_s = None, error, time.monotonic()
+
+    def poll(self) -> bool:
+        if self.finished_s is not None:
+            return True
+        try:
+            done = self._inner is not None and self._inner.poll()
+        except RuntimeError as error:
+            self._fail(error)
+            done = False
+        if not done and not self._lost():
+            return False
+        self.finished_s = time.perf_counter()
+        return True
+
+    def _lost(self) -> bool:
+        """Whether that rank has left.
+
+        Raises:
+            PeerFailed: it has, and the run cannot go on without it: what did not come must not pass for a message.
+        """
+        check(self._members, self._error, self._failed_s, self.source)
+        if not self._members.has_left(self.source):
+            return False
+        words = self._members.failure()
+        if words is not None:
+            raise PeerFailed(words)
+        return True
+
+    def wait(self, patience: Patience) -> None:
+        while not self.poll():
+            event = getattr(self._inner, "event", None)
+            if event is None:
+                patience.pause()
+            elif not event.wait(0.1):
+                patience.check()
+
+
+@final
+class AnyHandle(Handle):
+    """A receive from any rank, begun anew when who had begun to answer it has left.
+
+    Args:
+        begin: (source, memory) -> a receive; source -1 for any.
+        fan: rank -> a receive from that rank and its memory: what is posted where a receive from any cannot be, kept for the next one.
+    """
+
+    def __init__(
+        self, members: Membership, flat: Tensor, begin: Callable[[int, Tensor], Handle], fan: dict[int, tuple[Handle, Tensor]]
+    ) -> None:
+        self.started_s = time.perf_counter()
+        self.source = -1
+        self._members, self._flat, self._begin, self._fan = members, flat, begin, fan
+        self._inner: Handle | None = None
+        self._error: RuntimeError | None = None
+        self._failed_s = 0.0
+        self.poll()
+
+    def poll(self) -> bool:
+        if self.finished_s is None and (self._poll_fan() if self._fan else self._poll_any()):
+            self.finished_s = time.perf_counter()
+        return self.finished_s is not None
+
+    def _poll_any(self) -> bool:
+        try:
+            if self._inner is None:
+                self._inner = self._begin(-1, self._flat)
+            done, self.source = self._inner.poll(), self._inner.source  # type: ignore[attr-defined]  # a receive's handle has one
+        except RuntimeError as error:
+            posted, self._inner = self._inner is not None, None
+            self._note(error)
+            return not posted and self._poll_fan()
+        return bool(done)
+
+    def _poll_fan(self) -> bool:
+        for peer in range(self._members.num_ranks):
+            if peer == self._members.rank or self._members.has_left(peer):
+                self._fan.pop(peer, None)
+                continue
+            try:
+                if peer not in self._fan:
+                    memory = torch.empty_like(self._flat)
+                    self._fan[peer] = (self._begin(peer, memory), memory)
+                handle, memory = self._fan[peer]
+                if handle.poll():
+                    del self._fan[peer]
+                    self._flat.copy_(memory)
+                    self.source = peer
+                    return True
+            except RuntimeError as error:
+                self._fan.pop(peer, None)
+                self._note(error, peer)
+        return False
+
+    def _note(self, error: RuntimeError, peer: int | None = None) -> None:
+        if self._error is None:
+            self._error, self._failed_s = error, time.monotonic()
+        check(self._members, error, self._failed_s, peer)
+
+    def wait(self, patience: Patience) -> None:
+        while not self.poll():
+            patience.pause()
+
+
+def check(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:
+    """Raise where the run cannot go on, and an error of the library that nobody's departure explains.
+
+    Args:
+        peer: whose; None where the library does not say.
+    """
+    if error is None:
+        return
+    words = members.failure()
+    if words is not None:
+        raise PeerFailed(words) from error
+    explained = bool(members.look()) if peer is None else members.has_left(peer)
+    if not explained and time.monotonic() - since_s > GRACE_S:
+        raise error

@@ -1,0 +1,153 @@
+"""What sums over this run's ranks cost, measured before the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import final
+
+import torch
+from torch import Tensor
+
+from workbench.collectives import Ring
+from workbench.runtimes.liveness.membership import of_all
+from workbench.runtimes.transport.base import CLOCK_TAG, Patience, Transport
+
+SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
+ROUNDS, LARGE_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 4, 5, 3
+LONG_WARM, LONGEST_WARM = 2, 1  # libraries' first long sums take two or three times as long as those that follow
+LONG_LIMIT_S = 0.25  # what a long sum may take to be worth measuring: a slower wire binds shorter ones as well
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLink:
+    """Equal on all ranks: what `collectives.Auto` chooses by.
+
+    Attributes:
+        latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`; of a hop in which all ranks send and receive at once,
+            as they do in a sum, with whatever processors and wires they share.
+        native_latency_s, native_s_per_byte: of the library's own all-reduce, a line through a short one and one of 1 MiB.
+        long_s_per_byte: of the library's own, for what is longer than that: libraries change their ways, or meet the wire's end.
+        longest_s_per_byte: of the library's own, of every byte of 64 MiB or more: libraries that sum in memory of their own get that
+            anew each time. None where no sum is as long, or where it would take longer than it is worth: a slow wire binds all of them.
+        slowdown: what a long ring took, message by message, over its formula: of processors and memory the formula knows nothing, and
+            the hops that tell it what a byte takes are few. 1 where no sum is longer than 1 MiB.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    sum_s_per_byte: float
+    native_latency_s: float
+    native_s_per_byte: float
+    long_s_per_byte: float
+    longest_s_per_byte: float | None = None
+    slowdown: float = 1.0
+
+    def native_s(self, num_bytes: float) -> float:
+        """Seconds of the library's own all-reduce."""
+        if self.longest_s_per_byte is not None and num_bytes >= LONGEST_BYTES:
+            return num_bytes * self.longest_s_per_byte
+        short = min(num_bytes, LARGE_BYTES)
+        return self.native_latency_s + short * self.native_s_per_byte + (num_bytes - short) * self.long_s_per_byte
+
+
+def measure_link(transport: Transport, patience: Callable[[str], Patience], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
+    """Measure; all ranks call it. None for one rank.
+
+    Args:
+        num_bytes: of the longest sum that there will be: much longer ones are not measured.
+
+    Of some rounds the quickest counts, of long sums the median: what a library's own take may be twice as long the next time. Of all ranks
+    the slowest.
+    """
+    if transport.num_workers == 1:
+        return None
+    quickest, usual = (partial(way, waits=partial(patience, "the network to be measured")) for way in (_quickest, _usual))
+    short, long = (torch.ones(size // 4, device=transport.device) for size in (SMALL_BYTES, LARGE_BYTES))
+    span = LARGE_BYTES - SMALL_BYTES
+    hop = quickest(ROUNDS, lambda waits: _hop(transport, short, waits))
+    long_hop = quickest(LARGE_ROUNDS, lambda waits: _hop(transport, long, waits))
+    own = quickest(ROUNDS, lambda waits: transport.all_reduce(short, waits))
+    long_own = quickest(LARGE_ROUNDS, lambda waits: transport.all_reduce(long, waits))
+    gamma = quickest(ROUNDS, lambda _: long.add_(long)) / LARGE_BYTES
+    mine = (hop, max(long_hop - hop, 1e-9) / span, gamma, own, max(long_own - own, 0.0) / span)
+    latency, beta, gamma, native, native_beta = _slowest(transport, mine, patience)
+    link = MeasuredLink(
+        latency_s=latency,
+        bandwidth_bytes_per_s=1.0 / beta,
+        sum_s_per_byte=gamma,
+        native_latency_s=native,
+        native_s_per_byte=native_beta,
+        long_s_per_byte=native_beta,
+    )
+    ring_s = Ring().seconds(LONG_BYTES, transport.num_workers, link)
+    if num_bytes <= LARGE_BYTES or max(ring_s, link.native_s(LONG_BYTES)) > LONG_LIMIT_S:
+        return link
+    longer = torch.ones(LONG_BYTES // 4, device=transport.device)
+    long_s = (
+        usual(lambda waits: transport.all_reduce(longer, waits)),
+        usual(lambda waits: _ring(transport, longer, waits)),
+    )
+    own_s, found_s = _slowest(transport, long_s, patience)
+    long_beta = max(own_s - link.native_s(LARGE_BYTES), 0.0) / (LONG_BYTES - LARGE_BYTES)
+    link = replace(link, long_s_per_byte=long_beta, slowdown=found_s / ring_s)
+    if num_bytes < LONGEST_BYTES or link.native_s(LONGEST_BYTES) > LONG_LIMIT_S:
+        return link
+    longest = torch.ones(LONGEST_BYTES // 4, device=transport.device)
+    own = usual(lambda waits: transport.all_reduce(longest, waits), LONGEST_WARM, LONGEST_ROUNDS)
+    return replace(link, longest_s_per_byte=_slowest(transport, (own,), patience)[0] / LONGEST_BYTES)
+
+
+def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[str], Patience]) -> list[float]:
+    """The largest of all ranks' numbers, place by place; the same on all."""
+    texts = of_all(transport.gather_texts(" ".join(map(repr, mine)), patience("all ranks to measure the network")), "a measurement")
+    return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
+
+
+def _quickest(rounds: int, work: Callable[[Patience], object], waits: Callable[[], Patience]) -> float:
+    return min(_seconds(rounds, work, waits))
+
+
+def _usual(work: Callable[[Patience], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS, *, waits: Callable[[], Patience]) -> float:
+    """Of long ones, when they are warm."""
+    return median(_seconds(warm + rounds, work, waits)[warm:])
+
+
+def _seconds(rounds: int, work: Callable[[Patience], object], waits: Callable[[], Patience]) -> list[float]:
+    """Of each round, which has all of the time-out to itself."""
+    found = []
+    for _ in range(rounds):
+        patience = waits()
+        begin = time.perf_counter()
+        work(patience)
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def _hop(transport: Transport, message: Tensor, patience: Patience) -> None:
+    """To the next rank and from the one before, at once."""
+    rank, p = transport.rank, transport.num_workers
+    coming = transport.start_recv((rank - 1) % p, torch.empty_like(message), CLOCK_TAG)
+    going = transport.start_send((rank + 1) % p, message, CLOCK_TAG)
+    coming.wait(patience)
+    going.wait(patience)
+
+
+def _ring(transport: Transport, flat: Tensor, patience: Patience) -> None:
+    """A ring, one message after the other, in blocks of one length: what is left over is not summed."""
+    rank, p = transport.rank, transport.num_workers
+    blocks = flat[: flat.numel() // p * p].view(p, -1)
+    for hop in range(2 * (p - 1)):
+        coming = torch.empty_like(blocks[0])
+        into = transport.start_recv((rank - 1) % p, coming, CLOCK_TAG)
+        out = transport.start_send((rank + 1) % p, blocks[(rank - hop - 1) % p], CLOCK_TAG)
+        into.wait(patience)
+        out.wait(patience)
+        if hop < p - 1:
+            blocks[(rank - hop - 2) % p].add_(coming)
+        else:
+            blocks[(rank - hop - 2) % p].copy_(coming)

@@ -1,0 +1,84 @@
+"""Requests of MPI, and tensors as MPI takes them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, final
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from workbench.errors import PeerFailed, RankMismatch, Stalled
+from workbench.runtimes.transport.base import Handle, Patience
+
+_LEFT: list[MpiHandle] = []  # requests whose waiting was given up: the library may still write to their memory
+TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+}
+
+
+@final
+class MpiHandle(Handle):
+    """An MPI request, completed by polling it."""
+
+    def __init__(self, request: Any, then: Any = None, keep: Any = None) -> None:
+        self._request = request
+        self._then = then
+        self._keep = keep  # memory that the library still reads
+        self._status = MPI.Status()
+        self.source = -1
+        self.started_s = time.perf_counter()
+
+    @property
+    def num_bytes(self) -> int:
+        """How long the message was that came."""
+        return int(self._status.Get_count(MPI.BYTE))
+
+    def poll(self) -> bool:
+        if self.finished_s is None and self._test():
+            self.finished_s = time.perf_counter()
+            self.source = self._status.Get_source()
+            if self._then is not None:
+                self._then()
+        return self.finished_s is not None
+
+    def _test(self) -> bool:
+        try:
+            return bool(self._request.Test(self._status))
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            words = (
+                f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced, and it was cut off"
+            )
+            raise RankMismatch(f"{words}. Run one version of workbench, one method and one model on all ranks") from error
+
+    def wait(self, patience: Patience) -> None:
+        try:
+            while not self.poll():
+                try:
+                    patience.pause()
+                except (PeerFailed, Stalled):
+                    if not self.poll():  # complete after all: a request left behind would meet the wrong one later
+                        raise
+        except BaseException:
+            if self.finished_s is None:
+                _LEFT.append(self)
+            raise
+
+
+def buffer_of(flat: Tensor) -> list[Any]:
+    """A tensor's memory as MPI takes it; no copy. 16-bit floats have no MPI type and would be summed wrongly: refused."""
+    kind = TYPES.get(flat.dtype)
+    if kind is None:
+        raise TypeError(f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32")
+    if flat.is_cuda:
+        return [flat, flat.numel(), kind]  # mpi4py asks it for its __cuda_array_interface__
+    return [flat.numpy(), flat.numel(), kind]

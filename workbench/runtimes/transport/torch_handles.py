@@ -1,0 +1,227 @@
+"""Works of torch.distributed as handles: how each tells its end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.runtimes.transport.base import Handle, Patience
+
+LOOK = timedelta(seconds=0.1)  # between two looks for failed peers
+CUT_TAG = 31_000  # nobody sends with it
+JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
+
+
+def wait_inside(work: Any, patience: Patience) -> None:
+    """Until a collective on host memory is complete: in the library, which wakes this thread without another one's help."""
+    while True:
+        over = work.is_completed()  # looked at before: what it raises then is its own error, and not that this wait took too long
+        try:
+            work.wait(LOOK)
+        except RuntimeError:
+            if over:
+                raise
+            patience.check()
+        else:
+            return
+
+
+@final
+class WorkHandle(Handle):
+    """A collective on host memory: the library's own thread reports its end."""
+
+    def __init__(self, work: Any) -> None:
+        self.started_s = time.perf_counter()
+        self._event = threading.Event()
+        self._error: BaseException | None = None
+        self._work = work
+        work.get_future().add_done_callback(self._done)
+
+    def _done(self, future: Any) -> None:
+        self.finished_s = time.perf_counter()
+        try:
+            future.value()
+        except RuntimeError as error:
+            self._error = error
+        self._event.set()
+
+    def poll(self) -> bool:
+        done = self._event.is_set()  # looked at once: the error is there before
+        if done and self._error is not None:
+            raise self._error
+        return done
+
+    def wait(self, patience: Patience) -> None:
+        while not self._event.wait(0.1):
+            patience.check()
+        self.poll()
+
+
+@final
+class Works:
+    """The collectives that gloo is at work on, which call Python at their end: that must not come while the interpreter ends."""
+
+    def __init__(self) -> None:
+        self._handles: weakref.WeakSet[WorkHandle] = weakref.WeakSet()  # a work holds its handle until its end
+
+    def watch(self, work: Any) -> WorkHandle:
+        handle = WorkHandle(work)
+        self._handles.add(handle)
+        return handle
+
+    def pending(self) -> bool:
+        """Whether one has not ended."""
+        return any(handle.finished_s is None for handle in list(self._handles))
+
+    def wait(self, limit_s: float) -> None:
+        """Until all have ended, for so long at most."""
+        deadline = time.monotonic() + limit_s
+        while self.pending() and time.monotonic() < deadline:
+            time.sleep(1e-3)
+
+
+def close_connections(group: dist.ProcessGroup, rank: int, num_ranks: int) -> None:
+    """Close all connections of a gloo group, which ends with an error what waits in it.
+
+    `abort` and `shutdown` do nothing on gloo. A receive that takes too long closes them.
+    """
+    if num_ranks > 1:
+        with contextlib.suppress(RuntimeError, ValueError):
+            work = dist.irecv(torch.zeros(1), group=group, group_src=(rank + 1) % num_ranks, tag=CUT_TAG)
+            if work is not None:
+                work.wait(timedelta(milliseconds=1))
+
+
+@final
+class StreamHandle(Handle):
+    """A collective on device memory. The host waits for it too: so it hears of a failed peer, and knows when it was done."""
+
+    def __init__(self, work: Any) -> None:
+        self.started_s = time.perf_counter()
+        self._work = work
+
+    def poll(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, patience: Patience) -> None:
+        while not self.poll():
+            patience.pause()
+        self._work.wait()  # orders the stream, and raises what went wrong
+        self.finished_s = time.perf_counter()
+
+
+@final
+class PointHandle(Handle):
+    """A send or receive: gloo tells its end only to a thread that waits for it, which is the first to ask, or one of `Waiters`.
+
+    Args:
+        host: memory that the library uses.
+        target: device memory to copy it to, by the thread that asks for its end.
+        numbers: place in the group -> rank; None where they are the same.
+    """
+
+    def __init__(self, work: Any, host: Tensor, peer: int, target: Tensor | None, numbers: list[int] | None, waiters: Waiters) -> None:
+        self.started_s = time.perf_counter()
+        self.source = peer
+        self._event = threading.Event()
+        self._waiters = waiters
+        self._free = threading.Lock()  # held: a thread waits, or will
+        self.error: BaseException | None = None
+        self._work = work
+        self._host, self._target, self._numbers = host, target, numbers
+
+    @property
+    def event(self) -> threading.Event:
+        """Set at its end."""
+        if self._free.acquire(blocking=False):
+            self._waiters.take(self)
+        return self._event
+
+    def __del__(self) -> None:
+        """Whoever began it did not ask for its end: the library still uses its memory."""
+        if not self._waiters.closed:
+            _ = self.event
+
+    def run(self) -> None:
+        """Wait for it in the library."""
+        try:
+            self._work.wait()
+            if self.source < 0:
+                place = self._work.source_rank()
+                self.source = place if self._numbers is None else self._numbers[place]
+        except RuntimeError as error:
+            self.error = error
+        self.finished_s = time.perf_counter()
+        self._event.set()
+
+    def poll(self) -> bool:
+        done = self.event.is_set()  # looked at once: the error is there before
+        if done and self.error is not None:
+            raise self.error
+        if done and self._target is not None:  # here, so that the copy is in order on the stream of the thread that uses it
+            self._target.copy_(self._host)
+            self._target = None
+        return done
+
+    def wait(self, patience: Patience) -> None:
+        event = self.event
+        while not event.wait(0.1):
+            patience.check()
+        self.poll()
+
+    def wait_inside(self, patience: Patience) -> None:
+        if self._free.acquire(blocking=False):
+            self.run()
+        self.wait(patience)
+
+
+@final
+class Waiters:
+    """Threads that wait for sends and receives: as many as were ever waited for at once."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.busy: set[int] = set()  # threads that wait in the library now
+        self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()  # an entry a thread; no semaphore: a handle may be dropped inside one
+        self._threads: list[threading.Thread] = []
+
+    def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None) -> PointHandle:
+        return PointHandle(work, host, peer, target, numbers, self)
+
+    def take(self, handle: PointHandle) -> None:
+        """Wait for this one."""
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            thread = threading.Thread(target=self._run, name="workbench-waiter", daemon=True)
+            self._threads.append(thread)
+            thread.start()  # this one: several threads may be here at once
+        self._tasks.put(handle)
+
+    def _run(self) -> None:
+        me = threading.get_ident()
+        while (handle := self._tasks.get()) is not None:
+            self.busy.add(me)
+            handle.run()
+            del handle
+            self.busy.discard(me)
+            self._idle.put(None)
+
+    def close(self) -> None:
+        """End them; one that came back from the library while the interpreter ends would abort the process."""
+        self.closed = True
+        deadline = time.monotonic() + JOIN_S
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))

@@ -1,0 +1,370 @@
+"""Our collectives and codecs as communication hooks of torch's DistributedDataParallel."""
+
+# No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from workbench.codecs import Codec, check_codec
+from workbench.collectives import Collective, Native, Ring, check_collective, with_codec
+from workbench.errors import ConfigError, LaunchError, PeerFailed
+from workbench.gradients import BucketSlice, Gradient, Layout, Slot
+from workbench.ops import Program, Request
+from workbench.program import Context, perform
+from workbench.rng import derive_seed
+from workbench.runtimes.execution.endpoint import Endpoint, Ledger
+from workbench.runtimes.execution.progress import NUM_TAG_RANGES, TAG_SPAN
+from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Strand, StrandHandle
+from workbench.runtimes.rank.main import cause_of
+from workbench.runtimes.transport.mailbox import Post
+from workbench.runtimes.transport.measure_link import measure_link
+from workbench.runtimes.transport.torch_distributed import TorchTransport, backend_of
+from workbench.runtimes.user_loop.peers import explained, keep_company, part
+from workbench.runtimes.user_loop.torch_hook import TorchHook
+from workbench.trace.recorder import NullRecorder
+
+Signature = tuple[tuple[int, ...], ...]  # of each parameter in a bucket: its number, and its shape
+
+
+@final
+@dataclass(slots=True)
+class Bucket:
+    """One of DDP's buckets: what is in it, and what the collective is told of it."""
+
+    signature: Signature
+    layout: Layout
+    ctx: Context
+
+
+@final
+class DDPHook:
+    """The state of `ddp_hook`: a rank's lane and groups of its own, and what codecs remember from step to step.
+
+    What is remembered (the residuals of error feedback, the factors of PowerSGD) belongs to the parameters of a bucket. DDP
+    cuts its buckets anew after the first backward, in the order in which gradients came: of a bucket that then holds other
+    parameters, memory starts afresh, and the first step's residual is lost. `PowerSGD(start_step=2)` begins after that.
+
+    `state_dict` is one rank's: save it on every rank, beside the model's and the optimizer's.
+    """
+
+    def __init__(self, collective: Collective, process_group: dist.ProcessGroup | None, seed: int, timeout_s: float | None) -> None:
+        on_gpu = backend_of(process_group) == "nccl"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self.collective, self.seed, self.step, self._num_started = collective, seed, 0, 0
+        self._transport = TorchTransport(device, timeout_s, process_group)
+        self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
+        self._presence = keep_company(self, self._transport, timeout_s, announces=False)
+        self._ledger = Ledger(self._transport, NullRecorder(), timeout_s)
+        self._link = measure_link(self._transport, self._ledger.patience) if collective.needs_link else None
+        self._post, self._lane = Post(self._transport), Lane(self._ledger)
+        weakref.finalize(self, self._lane.leave).atexit = False
+        self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order in which DDP first brought them
+        self._buckets: dict[int, Bucket] = {}
+        self._memory: dict[Signature, dict[str, Tensor]] = {}
+        self._cut: list[Signature] = []  # buckets of a loaded state, in which the next step is summed
+        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []  # DDP's own, until that step's last has come
+        self._error: BaseException | None = None
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes this rank has put on the wire."""
+        return self._ledger.bytes_sent
+
+    # -- a bucket ----------------------------------------------------------------------------------------------
+
+    def start(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Begin to average a bucket over the ranks; the future's value is its buffer. Every rank's buckets come in the same order."""
+        if self._error is not None:
+            raise self._error
+        with explained(lambda error: self._fail(error, self.step)):
+            return self._start(bucket)
+
+    def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        buffer = bucket.buffer()
+        self._check(buffer)
+        future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
+        if self._cut:
+            self._wait_for_all(bucket, future)
+        else:
+            self._submit(self._known(bucket.index(), bucket.parameters(), buffer), buffer, future)
+        if bucket.is_last():
+            self._forget_beyond(max(bucket.index(), len(self._cut) - 1))
+            self._cut, self._waiting = [], []
+            self.step += 1
+        return future.then(_value)  # raises there what went wrong: DDP asks a future for its value, and takes an exception for one
+
+    def _submit(self, known: Bucket, buffer: Tensor, future: Future[Tensor], program: Program | None = None) -> None:
+        """Average on the lane; the future's value is the buffer."""
+        ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+        self._num_started += 1
+        tags = (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
+        endpoint = Endpoint(self._transport.for_lane(0), self._ledger, self._post, spins=LANE_SPINS, tags=tags, strand=self._num_started)
+        strand = Strand(program or self._average(known, buffer, self.step, ready), endpoint, self._ledger, _refuse)
+        strand.handle.then = partial(self._end, strand.handle, future, buffer, self.step)
+        self._lane.submit(strand)
+
+    def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
+        """The first step after a state was loaded: DDP has cut its buckets as at its very start, and what is remembered belongs to
+        those of the saved run. So when all gradients are there, they are averaged in those buckets and copied back.
+        """
+        self._waiting.append((bucket, future))
+        if not bucket.is_last():
+            return
+        parts: dict[int, tuple[Tensor, Tensor]] = {}  # number of a parameter -> the parameter, its gradient in DDP's buffer
+        for one, _ in self._waiting:
+            for param, gradient in zip(one.parameters(), one.gradients(), strict=True):
+                parts[self._numbers.setdefault(param, len(self._numbers))] = (param, gradient)
+        saved = {number: tuple(shape) for signature in self._cut for number, *shape in signature}
+        if saved != {number: tuple(param.shape) for number, (param, _) in parts.items()}:
+            raise ConfigError("the state of the hook was saved with another model, or with other parameters frozen: load it with the same")
+        for index, signature in enumerate(self._cut):
+            pairs = [parts[number] for number, *_ in signature]
+            parameters, gradients = [param for param, _ in pairs], [gradient for _, gradient in pairs]
+            joined = torch.cat([_as_it_lies(gradient) for gradient in gradients])
+            known = self._known(index, parameters, joined)
+            ready = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
+            last = index == len(self._cut) - 1
+            done: Future[Tensor] = Future(devices=[joined.device]) if joined.is_cuda else Future()
+            program = self._average_and_return(known, joined, gradients, self.step, ready)
+            if last:  # the lane goes in order, so the others are over by then
+                done.then(partial(_end_all, self._waiting))
+            self._submit(known, joined, done, program)
+
+    def _average_and_return(self, bucket: Bucket, joined: Tensor, gradients: list[Tensor], step: int, ready: Any) -> Program:
+        yield from self._average(bucket, joined, step, ready)
+        for gradient, mean in zip(gradients, joined.split([gradient.numel() for gradient in gradients]), strict=True):
+            _as_it_lies(gradient).copy_(mean)
+
+    def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
+        """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may be too large where the mean is not."""
+        if self._error is not None:
+            raise self._error
+        if ready is not None:  # the lane works on its thread's stream
+            torch.cuda.current_stream(buffer.device).wait_event(ready)
+        self._ledger.step = step
+        if not self.collective.lossy:
+            yield from perform(self.collective.all_reduce(bucket.ctx, buffer.div_(self.num_workers)))
+            return
+        flat = buffer.to(bucket.layout.dtype).div_(self.num_workers)  # the buffer itself, unless it is of 16 bits
+        yield from perform(self.collective.all_reduce(bucket.ctx, Gradient(flat, bucket.layout, step, step)))
+        if flat is not buffer:
+            buffer.copy_(flat)
+
+    def _end(self, handle: StrandHandle, future: Future[Tensor], buffer: Tensor, step: int) -> None:
+        error = handle.error
+        if error is None:
+            future.set_result(buffer)
+        else:
+            error = self._fail(error, step)
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # its annotation is a slip
+
+    def _fail(self, error: BaseException, step: int) -> BaseException:
+        """Tell the other ranks, and every later bucket of this one; what is to be raised."""
+        error = cause_of(error, self._transport, self._presence)
+        if self._error is None:
+            self._error = error
+            if not isinstance(error, PeerFailed):
+                self._transport.announce_failure(f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}")
+        return error
+
+    # -- what is remembered ------------------------------------------------------------------------------------
+
+    def _check(self, buffer: Tensor) -> None:
+        if buffer.is_sparse:
+            raise ConfigError("a sparse gradient cannot be sent through ddp_hook: make the embedding with sparse=False")
+        if buffer.device != self._transport.device:
+            raise ConfigError(
+                f"a bucket lies on {buffer.device}, and ddp_hook was made for {self._transport.device}: with NCCL call "
+                "torch.cuda.set_device before ddp_hook; with gloo keep the model on the CPU"
+            )
+
+    def _known(self, index: int, params: list[Tensor], buffer: Tensor) -> Bucket:
+        """What is in the bucket of that number; its memory is that of the same parameters, if there is any."""
+        numbers = [self._numbers.setdefault(param, len(self._numbers)) for param in params]
+        signature = tuple((number, *param.shape) for number, param in zip(numbers, params, strict=True))
+        before = self._buckets.get(index)
+        if before is None or before.signature != signature:
+            layout = _layout_of(index, params, buffer)
+            memory = self._memory.setdefault(signature, {})
+            ctx = Context(self.rank, self.num_workers, layout=layout, seed=derive_seed(self.seed, f"ddp/{index}"), memory=memory)
+            ctx.link = self._link
+            self._buckets[index] = Bucket(signature, layout, ctx)
+            self._forget(before)
+        return self._buckets[index]
+
+    def _forget(self, bucket: Bucket | None) -> None:
+        """What no bucket has any more; what was loaded stays until a bucket has had it."""
+        if bucket is not None and bucket.signature not in {item.signature for item in self._buckets.values()}:
+            self._memory.pop(bucket.signature, None)
+
+    def _forget_beyond(self, last: int) -> None:
+        for index in [index for index in self._buckets if index > last]:
+            self._forget(self._buckets.pop(index))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank remembers, as copies of tensors and plain values that `torch.load` reads. Call it between two steps."""
+        kept = [
+            {"parameters": [list(item) for item in signature], "values": {name: value.clone() for name, value in memory.items()}}
+            for signature, memory in self._memory.items()
+            if memory
+        ]
+        cut = [[list(item) for item in self._buckets[index].signature] for index in sorted(self._buckets)]
+        return {**self._place(), "step": self.step, "memory": kept, "buckets": cut}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave on this rank, with the same model: the gradients are bit-identical to those of a run
+        that was not stopped. Call it before the first step.
+
+        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's buckets, after
+        backward. A state that was saved after the very first step is the exception: DDP was about to cut its buckets again, and how
+        it would have done so is not in the state.
+
+        Raises:
+            ConfigError: it is of another rank, number of ranks or collective; in the first step, of another model.
+        """
+        for name, value in self._place().items():
+            if saved[name] != value:
+                raise ConfigError(f"the state of the hook was saved with {name} {saved[name]}, and not {value}: load each rank's own")
+        self.step = saved["step"]
+        self._buckets.clear()
+        self._numbers.clear()  # a loaded state numbers parameters as a new DDP brings them
+        self._cut = [tuple(tuple(item) for item in signature) for signature in saved.get("buckets", ())]
+        self._memory = {
+            tuple(tuple(item) for item in kept["parameters"]): {
+                name: value.to(self._transport.device if value.ndim else "cpu", copy=True) for name, value in kept["values"].items()
+            }
+            for kept in saved["memory"]
+        }
+
+    def _place(self) -> dict[str, Any]:
+        return {"rank": self.rank, "num_workers": self.num_workers, "collective": repr(self.collective)}
+
+    def close(self) -> None:
+        """Give threads and groups back; every rank calls it. Who makes many hooks in one process should: groups stay else until its end."""
+        self._lane.close()
+        part(self._presence)
+        self._transport.close()
+
+
+def ddp_hook(
+    *,
+    collective: Collective | None = None,
+    codec: Codec | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    seed: int = 0,
+    timeout_s: float | None = 120.0,
+) -> tuple[DDPHook, Any]:
+    """A communication hook for torch's DistributedDataParallel: (state, hook), as `register_comm_hook` takes them.
+
+    Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other. All ranks
+    call it, after torch.distributed was initialised, and in the same order if more than once. The gradients are those of
+    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with one what it leaves of them, the same on all
+    ranks. One rank's failure ends backward on all with an error that names it.
+
+    Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
+
+    Args:
+        collective: any of `workbench.collectives`, such as `PowerSGD()`. None: `Native()`, or with a codec `Ring()`.
+        codec: goes into the collective's hops.
+        process_group: the one that DDP was given; None for the default.
+        seed: of stochastic codecs and first factors; the same on all ranks.
+        timeout_s: how long a bucket waits for another rank; None for ever.
+
+    Returns:
+        state: a `DDPHook`; with error feedback or PowerSGD its `state_dict()` belongs to a checkpoint.
+        hook: what DDP calls.
+
+    Raises:
+        LaunchError: torch.distributed is not initialised.
+        ConfigError: a codec and a collective that do not go together, or too many or too few ranks.
+
+    Example:
+        In a script under `torchrun`, without the store and the numbers:
+        >>> from torch import nn
+        >>> from torch.nn.parallel import DistributedDataParallel
+        >>> from workbench.codecs import Truncate16
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+        >>> state, hook = ddp_hook(codec=Truncate16())
+        >>> model.register_comm_hook(state, hook)
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> model.module.weight.grad, state.step
+        (tensor([[1., 1., 1.]]), 1)
+        >>> dist.destroy_process_group()
+    """
+    if codec is not None:
+        check_codec(codec)
+    collective = collective or (Native() if codec is None else Ring())
+    check_collective(collective)
+    if codec is not None:
+        if getattr(collective, "codec", None) is not None:
+            raise ConfigError(f"codec={codec}: {collective} has a codec already: give one of the two")
+        collective = with_codec(collective, codec)
+    if isinstance(collective, TorchHook):
+        raise ConfigError(f"{collective} is torch's own: give its hook to register_comm_hook itself")
+    if not (dist.is_available() and dist.is_initialized()):
+        raise LaunchError("torch.distributed is not initialised: call torch.distributed.init_process_group before ddp_hook")
+    collective.check(dist.get_world_size(process_group))
+    return DDPHook(collective, process_group, seed, timeout_s), hook
+
+
+def hook(state: DDPHook, bucket: dist.GradBucket) -> Future[Tensor]:
+    """What DDP calls with each bucket."""
+    return state.start(bucket)
+
+
+def _value(future: Future[Tensor]) -> Tensor:
+    return future.value()
+
+
+def _refuse(request: Request, _strand: int) -> Any:
+    raise TypeError(f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums")
+
+
+def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:
+    """DDP's own buckets are averaged, or none of them will be."""
+    try:
+        done.value()
+    except Exception as error:  # noqa: BLE001 - whatever it was, DDP waits for it on every future
+        for _, future in waiting:
+            future.set_exception(error)  # type: ignore[arg-type]  # its annotation is a slip
+        return
+    for bucket, future in waiting:
+        future.set_result(bucket.buffer())
+
+
+def _as_it_lies(gradient: Tensor) -> Tensor:
+    """A gradient in DDP's buffer as a flat view, its numbers in order of memory (channels last, say)."""
+    return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
+
+
+def _layout_of(index: int, parameters: list[Tensor], buffer: Tensor) -> Layout:
+    """DDP's bucket `index` as a gradient without a tail: every rank counts the same, and DDP itself knows which parameters were used.
+
+    DDP puts gradients one after the other, each as its parameter lies in memory.
+    """
+    offsets = [0, *accumulate(param.numel() for param in parameters)]
+    dtype = torch.promote_types(torch.float32, buffer.dtype)
+    slots = tuple(
+        Slot(
+            index=place,
+            name=f"parameter {place} of bucket {index}",
+            shape=tuple(param.shape),
+            stride=tuple(torch.empty_like(param, device="meta").stride()),
+            offset=offset,
+            numel=param.numel(),
+            bucket=0,
+            dtype=param.dtype,
+        )
+        for place, (param, offset) in enumerate(zip(parameters, offsets, strict=False))
+    )
+    end = buffer.numel()
+    return Layout(slots, (BucketSlice(0, slots, 0, end, end),), end, dtype, buffer.device)

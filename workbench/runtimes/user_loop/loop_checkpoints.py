@@ -1,0 +1,356 @@
+"""What a loop of one's own leaves to its `Trainer`: to weigh its ranks' batches, to record, to keep checkpoints and to find them.
+
+Checkpoints are those of a run (`kept`), in a folder that the loop names, and written while it waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from workbench.errors import ConfigError
+from workbench.gradients import Gradient
+from workbench.ops import EndStep, Ticket
+from workbench.program import Algorithm, Context, Replicas
+from workbench.replica.backward import Micro
+from workbench.replica.gradient_guard import Guard
+from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
+from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
+from workbench.runtimes.checkpoint.reader import said_by, save_part
+from workbench.runtimes.checkpoint.replicated import holds_alike, without_alike
+from workbench.runtimes.checkpoint.restore import go_on_from
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.rank.consistency import share_tensors
+from workbench.settings import describe
+from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
+from workbench.trace.store import new_run
+from workbench.trace.who import when_begun
+
+Closure = Callable[[], Tensor]
+Losses = Closure | Sequence[Closure] | None
+
+CHECKED_STEPS = 3  # a loop that scales its losses does so from its first step on
+OWN = "own"  # of a part: the loop's own values, and what was counted
+
+
+@final
+class Shares:
+    """Weighs a rank's batches: all ranks alike, or by their samples where the loop counts them.
+
+    Attributes:
+        samples: of all ranks until now, where they are counted.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted; None: not known yet
+        self._num_checked = 0  # steps whose losses were looked at for a GradScaler's factor
+        self.samples = 0
+
+    def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
+        """This step's micro-batches.
+
+        Args:
+            gather: a text of each rank -> all of them.
+
+        Raises:
+            ConfigError: samples are counted on some ranks or steps only, or what is given is not a function or several.
+        """
+        closures, numbers = _micro_batches(loss, num_samples)
+        counted, total = numbers is not None, sum(numbers or ())
+        if self._unit is None:
+            self._unit = _unit_of(gather("0" if not closures else str(total) if counted else ""))
+        if not closures:
+            return []
+        assert self._unit is not None
+        if counted == (self._unit == 0):
+            raise ConfigError("num_samples must be given on every rank and step, or never: ranks are weighted by it")
+        if self._num_checked < CHECKED_STEPS:
+            self._num_checked += 1
+            closures = [_checked(closure) for closure in closures]
+        if numbers is None:
+            share = 1.0 / (self._num_workers * len(closures))
+            return [Micro(closure, share, 1) for closure in closures]
+        self.samples += total * self._num_workers  # exact where batches are equal
+        nominal = self._unit * self._num_workers
+        return [Micro(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        """To be kept."""
+        return {"samples": self.samples, "unit": self._unit, "num_workers": self._num_workers}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`; on another number of ranks batches are others, and what weighs 1 / p is agreed on anew."""
+        self.samples = int(state["samples"])
+        if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
+            self._unit = state["unit"]
+
+
+def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tuple[list[Closure], Sequence[int] | None]:
+    """The functions of a step's micro-batches and, if they are counted, the samples of each."""
+    given: Any = [] if loss is None else loss if isinstance(loss, list | tuple) else [loss]
+    closures: list[Closure] = list(given)
+    for closure in closures:
+        if not callable(closure):
+            raise ConfigError(
+                f"step() takes a function that computes the loss, and was given a {type(closure).__name__}: "
+                "trainer.step(lambda: loss_fn(model(x), y)), or a list of such functions, one a micro-batch"
+            )
+    if num_samples is None or isinstance(num_samples, int):
+        numbers = None if num_samples is None else [num_samples]
+        if numbers is not None and len(closures) > 1:
+            raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give a list, the samples of each")
+    else:
+        numbers = [int(number) for number in num_samples]
+    if numbers is not None and any(number < 1 for number in numbers):
+        raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+    if numbers is not None and closures and len(numbers) != len(closures):
+        raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
+    return closures, numbers
+
+
+def _checked(closure: Closure) -> Closure:
+    def loss() -> Tensor:
+        value = closure()
+        check_unscaled(value)
+        return value
+
+    return loss
+
+
+def _unit_of(everyone: list[str]) -> int | None:
+    """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0 where they are not counted; None where nobody had any."""
+    return 0 if "" in everyone else max(map(int, everyone)) or None
+
+
+@final
+class LoopKeeper:
+    """Keeps a rank's parts of checkpoints, and finds them."""
+
+    def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context) -> None:
+        self._algorithm, self._interpreter, self._ctx = algorithm, interpreter, ctx
+        self._replica, self._transport = interpreter.replica, interpreter.transport
+        self._run = ""
+
+    def _gather(self, text: str, what: str) -> list[str]:
+        return self._transport.gather_texts(text, self._interpreter.ledger.patience(what))
+
+    def save(self, folder: Path, end: EndStep, own: Any, counted: dict[str, Any], keep: int) -> str:
+        """Write all that ranks need to go on behind a step. Every rank comes here, and leaves when all have written.
+
+        Returns:
+            Which ranks could not write, and why; "" if all could.
+
+        Raises:
+            ConfigError: ranks are not behind one step, or `own` is not to be kept.
+        """
+        if not isinstance(keep, int) or keep < 1:
+            raise ConfigError(f"keep={keep!r}: how many checkpoints stay in the folder, 1 or more")
+        _check_plain(own)
+        steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
+        if len(set(steps)) > 1:
+            raise ConfigError(f"ranks are behind steps {steps}, and a checkpoint is of one: save on all of them behind the same step")
+        self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
+        rank, num_workers = self._ctx.rank, self._ctx.num_workers
+        self._interpreter.complete_all(end.state)
+        words = ""
+        try:
+            self._write(folder, end, {**counted, "loop": own})
+            remove_old_parts(folder, rank, num_workers, keep)
+        except (OSError, RuntimeError) as error:  # torch's writer has its own words for a full disk
+            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): those before it stand"
+        return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
+
+    def _write(self, folder: Path, end: EndStep, own: dict[str, Any]) -> None:
+        rank, num_workers = self._ctx.rank, self._ctx.num_workers
+        saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
+        saved |= {"random": random_state(self._transport.device), OWN: own}
+        if rank and holds_alike(self._algorithm):
+            saved = without_alike(saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False))))
+        path = part_of(folder, max(end.step, 0), rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
+        write_part(path, partial(save_part, saved), facts)
+
+    def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
+        """Go on from the folder's newest checkpoint that is whole. Every rank comes here.
+
+        Returns:
+            How many steps were taken before it, and what was counted; with "loop", the loop's own, where ranks are as many.
+
+        Raises:
+            ConfigError: there is none, or it is of another method, model or optimizer.
+        """
+        saved, words = go_on_from(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
+        if self._ctx.rank == 0:
+            for word in words:
+                print(f"{folder}: {word}")
+        own = saved.get(OWN)
+        if not isinstance(own, dict) or not isinstance(own.get("samples"), int) or not {"unit", "num_workers", "loop"} <= own.keys():
+            raise ConfigError(f"{folder} holds a run's checkpoint and not a loop's: go on from it with resume={str(folder)!r}")
+        return self._ctx.first_step, own
+
+
+def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter) -> tuple[Path, Recorder]:
+    """A run's folder, which all ranks are told, and this rank's recorder in it; the interpreter writes to it from now on."""
+    transport, name = interpreter.transport, ""
+    if transport.rank == 0:
+        info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
+        model = describe(type(interpreter.replica.model))
+        problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
+        name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))
+    folder = Path(transport.gather_texts(name, interpreter.ledger.patience("rank 0 to open the record"))[0])
+    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), **when_begun()}
+    recorder = FileRecorder(folder, transport.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
+    interpreter.recorder = interpreter.ledger.recorder = recorder
+    return folder, recorder
+
+
+@final
+class Ahead:
+    """The model as the end of training would leave it now, and back again.
+
+    A second program of the algorithm goes to its end from a copy of the first one's state: it applies what is in flight and makes
+    the replicas equal, with copies of the optimizer's state and of what codecs remember. `undo` restores every value, so the first
+    program, which waits at its step's end, notices nothing. Every rank makes one.
+
+    Args:
+        end: the last step's end.
+    """
+
+    def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context, end: EndStep) -> None:
+        self._interpreter, self._replica = interpreter, interpreter.replica
+        replica, self._bytes_sent = interpreter.replica, interpreter.ledger.bytes_sent
+        buffers = replica.float_buffers()
+        self._values: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in buffers]
+        self._restored: list[Callable[[], object]] = []
+        self._recorder = interpreter.recorder
+        interpreter.recorder = interpreter.ledger.recorder = NullRecorder()
+        try:
+            if end.step >= 0 and _owes(algorithm, end.state):
+                interpreter.complete_all(end.state)
+                self._set_aside()
+                here = end.step + 1
+                memory = {name: value.clone() for name, value in ctx.memory.items()}
+                copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
+                interpreter.advance(algorithm.worker(copied))
+            if buffers:
+                share_tensors(buffers, interpreter.transport, interpreter)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _set_aside(self) -> None:
+        """Keep what an update changes; the optimizer works with copies of its state."""
+        replica, updater = self._replica, self._replica.updater
+        self._values += [(param, param.detach().clone()) for param in replica.parameters]
+        staleness, updates, of_step = self._interpreter.staleness, list(replica.updates), dict(updater.of_step)
+        kept, norm = {index: value.clone() for index, value in updater.kept.items()}, updater.grad_norm
+        scale = replica.loss_scale and (replica.loss_scale.value, replica.loss_scale.good)
+        for optimizer in _optimizers(updater.optimizer):
+            state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
+            for param, own in state.items():
+                optimizer.state[param] = deepcopy(own)
+            self._restored += [optimizer.state.clear, partial(optimizer.state.update, state)]
+            self._restored += [partial(group.update, values) for group, values in zip(optimizer.param_groups, groups, strict=True)]
+
+        def restore() -> None:
+            self._interpreter.staleness, replica.updates = staleness, updates
+            updater.of_step, updater.kept, updater.grad_norm = of_step, kept, norm
+            if replica.loss_scale is not None and scale is not None:
+                replica.loss_scale.value, replica.loss_scale.good = scale
+            if isinstance(replica.guard, Guard):
+                replica.guard.take()
+
+        self._restored.append(restore)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        for restore in self._restored:
+            restore()
+        self._interpreter.recorder = self._interpreter.ledger.recorder = self._recorder
+        self._interpreter.ledger.bytes_sent = self._bytes_sent
+
+
+def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:
+    """Whether the end of training would change parameters."""
+    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in state)
+
+
+def _copies(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A program's state, its tickets completed, in memory of its own."""
+    return tuple(Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item) for item in state)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Gradient):
+        return value.copy()
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    """An optimizer and those inside it (ZeRO's)."""
+    yield optimizer
+    for inner in vars(optimizer).values():
+        if isinstance(inner, torch.optim.Optimizer):
+            yield from _optimizers(inner)
+
+
+def check_unscaled(loss: Tensor) -> None:
+    """Raise `ConfigError` for a loss that a `torch.amp.GradScaler` has scaled.
+
+    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last operations before
+    the loss tell whether a scaler holds one of their factors.
+    """
+    nodes = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn is not None else []
+    for node in nodes:  # grows on the way
+        factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
+        if isinstance(factor, Tensor) and not factor.ndim and not factor.requires_grad and _scaler_of(factor):
+            raise ConfigError(
+                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss itself, "
+                "and give the Trainer precision='fp16', which scales the loss and unscales the gradients"
+            )
+        if len(nodes) < NUM_NODES:
+            nodes += [before for before, _ in node.next_functions if before is not None and before.name() in _ELEMENTWISE]
+
+
+NUM_NODES = 16  # of the graph, from the loss on
+_ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "Sub", "Mean", "Sum", "ToCopy", "View", "Squeeze"))
+
+
+def _scaler_of(factor: Tensor) -> bool:
+    """Whether an enabled GradScaler holds this tensor."""
+    for holder in gc.get_referrers(factor):
+        scalers = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
+        if any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in scalers):
+            return True
+    return False
+
+
+def _check_plain(own: Any) -> None:
+    """Raise `ConfigError` unless it can be read again without running what a file says."""
+    held = io.BytesIO()
+    try:
+        torch.save(own, held)
+        held.seek(0)
+        torch.load(held, weights_only=True)
+    except Exception as error:  # whatever it holds may raise its own
+        raise ConfigError(
+            f"own={type(own).__name__} cannot be kept ({said_by(error)}): give tensors and plain values, such as a scheduler's state_dict()"
+        ) from error

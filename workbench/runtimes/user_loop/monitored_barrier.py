@@ -1,0 +1,107 @@
+"""A barrier that says what each rank calls, for loops whose ranks decide themselves when they take a step, save or finish.
+
+Collectives that do not match must never meet: gloo then ends the process (`EnforceNotMet`), and MPI hangs or truncates. So before the
+first collective of `save`, `load` or `finish` a rank says, out of band, what it calls and after how many steps, and waits until all ranks
+have said the same. A step says nothing and costs nothing more. A rank that waits in a step looks, as often as it looks for failed peers,
+whether another has come to the next barrier after fewer steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import final
+
+from workbench.errors import RankMismatch
+from workbench.runtimes.transport.base import Patience, Transport
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 1e-4, 5e-3  # between two looks at the barrier
+LEAVES = "end"  # what a rank calls that leaves without `finish`
+SENTENCES = {
+    "save": "calls save()",
+    "load": "calls load()",
+    "finish": "calls finish()",
+    "evaluating": "enters evaluating()",
+    LEAVES: "has ended without finish()",
+}
+FIXES = {
+    LEAVES: "leave the `with` block, or call finish(), on every rank after the same number of steps",
+    "save": "call save() on every rank after the same step, and not under `if rank == 0`",
+    "load": "call load() on every rank, before its first step",
+    "evaluating": "enter evaluating() on every rank after the same step, and not under `if rank == 0`",
+    "finish": (
+        "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank that has no more"
+    ),
+}
+
+
+@final
+class MonitoredBarrier:
+    """One rank's end of the barriers of a training.
+
+    Attributes:
+        steps: that this rank has begun.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.steps = 0
+        self._transport = transport
+        self._number = 0  # of the next barrier
+        self._text = ""  # what this rank has said at it
+
+    def wait(self, what: str, patience: Patience, tick: Callable[[], bool], *, counted: bool = True) -> None:
+        """Until all ranks have called the same, after as many steps.
+
+        Args:
+            what: "save", "load", "evaluating" or "finish".
+            tick: moves what is in flight where no thread does; whether anything moved.
+            counted: the number of steps must be the same.
+
+        Raises:
+            RankMismatch: another rank calls something else.
+        """
+        if self._transport.num_workers == 1:
+            return
+        self._say(what, counted=counted)
+        pause_s = FIRST_PAUSE_S
+        while self.look() < self._transport.num_workers:
+            if not tick():
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            patience.check()
+        self._number, self._text = self._number + 1, ""
+
+    def leave(self) -> None:
+        """This rank takes no more steps, and has not called `finish`; does not wait."""
+        if self._transport.num_workers > 1 and not self._text:
+            self._say(LEAVES)
+
+    def look(self) -> int:
+        """How many ranks have said the same as this one.
+
+        Raises:
+            RankMismatch: one has said something else, or this rank has begun more steps than another has taken before its call.
+        """
+        same, other = self._transport.arrivals(self._number, self._text)
+        if other is None:
+            return same
+        rank, text = other
+        what, _, steps = text.partition(" ")
+        if not self._text and steps and int(steps) >= self.steps:  # it is only faster
+            return same
+        here, _, steps_here = self._text.partition(" ")
+        mine = _sentence(here, steps_here) if self._text else f"has begun {_count(self.steps)}"
+        fix = next(words for call, words in FIXES.items() if call in (what, here))
+        raise RankMismatch(f"rank {rank} {_sentence(what, steps)}, but rank {self._transport.rank} {mine}: {fix}")
+
+    def _say(self, what: str, *, counted: bool = True) -> None:
+        self._text = f"{what} {self.steps}" if counted else what
+        self._transport.arrive(self._number, self._text)
+
+
+def _sentence(what: str, steps: str) -> str:
+    return SENTENCES[what] + (f" after {_count(int(steps))}" if steps else "")
+
+
+def _count(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"

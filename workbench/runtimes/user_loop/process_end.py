@@ -1,0 +1,79 @@
+"""A process that ends while a `Trainer` has not finished: the others learn why, and no thread is left in the library.
+
+A thread that comes back from gloo while the interpreter ends aborts the process ("terminate called without an active exception").
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import time
+import warnings
+from typing import final
+
+from workbench.errors import LaunchError, RankMismatch
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.transport.base import Transport
+from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
+
+IN_FLIGHT_S = 5.0  # how long a process waits at its end for the others
+FIX = "use `with Trainer(...) as trainer:`, or call trainer.finish() on every rank after the last step"
+
+
+@final
+class ProcessEnd:
+    """What one `Trainer` does at the end of its process. It holds nothing that holds the `Trainer`.
+
+    Attributes:
+        failed: the others have been told already.
+    """
+
+    def __init__(self, transport: Transport, interpreter: Interpreter, presence: Presence | None, barrier: MonitoredBarrier) -> None:
+        self.failed = False
+        self._transport, self._interpreter, self._presence, self._barrier = transport, interpreter, presence, barrier
+        atexit.register(self._end)
+
+    def forget(self) -> None:
+        """Nothing is left to do then."""
+        atexit.unregister(self._end)
+
+    def collected(self) -> None:
+        """Nobody holds the `Trainer` any more, so it takes no more steps; perhaps on a thread of ours, so that nothing waits here."""
+        with contextlib.suppress(RuntimeError):  # the one that kept the word is gone
+            self._barrier.leave()
+
+    def _end(self) -> None:
+        if not self.failed:
+            steps = "1 step" if self._barrier.steps == 1 else f"{self._barrier.steps} steps"
+            words = f"rank {self._transport.rank} ended after {steps} without trainer.finish()"
+            error = getattr(sys, "last_value", None)
+            why = f", because of {type(error).__name__}: {error}" if error is not None else f": {FIX}"
+            if self._presence is not None:
+                self._presence.leave(words + why)
+            self.collected()
+            if error is None:
+                with contextlib.suppress(Warning):  # as an error it would only be printed here
+                    warnings.warn(
+                        f"{words}, so updates that were in flight are lost, and the model still has the Trainer's hooks: {FIX}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+        self._interpreter.close()
+        deadline = time.monotonic() + IN_FLIGHT_S
+        while not self._interpreter.ended and time.monotonic() < deadline and not self._others_failed():
+            time.sleep(1e-3)  # what is in flight comes to its end where the others take part
+        if not self._interpreter.ended:
+            self._interpreter.ledger.failure = LaunchError("this process ends")
+            self._transport.cut()
+            self._interpreter.close()
+        if self._presence is not None:
+            self._presence.end_thread()
+
+    def _others_failed(self) -> bool:
+        try:
+            self._barrier.look()
+            return self.failed or self._transport.peer_failure() is not None
+        except (RuntimeError, RankMismatch):
+            return True

@@ -1,0 +1,425 @@
+"""Any PyTorch loop with any method: the program runs inside the user's own `for`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import ConfigError, Diverged, PeerFailed
+from workbench.ops import EndStep
+from workbench.program import Algorithm, Context, Replicas
+from workbench.replica.backward import Micro
+from workbench.replica.gradient_guard import Guard
+from workbench.replica.gradient_report import Found, entries_of
+from workbench.replica.replica import Replica, evaluation_mode
+from workbench.runtimes.execution.helper_process import start_helper
+from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.rank.consistency import check_agreement, facts_of_layout, share_tensors, versions
+from workbench.runtimes.rank.main import cause_of, transport_here
+from workbench.runtimes.transport.measure_link import measure_link
+from workbench.runtimes.user_loop.loop_checkpoints import Ahead, LoopKeeper, Losses, Shares, open_record
+from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
+from workbench.runtimes.user_loop.peers import explained, keep_company, part
+from workbench.runtimes.user_loop.process_end import ProcessEnd
+from workbench.settings import PROGRESS, check_guard
+from workbench.trace.recorder import NullRecorder, Recorder
+from workbench.trace.run import Run
+from workbench.trace.store import update_run
+
+
+@final
+class Trainer:
+    """Drives a method from the user's own loop, under torchrun, mpiexec, in an engine, or alone.
+
+    Rank 0's weights are sent to all ranks at the start. Each `step` gives this rank's loss to the method, which updates
+    the model when it sees fit: a delayed method updates with an earlier step's gradients. `finish` (or leaving the `with`)
+    applies what is still in flight, K - 1 gradients for Pipe-SGD, and takes the hooks off the model.
+
+    Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by their
+    samples, so that the update is the mean over all of them; a rank without any says `step(None)` and still takes part.
+
+    Between steps the weights of a method that communicates in the background lack what is in flight (DeAR: one update; Pipe-SGD:
+    K - 1), and LocalSGD's and DiLoCo's differ between ranks. `with trainer.evaluating():` shows them as `finish` would leave them.
+    An update uses the learning rate, momentum and weight decay that the optimizer had in its gradient's step, also where it comes
+    later: so your own scheduler acts as in a synchronous loop.
+
+    One rank's exception ends the run on all: the others raise `PeerFailed`, which names the rank and its error. So does a loss that is
+    no number (on CPUs), and the end of a rank's process, where ranks share a machine (an MPI's launcher ends them all). Gradients are
+    looked at where `on_bad_gradient` asks for it.
+
+    Args:
+        model, optimizer: yours, the optimizer over the model's parameters; the model on this rank's device.
+        algorithm: which method.
+        clip_norm: global norm to clip the mean gradient to before an update.
+        precision: "fp32", "bf16" or "fp16": autocast around the closure.
+        progress: how communication goes on while you compute (see `runtimes.execution.progress`).
+        record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
+        timeout_s: how long to wait for the other ranks.
+        on_bad_gradient: what becomes of a rank's own gradient that holds a NaN or an infinity, or is above `max_grad_norm`: "stop" raises
+            `Diverged`, which names rank and parameter; "skip" leaves it out, so that it counts nothing in the mean, with a warning;
+            "clip" scales it to `max_grad_norm`, and leaves out what is not finite; "ignore" does not look, which spares a pass through it.
+        max_grad_norm: the largest global norm of a rank's own gradient that is a good one; None for any.
+        keep_gradients: after a step each parameter's `.grad` is the mean gradient that its last update used (clipped, if you clip), and
+            `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm alone.
+
+    Attributes:
+        num_skipped: gradients of this rank that were left out. On a GPU one is known a step later, unless the run is recorded.
+
+    Example:
+        >>> from workbench.algorithms import PipeSGD
+        >>> model = nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with Trainer(model, optimizer, PipeSGD(width=2)) as trainer:
+        ...     for _ in range(4):
+        ...         loss = trainer.step(lambda: model(torch.ones(5, 3)).square().mean())
+        >>> trainer.num_updates
+        4
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        *,
+        clip_norm: float | None = None,
+        precision: str = "fp32",
+        progress: str = "auto",
+        record: bool = False,
+        timeout_s: float = 120.0,
+        on_bad_gradient: str = "ignore",
+        max_grad_norm: float | None = None,
+        keep_gradients: bool = False,
+    ) -> None:
+        check_guard(on_bad_gradient, max_grad_norm)
+        if progress not in PROGRESS:
+            raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
+        if algorithm.has_servers:
+            raise ConfigError(
+                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks together: "
+                "use `workbench train`, Cluster.train or simulate for it"
+            )
+        self._transport = transport_here(timeout_s)
+        self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
+        self._recorder: Recorder = NullRecorder()
+        self._folder: Path | None = None
+        self._next: list[Micro] = []
+        self._shares = Shares(self.num_workers)
+        self._end = EndStep(-1)
+        self._finished = self._is_evaluating = False
+        self._evaluated_s = 0.0
+        self._presence: Presence | None = None
+        self._guard: Guard | None = None
+        self._late: tuple[Found, ...] = ()  # what the device may not have found yet
+        self._late_event: Any = None  # after which it has
+        self.num_skipped = 0
+        with explained(self._fail):
+            self._presence = keep_company(self, self._transport, timeout_s, announces=True)
+            options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
+            options["num_buckets"] = algorithm.num_buckets
+            self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
+            self.replica.updater.keeps = keep_gradients
+            if on_bad_gradient != "ignore":
+                self._guard = self.replica.guard = Guard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
+            helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "presence": self._presence}
+            here = weakref.ref(self)  # or what outlives this would hold it
+
+            def micros(_step: int) -> list[Micro]:
+                trainer = here()
+                return [] if trainer is None else trainer._next
+
+            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, **more)
+            self._patience = self._interpreter.ledger.patience
+            self._barrier = MonitoredBarrier(self._transport)
+            self._interpreter.ledger.watch = self._barrier.look
+            self._process_end = ProcessEnd(self._transport, self._interpreter, self._presence, self._barrier)
+            self._collected = weakref.finalize(self, self._process_end.collected)
+            self._collected.atexit = False
+            algorithm.check(self.num_workers)
+            check_lanes(algorithm, progress)
+            self._transport.open_lanes(algorithm.num_lanes)
+            known = {**versions(), "method": str(algorithm), **facts_of_layout(self.replica.layout)}
+            check_agreement(known, self._transport, self._interpreter)
+            share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
+            if record:
+                self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
+        self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
+        if algorithm.needs_link:
+            self._ctx.link = measure_link(self._transport, self._patience, self.replica.layout.message_bytes)
+        self._algorithm, self._program = algorithm, algorithm.worker(self._ctx)
+        self._keeper = LoopKeeper(algorithm, self._interpreter, self._ctx)
+        self._interpreter.ledger.origin_s = time.perf_counter()
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps taken so far."""
+        return min(self.replica.updates)
+
+    def step(self, closure: Losses, num_samples: int | Sequence[int] | None = None) -> Tensor | None:
+        """One step of the method with this rank's loss.
+
+        A list of functions accumulates gradients: each computes the loss of one micro-batch, forward and backward run for one after
+        the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by its samples.
+
+        Args:
+            closure: runs forward and returns the mean loss, a scalar with a graph, or a list of such functions, one a micro-batch;
+                None where this rank has no samples.
+            num_samples: in this rank's batch, or in each micro-batch. Give it on every rank and step, or never.
+
+        Returns:
+            The loss, detached, the mean over the micro-batches; None without a closure.
+
+        Raises:
+            PeerFailed: another rank failed.
+            ConfigError: after `finish`, or a loss that is not one number.
+        """
+        self._check_goes_on()
+        with explained(self._fail):
+            self._barrier.steps = self._end.step + 2
+            self.replica.updater.remember(self._end.step + 1)
+            self._next = self._shares.weigh(closure, num_samples, self._gather)
+            end = self._interpreter.advance(self._program)
+            assert end is not None, "a program ended that was not told to"
+            self._end = end
+            if self.replica.updater.keeps:
+                self.replica.show_gradients()
+            self._book(end.step, self._interpreter.loss)
+        return self._interpreter.loss
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the mean gradient that the last update used, before clipping: what `clip_grad_norm_` returns under DDP.
+
+        None before the first update. Reading it waits for a GPU.
+
+        Raises:
+            ConfigError: the Trainer has neither `clip_norm` nor `keep_gradients`, so nobody measures it.
+        """
+        updater = self.replica.updater
+        if not (updater.keeps or updater.clips):
+            raise ConfigError("the gradient's norm is not measured: give the Trainer keep_gradients=True, or clip_norm=math.inf")
+        return None if updater.grad_norm is None else float(updater.grad_norm)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Show the model as `finish` would leave it now, in evaluation mode; training continues afterwards as if nothing had happened.
+
+        Within the block the gradients in flight are applied (the K - 1 of Pipe-SGD, the last one of DeAR, DiLoCo's delayed outer
+        step), parameters are averaged where ranks hold different ones (LocalSGD, DiLoCo), and buffers (BatchNorm's statistics) are
+        rank 0's. So the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline
+        and each module's mode are as before, bit-identical. It costs a copy of the parameters and of the optimizer's state while it
+        lasts, where something is in flight. Every rank must enter it after the same step; the time in it does not count as training.
+
+        Yields:
+            The model. Changes to its weights do not outlive the block.
+
+        Raises:
+            ConfigError: after `finish`.
+
+        Example:
+            >>> from workbench.algorithms import PipeSGD
+            >>> model = nn.Linear(1, 1, bias=False).double()
+            >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1.0), PipeSGD(width=2))
+            >>> before = model.weight.item()
+            >>> loss = trainer.step(lambda: model(torch.ones(1, 1, dtype=torch.float64)).sum())
+            >>> with trainer.evaluating():
+            ...     model.weight.item() == before - 1
+            True
+            >>> model.weight.item() == before
+            True
+            >>> trainer.finish()
+        """
+        self._check_goes_on()
+        begin = time.perf_counter()
+        with explained(self._fail):
+            self._meet("evaluating")
+            ahead = Ahead(self._algorithm, self._interpreter, self._ctx, self._end)
+        self._is_evaluating = True
+        try:
+            with evaluation_mode(self.replica.model) as model:
+                yield model
+        finally:
+            self._is_evaluating = False
+            ahead.undo()
+            self._evaluated_s += time.perf_counter() - begin
+
+    def settle(self) -> None:
+        """Wait until what is in flight has arrived, and apply none of it: what is timed next then has the wire to itself.
+
+        For weights that have all updates, use `evaluating`.
+        """
+        self._check_goes_on()
+        with explained(self._fail):
+            self._interpreter.complete_all(self._end.state)
+
+    def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
+        """Keep what all ranks need to go on from here, gradients in flight too. Every rank must call it, behind the same step.
+
+        Args:
+            folder: of this training's checkpoints alone, which all ranks see.
+            own: tensors and plain values of this rank's loop, such as a learning rate's `scheduler.state_dict()`.
+            keep: older checkpoints than the last so many are removed.
+
+        Raises:
+            OSError: on all ranks, where one could not write; training may go on, and what was kept before stands.
+            ConfigError: ranks are behind different steps, or `own` holds something else.
+        """
+        self._check_goes_on()
+        with explained(self._fail):
+            self._meet("save")
+            words = self._keeper.save(
+                Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
+            )
+        if words:
+            raise OSError(words)
+
+    def load(self, folder: str | Path) -> tuple[int, Any]:
+        """Go on from the newest checkpoint in the folder that is whole: to the last bit on as many ranks, and with the same batches.
+
+        Every rank must call it, before its first step. On another number of ranks it is possible where ranks hold nothing of their own.
+
+        Returns:
+            How many steps were taken before it, and the `own` that this rank kept; None on another number of ranks.
+
+        Raises:
+            ConfigError: no checkpoint is whole, or the newest is of another method, model or optimizer; or a step was taken before.
+        """
+        self._check_goes_on()
+        with explained(self._fail):
+            if self._end.step >= 0:
+                raise ConfigError("load() comes before the first step: make a new Trainer to go back")
+            self._meet("load")
+            num_steps, kept = self._keeper.load(Path(folder))
+            self._shares.load(kept)
+            self.replica.updater.of_step = dict(kept.get("scheduled") or {})
+            self._barrier.steps = num_steps
+            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
+        return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
+
+    def finish(self) -> Run | None:
+        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it, after the same step.
+
+        Called again, as after the `with`, it returns the same.
+
+        The model's buffers (BatchNorm's statistics) are rank 0's then, on all ranks.
+        """
+        if self._finished:
+            return None if self._folder is None else Run.load(self._folder)
+        self._check_goes_on()
+        self._finished = True
+        self._ctx.num_steps = 0
+        with explained(self._fail):
+            self._meet("finish", counted=self._algorithm.replicas != Replicas.NEVER)
+            self._interpreter.advance(self._program)
+            self._look(self._interpreter.ledger.step, last=True)
+            share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
+            self._transport.barrier(self._patience("all ranks to finish"))
+        self._release()
+        if self._folder is None:
+            return None
+        if self.rank == 0:
+            update_run(
+                self._folder,
+                status="finished",
+                result={"steps": self.num_updates, "seconds": self._interpreter.ledger.now() - self._evaluated_s},
+            )
+        return Run.load(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+        elif not self._finished:
+            if isinstance(error, ValueError) and "default process group twice" in str(error):
+                error.add_note(
+                    "The Trainer made the default process group, since there was none. Call init_process_group before the Trainer is made, "
+                    "or leave the call out."
+                )
+            self._fail(error)
+
+    def _check_goes_on(self) -> None:
+        if self._finished:
+            raise ConfigError("this Trainer is finished: make a new one to train on")
+        if self._is_evaluating:
+            raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
+
+    def _meet(self, what: str, *, counted: bool = True) -> None:
+        """Wait until all ranks have called the same: what follows are collectives, which must not meet those of another call."""
+        self._barrier.wait(what, self._patience(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
+
+    def _gather(self, text: str) -> list[str]:
+        return self._transport.gather_texts(text, self._patience("all ranks' first step"))
+
+    def _book(self, step: int, loss: Tensor | None) -> None:
+        found = self._look(step)
+        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would have to wait
+            raise Diverged(
+                f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
+            )
+        if self._folder is not None:
+            seconds = self._interpreter.ledger.now() - self._evaluated_s
+            row = {"step": step, "seconds": seconds, "samples": self._shares.samples, "bytes_sent": int(self._interpreter.bytes_sent)}
+            value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
+            numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
+            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next), **found})
+            self._recorder.end_step()
+        self._interpreter.staleness = None
+
+    def _look(self, step: int, *, last: bool = False) -> dict[str, Any]:
+        """What was wrong with this rank's gradient, for the record. On a GPU that is known later, and a record waits for the device anyway.
+
+        Args:
+            last: of all steps; no later look comes.
+        """
+        found, event = () if self._guard is None else self._guard.take(), None
+        if self._transport.device.type == "cuda" and self._folder is None and not last:
+            found, self._late, step = self._late, found, step - 1
+            event, self._late_event = self._late_event, self._transport.streams.mark()
+        with self._transport.streams.after(event):  # None: of everything until now
+            entries = entries_of((*self._late, *found) if last else found, None)
+        entries.pop("loss")
+        if "skipped" in entries:
+            self.num_skipped += 1
+            warnings.warn(f"step {step}: a gradient of rank {self.rank} was left out: {entries['skipped']}", RuntimeWarning, stacklevel=4)
+        return entries
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Tell the others, and let the model go; what is to be raised."""
+        error = cause_of(error, self._transport, self._presence)
+        words = ""
+        if not isinstance(error, PeerFailed):
+            words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+            if hasattr(self, "_interpreter"):
+                words = words.replace("failed:", f"failed at step {self._interpreter.ledger.step}:", 1)
+            with suppress(RuntimeError):  # the process that kept the store is gone
+                self._transport.announce_failure(words)
+            if self._folder is not None:
+                update_run(self._folder, status="failed", error=words)
+        self._finished = True
+        self._release(words)
+        return error
+
+    def _release(self, words: str = "") -> None:
+        part(self._presence, words)
+        for name in ("_interpreter", "replica", "_recorder", "_transport"):
+            if hasattr(self, name):  # not after a failure while this was made
+                getattr(self, name).close()
+        if hasattr(self, "_process_end"):
+            self._collected.detach()
+            self._process_end.failed = True
+            if self._interpreter.ended:
+                self._process_end.forget()

@@ -1,0 +1,43 @@
+"""Kinds of spans, and the columns of a span table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+KINDS = (
+    "forward",
+    "backward",
+    "apply",
+    "evaluate",
+    "wait",
+    "barrier",
+    "all_reduce",
+    "broadcast",
+    "send",
+    "recv",
+    "encode",
+    "decode",
+    "sum",
+    "reduce_scatter",
+    "all_gather",
+    "compute",  # of no known phase
+    "communicate",  # of no other kind: all-to-all, reduce, gather
+)
+PHASES = ("forward", "backward", "apply")
+COMPUTE_KINDS = (*PHASES, "compute")
+COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
+CODES = {name: code for code, name in enumerate(KINDS)}
+
+SPAN = np.dtype(
+    [
+        ("rank", "i4"),
+        ("kind", "i2"),
+        ("lane", "i4"),
+        ("start_s", "f8"),
+        ("end_s", "f8"),
+        ("step", "i4"),
+        ("bucket", "i4"),
+        ("bytes", "i8"),
+        ("peer", "i4"),
+    ]
+)
