@@ -9,7 +9,7 @@ time is wall or virtual, whether a peer is a process or a simulated worker, or w
 | `AllReduce`, `Broadcast` | the same value, summed over ranks or replaced by the root's, in place |
 | `ReduceScatter`, `AllGather` | the same value, of which this rank's block is summed, or every rank's block is there |
 | `Barrier` | None |
-| `Send`, `Recv` | None; a `Message`, or `Left` where it was asked for |
+| `Send`, `Recv` | None; a `Message`, or `PeerLeft` where it was asked for |
 | `Local` | what its action returned: encoding, decoding and summing, by name |
 | `Start` | a `Ticket` for a request or sub-program that now runs in the background |
 | `Wait`, `WaitAny` | the ticket's value; (position, value) of one that is complete |
@@ -161,7 +161,7 @@ ANY = -1
 
 @final
 @dataclass(frozen=True, slots=True)
-class Left:
+class PeerLeft:
     """In place of a message: this rank's process has ended, and nothing comes from it any more. What is sent to it is lost."""
 
     rank: int
@@ -173,7 +173,7 @@ class Recv(Request):
     """Receive one message. `like` says its size and dtype; the answer is a `Message` in memory of its own.
 
     Args:
-        departures: of a receive from any rank: the answer is `Left` once for each rank that has left, on each tag.
+        departures: of a receive from any rank: the answer is `PeerLeft` once for each rank that has left, on each tag.
     """
 
     source: int

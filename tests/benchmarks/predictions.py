@@ -30,8 +30,8 @@ from workbench.analysis import summary
 from workbench.analysis.summary import step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration import Calibration, Probe, calibrate, predict, probe, with_probe
+from workbench.calibration.fixed_point import midmean
 from workbench.calibration.probe import without_hold_up
-from workbench.calibration.settled import midmean
 from workbench.clusters.emulated import EmulatedNetwork, parse_rate
 from workbench.problems import Problem
 from workbench.program import Algorithm
@@ -96,7 +96,7 @@ def be_rank(plan: Path) -> None:
     import torch
 
     from workbench.runtimes.rank.main import Job, leave_world, run_rank
-    from workbench.runtimes.transport.base import Patience
+    from workbench.runtimes.transport.base import Deadline
     from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
     from workbench.settings import Settings
 
@@ -106,7 +106,7 @@ def be_rank(plan: Path) -> None:
     join_process_group(rank, told["hosts"], None, 120.0)
     if told["probe"]:
         transport = TorchTransport(timeout_s=120.0)
-        found = probe(transport, lambda what: Patience(what, transport.peer_failure, 120.0))
+        found = probe(transport, lambda what: Deadline(what, transport.peer_failure, 120.0))
         if rank == 0:
             Path(told["probe"]).write_text(json.dumps(found.as_record()))
         transport.close()

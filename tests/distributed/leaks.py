@@ -31,7 +31,7 @@ def mapped() -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StagingBuffers:
     """What there is now, of this machine and of this process; others may work on the machine too."""
 
     shared: frozenset[str]
@@ -64,7 +64,7 @@ class Snapshot:
             time.sleep(0.5)
 
     def _look(self, temporary: Path, more_files: int) -> list[str]:
-        now = Snapshot.now()
+        now = StagingBuffers.now()
         found = [f"folder {name} in the place for temporary files" for name in sorted(names(temporary))]
         if new := now.shared - self.shared:
             used = mapped()

@@ -48,7 +48,7 @@ from workbench.runtimes.checkpoint.files import (
 )
 from workbench.runtimes.checkpoint.reader import save_part
 from workbench.runtimes.checkpoint.replicated import whole_part, without_alike
-from workbench.runtimes.checkpoint.staging import Snapshot
+from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.rank.main import run_rank
 from workbench.runtimes.transport.base import SoloTransport
 from workbench.settings import Settings
@@ -187,7 +187,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path) -> None:
 def test_a_snapshot_is_a_copy_in_the_same_memory_each_time() -> None:
     weights = torch.arange(6.0).reshape(2, 3).t()
     tree = {"a": [weights, weights], "b": (weights[0], 3, None), "c": torch.zeros(0)}
-    snapshot = Snapshot()
+    snapshot = StagingBuffers()
     first = snapshot.take(tree)
     assert torch.equal(first["a"][0], weights) and first["a"][0].stride() == weights.stride()
     assert first["a"][0] is first["a"][1]

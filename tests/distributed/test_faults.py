@@ -23,7 +23,7 @@ from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import STOP, write_word
+from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
@@ -278,7 +278,7 @@ class StopsAt(tiny.FailsAt):
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
         if self.training and self.count == self.step:
-            write_word(Path(StopsAt.folder), STOP)
+            write_command(Path(StopsAt.folder), STOP)
         return out
 
 

@@ -21,22 +21,22 @@ ON_GPU = pytest.mark.gpu
 @pytest.mark.mpi
 def test_staged_tensors_are_summed_broadcast_and_exchanged() -> None:
     def stage() -> list[list[float]]:
-        from workbench.runtimes.transport.base import Patience
+        from workbench.runtimes.transport.base import Deadline
         from workbench.runtimes.transport.mpi import MpiTransport
 
         transport = MpiTransport(device=torch.device("cpu"))
         transport._staged = True  # as with CUDA tensors and a library that takes host memory only
-        patience = Patience("the test", transport.peer_failure, 20)
+        deadline = Deadline("the test", transport.peer_failure, 20)
         summed, shared, received = torch.full((3,), transport.rank + 1.0), torch.full((2,), float(transport.rank)), torch.zeros(2)
         hosts = []
         to_host = transport._to_host
         transport._to_host = lambda flat: hosts.append(to_host(flat)) or hosts[-1]  # type: ignore[method-assign, func-returns-value]
-        transport.all_reduce(summed, patience)
-        transport.broadcast(shared, 1, patience)
+        transport.all_reduce(summed, deadline)
+        transport.broadcast(shared, 1, deadline)
         peer = 1 - transport.rank
         sending = transport.start_send(peer, torch.full((2,), 10.0 + transport.rank), 5)
-        transport.start_recv(peer, received, 5).wait(patience)
-        sending.wait(patience)
+        transport.start_recv(peer, received, 5).wait(deadline)
+        sending.wait(deadline)
         transport.close()
         assert all(host.data_ptr() not in {summed.data_ptr(), shared.data_ptr()} for host in hosts)
         return [summed.tolist(), shared.tolist(), received.tolist()]

@@ -17,7 +17,7 @@ from workbench.errors import PeerFailed, RankMismatch
 from workbench.program import Algorithm
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.transport.base import Handle
-from workbench.runtimes.transport.mailbox import Announced, Post, with_header
+from workbench.runtimes.transport.mailbox import Announced, Mailbox, with_header
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -27,9 +27,9 @@ CULPRIT = 1
 
 def misbehave(job: Job, how: str, number: int) -> dict[str, Any]:
     """On a rank: train, and let that push go out otherwise."""
-    plain, count = Post.send, 0
+    plain, count = Mailbox.send, 0
 
-    def send(self: Post, to: int, flat: Tensor, tag: int, stamp: int) -> Handle:
+    def send(self: Mailbox, to: int, flat: Tensor, tag: int, stamp: int) -> Handle:
         nonlocal count
         count += 1
         if count != number:
@@ -58,11 +58,11 @@ def misbehave(job: Job, how: str, number: int) -> dict[str, Any]:
                 message = with_header(flat, self._outgoing[to, tag].header(stamp))
                 return Announced(transport.start_send(to, message, tag), transport.start_send(to, message, tag))
 
-    Post.send = send  # type: ignore[method-assign]
+    Mailbox.send = send  # type: ignore[method-assign]
     try:
         return run_rank(job)
     finally:
-        Post.send = plain  # type: ignore[method-assign]
+        Mailbox.send = plain  # type: ignore[method-assign]
 
 
 def outcomes(runtime: str, algorithm: Algorithm, how: str, number: int) -> tuple[list[Any], Job]:

@@ -15,7 +15,7 @@ from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench.algorithms import SynchronousSGD
 from workbench.errors import PeerFailed, Stalled
-from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
@@ -31,7 +31,7 @@ def stays_away() -> None:
 
 def dies_waiting(folder: str) -> None:
     """Come, and be killed before the others have."""
-    Presence(Path(folder), 2, 3).__enter__()
+    FailureDetector(Path(folder), 2, 3).__enter__()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -55,5 +55,5 @@ def test_who_came_and_was_killed_is_named_at_once() -> None:
 
 
 def test_what_a_launcher_tells_counts(tmp_path: Path) -> None:
-    with Presence(tmp_path, 0, 2) as presence, pytest.raises(PeerFailed, match="boom"):
-        wait_for_all(presence, 10, lambda: "rank 1 failed before it joined the run: boom")
+    with FailureDetector(tmp_path, 0, 2) as detector, pytest.raises(PeerFailed, match="boom"):
+        wait_for_all(detector, 10, lambda: "rank 1 failed before it joined the run: boom")

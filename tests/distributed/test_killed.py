@@ -29,9 +29,9 @@ from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 from workbench.collectives import Ring
 from workbench.errors import PeerFailed, WorkbenchError
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import PAUSE, RESUME, read_words, write_word
-from workbench.runtimes.liveness import failure_detector as presence
-from workbench.runtimes.liveness.failure_detector import Presence, presence_name
+from workbench.runtimes.control.commands import PAUSE, RESUME, read_commands, write_command
+from workbench.runtimes.liveness import failure_detector as detector
+from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
 from workbench.runtimes.rank.main import run_rank
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -76,7 +76,7 @@ def test_survivors_name_the_rank_that_is_gone(algorithm: Algorithm, place: Place
     info = json.loads((folder / "run.json").read_text())
     assert (info["status"], f"rank {KILLED}'s process is gone" in info["error"]) == ("failed", True)
     assert list(folder.glob("failed-*")) == [], "nobody but the killed rank is to blame"
-    assert [path.name for path in folder.glob("present-*")] == [presence_name(KILLED)]
+    assert [path.name for path in folder.glob("present-*")] == [heartbeat_name(KILLED)]
     assert max(row["step"] for row in Run.load(folder).metrics[0]) >= STEP - 1 - algorithm.max_staleness
 
 
@@ -90,18 +90,18 @@ def test_the_record_is_kept_without_rank_0() -> None:
 
 def elsewhere(folder: Path, rank: int, host: str = "far") -> Path:
     """A rank of another machine, as it is seen from here."""
-    path = folder / presence_name(rank)
+    path = folder / heartbeat_name(rank)
     path.write_text(json.dumps({"rank": rank, "host": host, "place": host, "pid": 1, "started_s": 0.0}))
     return path
 
 
 def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No exit status and no connection that ends. One rank of it that is heard of, or a step that goes on here, and it is there."""
-    monkeypatch.setattr(presence, "BEAT_S", 0.05)
+    monkeypatch.setattr(detector, "BEAT_S", 0.05)
     paths = [elsewhere(tmp_path, rank) for rank in (1, 2)]
     said: list[str] = []
     step = [7]
-    with Presence(tmp_path, 0, 3, said.append, lambda: step[0], lost_s=0.6):
+    with FailureDetector(tmp_path, 0, 3, said.append, lambda: step[0], lost_s=0.6):
         for _ in range(20):
             os.utime(paths[1])
             time.sleep(0.05)
@@ -112,7 +112,7 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
         assert said == [], "who takes steps has heard of all"
         assert within(5, lambda: bool(said))
     assert re.match("rank [12] is gone at step 0: nobody on far was heard of for ", said[0]), "whichever is looked at when the time is up"
-    assert not (tmp_path / presence_name(0)).exists()
+    assert not (tmp_path / heartbeat_name(0)).exists()
 
 
 # ---------------------------------------------------------------- behind a notebook
@@ -204,7 +204,7 @@ def train_and_kill(runs: Path, *arguments: str) -> tuple[Path, int, str]:
     try:
         assert within(90, lambda: list(runs.glob("2*/metrics-00002.jsonl")) and next(runs.glob("2*/metrics-00002.jsonl")).stat().st_size)
         folder = next(runs.glob("2*"))
-        os.kill(json.loads((folder / presence_name(2)).read_text())["pid"], signal.SIGKILL)
+        os.kill(json.loads((folder / heartbeat_name(2)).read_text())["pid"], signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     finally:
         process.kill()
@@ -265,10 +265,10 @@ def test_the_command_line_starts_another_process_in_its_place(
     try:
         assert within(90, lambda: any(path.stat().st_size for path in runs.glob("2*/metrics-00002.jsonl")))
         folder = next(runs.glob("2*"))
-        write_word(folder, PAUSE)
-        os.kill(json.loads((folder / presence_name(victim)).read_text())["pid"], signal.SIGKILL)
-        assert within(60, lambda: {"join": victim} in read_words(folder))
-        write_word(folder, RESUME)
+        write_command(folder, PAUSE)
+        os.kill(json.loads((folder / heartbeat_name(victim)).read_text())["pid"], signal.SIGKILL)
+        assert within(60, lambda: {"join": victim} in read_commands(folder))
+        write_command(folder, RESUME)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -290,7 +290,7 @@ def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(ru
     try:
         assert within(60, lambda: len(list(runs.glob("*/evaluations/step-*.pt"))) >= 3)
         (folder,) = runs.iterdir()
-        os.kill(json.loads((folder / presence_name(0)).read_text())["pid"], signal.SIGKILL)
+        os.kill(json.loads((folder / heartbeat_name(0)).read_text())["pid"], signal.SIGKILL)
         assert process.wait(60) != 0
     finally:
         process.kill()

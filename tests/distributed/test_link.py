@@ -11,7 +11,7 @@ import torch
 from tests.distributed.pool import RuntimeName, shared_pool
 from workbench.runtimes.rank.main import transport_here
 from workbench.runtimes.transport import measure_link as link
-from workbench.runtimes.transport.base import Handle, Patience, Transport
+from workbench.runtimes.transport.base import Deadline, Handle, Transport
 from workbench.runtimes.transport.measure_link import LARGE_BYTES, LONG_BYTES, LONGEST_BYTES, MeasuredLink, measure_link
 
 RUNTIMES: list[Any] = ["torch", pytest.param("mpi", marks=pytest.mark.mpi)]
@@ -21,7 +21,7 @@ def measured(limit_s: float) -> MeasuredLink | None:
     before, link.LONG_LIMIT_S = link.LONG_LIMIT_S, limit_s
     transport = transport_here(30.0)
     try:
-        return measure_link(transport, lambda what: Patience(what, transport.peer_failure, 30.0))
+        return measure_link(transport, lambda what: Deadline(what, transport.peer_failure, 30.0))
     finally:
         transport.close()
         link.LONG_LIMIT_S = before
@@ -46,7 +46,7 @@ class Cold(Transport):
     def __init__(self, cold_sums: int) -> None:
         self.clock_s, self.cold, self.longest = 0.0, cold_sums, 0
 
-    def all_reduce(self, flat: torch.Tensor, patience: Patience) -> None:
+    def all_reduce(self, flat: torch.Tensor, deadline: Deadline) -> None:
         if flat.nbytes < LONG_BYTES:
             self.clock_s += 1e-6 + 1e-9 * flat.nbytes
             return
@@ -61,7 +61,7 @@ class Cold(Transport):
     def start_recv(self, source: int, flat: torch.Tensor, tag: int) -> Handle:
         return Done()
 
-    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+    def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         return [text, text]
 
     def _none(self, *_: Any) -> Any:
@@ -75,7 +75,7 @@ class Done(Handle):
     def poll(self) -> bool:
         return True
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         """There is nothing to wait for."""
 
 
@@ -84,7 +84,7 @@ def test_a_library_s_first_long_sums_do_not_count(monkeypatch: pytest.MonkeyPatc
     """Ways through memory are opened in them: promised against those, everything looks quick."""
     transport = Cold(cold)
     monkeypatch.setattr(link, "time", SimpleNamespace(perf_counter=lambda: transport.clock_s))
-    found = measure_link(transport, lambda what: Patience(what, lambda: None, 1.0))
+    found = measure_link(transport, lambda what: Deadline(what, lambda: None, 1.0))
     assert found is not None
     assert found.native_s(LONG_BYTES) == pytest.approx(seconds)
     assert found.slowdown == pytest.approx(1.0, rel=0.01), "the ring's messages take what one hop's did"
@@ -99,7 +99,7 @@ def test_sums_as_long_as_the_run_s_are_measured(
 ) -> None:
     transport = Cold(0)
     monkeypatch.setattr(link, "time", SimpleNamespace(perf_counter=lambda: transport.clock_s))
-    found = measure_link(transport, lambda what: Patience(what, lambda: None, 1.0), num_bytes)
+    found = measure_link(transport, lambda what: Deadline(what, lambda: None, 1.0), num_bytes)
     assert found is not None
     assert transport.longest == measured_bytes
     assert found.native_s(LONGEST_BYTES - 1) == pytest.approx(line_s, rel=0.1)
@@ -108,16 +108,16 @@ def test_sums_as_long_as_the_run_s_are_measured(
 
 def test_each_round_has_the_time_out_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow wire all of them together take longer than a rank may be late."""
-    transport, given = Cold(0), list[Patience]()
+    transport, given = Cold(0), list[Deadline]()
     monkeypatch.setattr(link, "time", SimpleNamespace(perf_counter=lambda: transport.clock_s))
 
-    def all_reduce(flat: torch.Tensor, patience: Patience) -> None:
-        given.append(patience)
+    def all_reduce(flat: torch.Tensor, deadline: Deadline) -> None:
+        given.append(deadline)
         transport.clock_s += 1e-6
 
     monkeypatch.setattr(transport, "all_reduce", all_reduce)
-    measure_link(transport, lambda what: Patience(what, lambda: None, 1.0), 1e9)
-    assert len({id(patience) for patience in given}) == len(given) > 20
+    measure_link(transport, lambda what: Deadline(what, lambda: None, 1.0), 1e9)
+    assert len({id(deadline) for deadline in given}) == len(given) > 20
 
 
 def test_what_takes_long_is_not_measured() -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.distributed.pool import shared_pool
 from workbench.errors import PeerFailed
 from workbench.runtimes.rank.main import transport_here
-from workbench.runtimes.transport.base import Patience
+from workbench.runtimes.transport.base import Deadline
 
 LONG, SHORT = 4 << 20, 100  # numbers of 4 bytes
 
@@ -32,7 +32,7 @@ def sums(length: int) -> tuple[list[str], float, float]:
     heard = transport.for_lane(0)
     heard._collectives, heard._control = Heard(transport._collectives, calls), Heard(transport._control, calls)
     flat = torch.full((length,), float(transport.rank + 1))
-    heard.all_reduce(flat, Patience("a sum", lambda: None, 30.0))
+    heard.all_reduce(flat, Deadline("a sum", lambda: None, 30.0))
     assert not transport.bound
     transport.close()
     return calls, float(flat.min()), float(flat.max())
@@ -52,7 +52,7 @@ def hears_at_the_last_barrier() -> tuple[list[str], str]:
 
     heard._collectives, heard._failure = Late(transport._collectives, calls), []
     try:
-        heard.all_reduce(torch.zeros(LONG), Patience("a sum", lambda: None, 30.0))
+        heard.all_reduce(torch.zeros(LONG), Deadline("a sum", lambda: None, 30.0))
     except PeerFailed as error:
         return calls, f"{error}, {heard.bound}"
     finally:

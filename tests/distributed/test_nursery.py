@@ -15,7 +15,7 @@ import pytest
 
 from tests.waiting import within
 from workbench.clusters.local.spawn import nursery_for
-from workbench.runtimes.liveness.failure_detector import presence_name
+from workbench.runtimes.liveness.failure_detector import heartbeat_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
 
@@ -89,7 +89,7 @@ def training(runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert within(60, lambda: len([path for path in runs.glob("2*/metrics-*.jsonl") if path.stat().st_size]) == 2)
     folder = next(runs.glob("2*"))
-    return process, [psutil.Process(json.loads((folder / presence_name(rank)).read_text())["pid"]) for rank in range(2)]
+    return process, [psutil.Process(json.loads((folder / heartbeat_name(rank)).read_text())["pid"]) for rank in range(2)]
 
 
 @pytest.mark.parametrize("victim", ["the command", "the nursery"])

@@ -38,7 +38,7 @@ from workbench.errors import ConfigError
 from workbench.problems.base import Sampler, fetch
 from workbench.program import Algorithm
 from workbench.runtimes.checkpoint.files import complete_checkpoints
-from workbench.runtimes.control.commands import PAUSE, RESUME, write_word
+from workbench.runtimes.control.commands import PAUSE, RESUME, write_command
 from workbench.runtimes.liveness.membership import Membership, left_name
 from workbench.runtimes.rank.join import rejoin
 from workbench.runtimes.rank.main import Job, run_rank
@@ -193,10 +193,10 @@ def holds_and_comes(job: Job, rank: int) -> torch.Tensor:
     """Hold the run for a while, let it go on, and come."""
     until_left(job, rank)
     folder = Path(job.folder)
-    write_word(folder, PAUSE)
+    write_command(folder, PAUSE)
     assert within(30, lambda: read_info(folder)["status"] == "paused")
     time.sleep(HELD_S)
-    write_word(folder, RESUME)
+    write_command(folder, RESUME)
     return and_weights(rejoin, job, rank)
 
 
@@ -215,7 +215,7 @@ def test_seconds_of_one_that_comes_are_the_others(algorithm: Algorithm) -> None:
 def twice(job: Job, rank: int) -> torch.Tensor:
     """Come where another has come at the same place, and be told to ask again."""
     until_left(job, rank)
-    write_word(Path(job.folder), {"join": rank})
+    write_command(Path(job.folder), {"join": rank})
     return and_weights(rejoin, job, rank)
 
 
@@ -236,7 +236,7 @@ def comes_and_steers(job: Job, rank: int) -> torch.Tensor:
 
     def say() -> None:
         assert within(30, lambda: read_info(folder).get("joined"))
-        write_word(folder, {"set": {"lr": 0.01}})
+        write_command(folder, {"set": {"lr": 0.01}})
 
     said = threading.Thread(target=say)
     said.start()
@@ -278,7 +278,7 @@ def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
     """Say something, and come; and how often this rank then met the others."""
     until_left(job, rank)
     folder = Path(job.folder)
-    write_word(folder, {"set": {"lr": 0.03}})
+    write_command(folder, {"set": {"lr": 0.03}})
     assert within(20, lambda: read_info(folder).get("steering"))
     at = len(Run.load(folder).metrics[1])
     assert within(20, lambda: len(Run.load(folder).metrics[1]) > at + 15), "the schedule has lowered it since"
@@ -353,11 +353,11 @@ def test_one_that_is_killed_while_links_are_measured_has_left_once_more() -> Non
     ids=str,
 )
 def test_who_is_needed_or_there_cannot_be_replaced(algorithm: Algorithm, rank: int, words: str) -> None:
-    from workbench.runtimes.liveness.failure_detector import Presence
+    from workbench.runtimes.liveness.failure_detector import FailureDetector
 
     job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(), HOW)
     (Path(job.folder) / "members").mkdir()
-    with Presence(Path(job.folder), 2, NUM_RANKS), pytest.raises(ConfigError, match=words):
+    with FailureDetector(Path(job.folder), 2, NUM_RANKS), pytest.raises(ConfigError, match=words):
         rejoin(job, rank)
 
 

@@ -29,7 +29,7 @@ from workbench.ops import Apply, Backward, Discard, EndStep, Program, ReadParame
 from workbench.problems.base import Sampler, fetch
 from workbench.program import Algorithm, Context
 from workbench.replica.backward import Micro
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.runtimes.elastic import shrink
 from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
@@ -196,15 +196,15 @@ _dealt: list[int] = []  # and of all whose gradients it has computed
 
 
 def train_weighed(job: Job) -> tuple[dict[str, dict[int, float]], list[int]]:
-    minibatch = Worker.minibatch
+    minibatch = LocalTraining.minibatch
 
-    def noting(self: Worker, step: int, rank: int | None = None) -> list[Micro]:
+    def noting(self: LocalTraining, step: int, rank: int | None = None) -> list[Micro]:
         sampler, mine = self.sampler, self.rank if rank is None else rank
         first = sampler.samples_before(step) + sum(sampler.share_size(step, other) for other in range(mine))
         _begun[:] = range(first, first + sampler.share_size(step, mine))
         return minibatch(self, step, rank)
 
-    Worker.minibatch = noting  # type: ignore[method-assign]
+    LocalTraining.minibatch = noting  # type: ignore[method-assign]
     run_rank(job)
     return _weighed, _dealt
 

@@ -75,8 +75,8 @@ def age(folder: Path, seconds: float) -> None:
 
 def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: Path, tmp_path: Path) -> None:
     """Forty SIGKILLs: what was finished is whole, what was not is readable and is told to be killed."""
-    ledger, chance = tmp_path / "ledger", random.Random(8)
-    command = [sys.executable, "-c", WRITER, str(ledger)]
+    clock, chance = tmp_path / "ledger", random.Random(8)
+    command = [sys.executable, "-c", WRITER, str(clock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
         assert nursery.stdin and nursery.stdout
         for number in range(NUM_KILLS):
@@ -91,7 +91,7 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: 
                 assert list_runs().damaged == (), "a reader at any moment sees whole runs"
         nursery.stdin.close()
         assert nursery.wait(20) == 0
-    done = set(ledger.read_text().split())
+    done = set(clock.read_text().split())
     age(runs, YOUNG_S + 5)
     listing = list_runs()
     assert listing.damaged == ()

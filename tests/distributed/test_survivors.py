@@ -33,11 +33,11 @@ from workbench.algorithms import (
 from workbench.errors import ConfigError, PeerFailed
 from workbench.program import Algorithm
 from workbench.runtimes.checkpoint.files import complete_checkpoints
-from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.membership import Membership
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.simulator.replay import replay
-from workbench.runtimes.transport.base import Patience
+from workbench.runtimes.transport.base import Deadline
 from workbench.runtimes.transport.torch_distributed import TorchTransport
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -182,9 +182,9 @@ BIG = 4_000_000  # float32 values: more than a socket holds
 def speak(moment: str, folder: str) -> list[tuple[int, float]]:
     """Rank 0 hears rank 1 twice by receives from any rank; rank 2 is killed where `moment` says. What rank 0 heard."""
     transport = TorchTransport(timeout_s=30)
-    members = transport.members = Membership(Presence(Path(folder), transport.rank, 3).__enter__(), lambda rank: rank == 2)
-    patience = Patience("", transport.peer_failure, 20)
-    members.gather_texts("", patience)
+    members = transport.members = Membership(FailureDetector(Path(folder), transport.rank, 3).__enter__(), lambda rank: rank == 2)
+    deadline = Deadline("", transport.peer_failure, 20)
+    members.gather_texts("", deadline)
     flat = torch.full((BIG,), float(transport.rank))
     if transport.rank == 2:
         if moment != "before":
@@ -193,20 +193,20 @@ def speak(moment: str, folder: str) -> list[tuple[int, float]]:
         os.kill(os.getpid(), signal.SIGKILL)
     if transport.rank == 1:
         while not members.has_left(2):
-            patience.pause()
+            deadline.pause()
         for _ in range(2):
-            transport.start_send(0, flat, TAG).wait(patience)
+            transport.start_send(0, flat, TAG).wait(deadline)
     heard: list[tuple[int, float]] = []
     if transport.rank == 0:
         if moment == "announced":
             while not members.has_left(2):
-                patience.pause()
-        transport.start_send(2, flat, TAG).wait(patience)  # lost
+                deadline.pause()
+        transport.start_send(2, flat, TAG).wait(deadline)  # lost
         while len([source for source, _ in heard if source == 1]) < 2:
             handle = transport.start_recv(-1, memory := torch.zeros(BIG), TAG)
-            handle.wait(patience)
+            handle.wait(deadline)
             heard.append((handle.source, float(memory[-1])))  # type: ignore[attr-defined]
-    members.gather_texts("", patience)
+    members.gather_texts("", deadline)
     transport.close()
     return heard
 

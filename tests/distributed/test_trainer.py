@@ -202,7 +202,7 @@ def step_until_one_is_killed() -> tuple[str, str, float]:
     model, optimizer = make()
     begin = time.monotonic()
     trainer, words = Trainer(model, optimizer, SynchronousSGD(), timeout_s=30), ""
-    assert trainer._presence is not None
+    assert trainer._detector is not None
     try:
         for step in range(4):
             if rank == 1 and step == 2:
@@ -210,7 +210,7 @@ def step_until_one_is_killed() -> tuple[str, str, float]:
             trainer.step(lambda: model(torch.ones(2, 6, dtype=torch.float64)).square().mean())
     except PeerFailed as error:
         words = str(error)
-    return words, str(trainer._presence.folder), time.monotonic() - begin
+    return words, str(trainer._detector.folder), time.monotonic() - begin
 
 
 def test_a_rank_that_is_killed_is_named() -> None:

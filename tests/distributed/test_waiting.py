@@ -26,9 +26,9 @@ from tests.laws.train import make_job, on_real_runtimes, train
 from workbench import units
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.errors import PeerFailed, Stalled
-from workbench.runtimes.liveness import failure_detector as presence
+from workbench.runtimes.liveness import failure_detector as detector
 from workbench.runtimes.liveness import watchdog as whereabouts
-from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
@@ -59,8 +59,8 @@ def stop_myself() -> None:
 
 def heard(job: Job) -> tuple[str, BaseException | None]:
     """On a rank: what it says on its standard error while it trains, and how that ended."""
-    before = presence.BEAT_S, units.SAYS_S
-    presence.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
+    before = detector.BEAT_S, units.SAYS_S
+    detector.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
     error: BaseException | None = None
     with redirect_stderr(io.StringIO()) as said:
         try:
@@ -68,7 +68,7 @@ def heard(job: Job) -> tuple[str, BaseException | None]:
         except (PeerFailed, Stalled) as caught:
             error = caught
         finally:
-            presence.BEAT_S, units.SAYS_S = before
+            detector.BEAT_S, units.SAYS_S = before
     return said.getvalue(), error
 
 
@@ -123,7 +123,7 @@ def stops_inside(job: Job) -> None:
     """On a rank: rank 1 stops behind the barrier, where the others are already in the library's own call."""
     from workbench.runtimes.transport import mpi
 
-    presence.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
+    detector.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
     number, to_host = [0], mpi.MpiTransport._to_host
 
     def counting(self: Any, flat: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("workbench.runtimes.liveness.deadline.time", clock)
-    patience = Patience("the barrier", lambda: None, 100.0)
+    deadline = Deadline("the barrier", lambda: None, 100.0)
 
     def wait() -> None:
         while True:
-            patience.pause()
+            deadline.pause()
 
     with pytest.raises(Stalled, match="waited 100 s for the barrier: a rank is gone"):
         wait()
@@ -192,9 +192,9 @@ def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
 def test_a_short_wait_does_not_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("workbench.runtimes.liveness.deadline.time", clock)
-    patience = Patience("the barrier", lambda: None, 100.0)
+    deadline = Deadline("the barrier", lambda: None, 100.0)
     for _ in range(250):
-        patience.pause()
+        deadline.pause()
     assert clock.looks == 1, "once, when it begins"
 
 

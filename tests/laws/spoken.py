@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.laws import tiny
 from tests.laws.train import run_job
-from workbench.runtimes.control.commands import Word, write_word
+from workbench.runtimes.control.commands import Word, write_command
 from workbench.runtimes.rank.main import Job
 
 
@@ -31,7 +31,7 @@ class Speaks(nn.Module):
                 if self.count in self.words:
                     os.close(os.open(self.folder / f"said-{self.count}", os.O_CREAT | os.O_EXCL))
                     for word in self.words[self.count]:
-                        write_word(self.folder, word)
+                        write_command(self.folder, word)
             self.count += 1
         return self.body(x)
 

@@ -14,7 +14,7 @@ from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD, SynchronousSGD
-from workbench.algorithms.servers import ServerMethod
+from workbench.algorithms.servers import ServerAlgorithm
 from workbench.errors import ConfigError
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -41,14 +41,14 @@ def sources(run: Run) -> Counter[tuple[int, int]]:
     return Counter((source, update["bucket"]) for update in run.updates() for source in update["sources"])
 
 
-def last_lost(algorithm: ServerMethod) -> int:
+def last_lost(algorithm: ServerAlgorithm) -> int:
     """The last rank that can be lost."""
     return next(rank for rank in reversed(range(RANKS)) if algorithm.goes_on_without(rank, RANKS))
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
 @pytest.mark.parametrize("at_s", [0.55, 2.3, 4.9])
-def test_the_others_end_and_hold_the_same(algorithm: ServerMethod, at_s: float) -> None:
+def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: float) -> None:
     victim = last_lost(algorithm)
     simulation = lose(algorithm, {victim: at_s})
     run = simulation.run()
@@ -75,7 +75,7 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerMethod, at_s: float) 
     second=st.floats(0, 12),
     shards=st.integers(1, 2),
 )
-def test_whenever_two_of_them_leave(method: ServerMethod, first: float, second: float, shards: int) -> None:
+def test_whenever_two_of_them_leave(method: ServerAlgorithm, first: float, second: float, shards: int) -> None:
     method = type(method)(**{**method.settings(), "shards": shards})
     run = lose(method, {3: first, 4: second}).run()
     if method.max_staleness != 0:

@@ -22,7 +22,7 @@ from workbench.errors import ConfigError
 from workbench.ops import Backward, Program, Send
 from workbench.program import Algorithm, Card, Context
 from workbench.replica.replica import Replica
-from workbench.runtimes.simulator.lockstep.worker_group import SINGLE_WORKERS, Cohort
+from workbench.runtimes.simulator.lockstep.worker_group import SINGLE_WORKERS, WorkerGroup
 from workbench.runtimes.simulator.simulate import Detail, run_simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -159,7 +159,7 @@ def test_memory_does_not_grow_with_workers(num_micro: int) -> None:
     """At most two gradient buffers for any number of workers: the sum, and one that is added to it."""
     settings = Settings(steps=1, batch_size=4, num_micro=num_micro)
     for workers in (2, 32):
-        cohort = Cohort(SynchronousSGD(), tiny.problem(num_samples=256), settings, workers, COMPUTE, timing_only=False)
+        cohort = WorkerGroup(SynchronousSGD(), tiny.problem(num_samples=256), settings, workers, COMPUTE, timing_only=False)
         gradient, _, _ = cohort.backward(0, np.zeros(workers))
         assert isinstance(cohort.replica, Replica) and cohort.replica.pool.num_allocated == num_micro
         cohort.replica.discard(gradient)

@@ -23,7 +23,7 @@ from workbench.ops import Apply, Backward, EndStep, Ticket, WaitAny
 from workbench.problems.base import Problem
 from workbench.program import Context
 from workbench.replica.backward import Hooks
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.settings import Settings
 
 ROUNDING = 1e-11
@@ -73,7 +73,7 @@ def test_layerwise_is_synchronous(num_workers, problem, how, bucket_bytes, order
 def test_buckets_may_arrive_in_any_order(problem, how, bucket_bytes, seed) -> None:
     """One worker, driven by hand: each `WaitAny` is answered with a bucket drawn at random."""
     algorithm = LayerwiseSGD(bucket_bytes=bucket_bytes, apply=ApplyOrder.ANY)
-    worker = Worker(algorithm, problem, how, 0, 1, torch.device("cpu"))
+    worker = LocalTraining(algorithm, problem, how, 0, 1, torch.device("cpu"))
     program, answer, random = algorithm.worker(Context(0, 1, num_steps=how.steps)), None, Random(seed)
     seen = []
     while True:

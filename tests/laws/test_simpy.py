@@ -28,7 +28,7 @@ from tests.laws.simpy_cluster import (
     tree,
 )
 from workbench.algorithms import AsyncSGD, BackupSGD, ParameterServerSGD, PipeSGD, SynchronousSGD
-from workbench.algorithms.servers import ServerMethod
+from workbench.algorithms.servers import ServerAlgorithm
 from workbench.collectives import Collective, HalvingDoubling, Native, Ring, Tree
 from workbench.costs import AnyNetwork, Compute, Lognormal, Network, SlowMachines, Topology
 from workbench.gradients import Layout
@@ -140,7 +140,7 @@ def test_synchronous_sgd_is_a_pipe_of_one() -> None:
 # -- parameter servers -----------------------------------------------------------------------------------------
 
 
-def shards_of(method: ServerMethod, layout: Layout, ranks: int) -> list[Shard]:
+def shards_of(method: ServerAlgorithm, layout: Layout, ranks: int) -> list[Shard]:
     """Backward comes to a shard when the parameters of those before it, and its own, are done."""
     sizes = [sum(slot.numel for slot in piece.slots) for piece in layout.buckets]
     first = method.num_computing(ranks) if method.dedicated else 0
@@ -176,7 +176,7 @@ METHODS = [
 @pytest.mark.parametrize("compute", [EQUAL, UNEQUAL, JITTERY], ids=["equal", "unequal", "jittery"])
 @pytest.mark.parametrize("network", [SLOW, QUICK], ids=["slow", "quick"])
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_parameter_servers(method: ServerMethod, network: Network, compute: Compute) -> None:
+def test_parameter_servers(method: ServerAlgorithm, network: Network, compute: Compute) -> None:
     """Beside a worker, whose interface they share, and on ranks of their own."""
     for ranks in (4, 7):
         run, layout, costs = simulated(method, ranks, 5, network, compute)
@@ -216,7 +216,7 @@ def test_a_ring_over_racks() -> None:
 
 
 @pytest.mark.parametrize("method", [AsyncSGD(shards=2), ParameterServerSGD(shards=3, dedicated=True)], ids=str)
-def test_parameter_servers_over_racks(method: ServerMethod) -> None:
+def test_parameter_servers_over_racks(method: ServerAlgorithm) -> None:
     """Ranks, servers beside them and their replies all go through the host's one interface."""
     run, layout, costs = simulated(method, 11, 4, RACKS, JITTERY)
     workers = method.num_computing(11)

@@ -42,7 +42,7 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Word, write_word
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Word, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.runtimes.simulator.course import Course, Turn
 from workbench.runtimes.simulator.replay import replay
@@ -283,8 +283,8 @@ def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runti
 
     def let_go(folder: Path) -> None:
         seen.append(wait_for(folder, "paused"))
-        write_word(folder, {"set": {"lr": 0.01}})
-        write_word(folder, RESUME)
+        write_command(folder, {"set": {"lr": 0.01}})
+        write_command(folder, RESUME)
 
     run, _ = steer(runtime, algorithm, {2: (PAUSE,)}, steps=12, beside=let_go)
     assert seen == ["paused"]
@@ -302,7 +302,7 @@ def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runti
 def test_stopped_while_paused_it_keeps_a_checkpoint(algorithm: Algorithm, runtime: str) -> None:
     def stop(folder: Path) -> None:
         wait_for(folder, "paused")
-        write_word(folder, STOP)
+        write_command(folder, STOP)
 
     run, _ = steer(runtime, algorithm, {2: (PAUSE,)}, steps=12, beside=stop)
     assert run.info["status"] == "stopped"
@@ -316,7 +316,7 @@ def test_a_pause_that_is_longer_than_the_time_out_ends_nothing() -> None:
     def later(folder: Path) -> None:
         wait_for(folder, "paused")
         time.sleep(4.5)  # the property is of time
-        write_word(folder, RESUME)
+        write_command(folder, RESUME)
 
     run, _ = steer("torch", PartialAllReduce(), {2: (PAUSE,)}, steps=8, timeout_s=3.0, beside=later)
     assert run.info["status"] == "finished"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.laws import tiny
 from tests.laws.sentences import assert_same_rows
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD
-from workbench.algorithms.servers import ServerMethod
+from workbench.algorithms.servers import ServerAlgorithm
 from workbench.costs import Compute, Lognormal, Network
 from workbench.costs.stragglers import Constant, Failures
 from workbench.errors import Stalled
@@ -47,7 +47,7 @@ NETWORKS = (
 STRAGGLERS = ((), (Constant(factor=2.0),), (Lognormal(sigma=0.5),), (Failures(mean_between_s=3.0, repair_s=0.5),))
 
 
-def run_of(algorithm: ServerMethod, ranks: int, steps: int, network: Network, compute: Compute, traced: bool, seed: int) -> Run:
+def run_of(algorithm: ServerAlgorithm, ranks: int, steps: int, network: Network, compute: Compute, traced: bool, seed: int) -> Run:
     how = Settings(steps=steps, batch_size=3, seed=seed, trace_steps=None if traced else 0)
     return Simulation(algorithm, tiny.problem(test=None), how, ranks, network=network, compute=compute, timing_only=True).run()
 

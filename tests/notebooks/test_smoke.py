@@ -12,8 +12,8 @@ import pytest
 from tests.notebooks.recomputed import NOTEBOOKS
 from tests.notebooks.shown import check_shown, with_check, wrong_verdicts
 from workbench.papers.claims import find_claim
-from workbench.papers.lender import Lender
 from workbench.papers.plan import claimed_notebooks
+from workbench.papers.rank_pool import Lender
 from workbench.papers.records import harvest
 from workbench.papers.reproduction import Reproduction
 from workbench.papers.site import site_name

@@ -22,20 +22,20 @@ from workbench.calibration.convergence import recipe
 from workbench.calibration.cores import Slowness, slowness_in
 from workbench.calibration.effective import core_s, core_s_per_byte, effective_costs, make_setting
 from workbench.calibration.fit import fit, ready_to_shares, robust_line
-from workbench.calibration.laws import fit_law, slow_ranks
+from workbench.calibration.fixed_point import midmean, simulated
 from workbench.calibration.model_error import band
 from workbench.calibration.observed import _merged, observe
 from workbench.calibration.predict import step_s
 from workbench.calibration.predict import table as prediction_table
 from workbench.calibration.probe import without_hold_up
-from workbench.calibration.settled import midmean, simulated
+from workbench.calibration.straggler_fit import fit_law, slow_ranks
 from workbench.cli.main import main
 from workbench.cli.predict import parse_rates
 from workbench.codecs import Linear8, Truncate16
 from workbench.collectives import Native, Ring
 from workbench.costs import Bimodal, Compute, Empirical, Lognormal, Network, Pareto, ShiftedExponential, SlowMachines
 from workbench.errors import ConfigError
-from workbench.runtimes.transport.base import Patience, SoloTransport
+from workbench.runtimes.transport.base import Deadline, SoloTransport
 from workbench.trace.run import Run
 
 ALPHA, RATE, SIGMA, STEPS = 2e-4, 5e7, 0.08, 60
@@ -425,7 +425,7 @@ def test_a_probe_tells_latency_from_bandwidth() -> None:
 
 
 def test_one_process_probes_its_own_work() -> None:
-    found = probe(SoloTransport(), lambda what: Patience(what, lambda: None, 10.0), ["truncate16", "linear8"])
+    found = probe(SoloTransport(), lambda what: Deadline(what, lambda: None, 10.0), ["truncate16", "linear8"])
     assert found.sums == found.messages == () and 0 < found.sum_s_per_byte < 1e-7
     assert [name for name, *_ in found.codecs] == ["truncate16", "linear8"] and all(min(rest) > 0 for _, *rest in found.codecs)
     assert Probe.from_record(json.loads(json.dumps(found.as_record()))) == found

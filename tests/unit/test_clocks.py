@@ -107,10 +107,10 @@ def test_a_run_that_was_killed_is_seen_though_its_files_are_of_the_future(tmp_pa
 
 
 def test_when_a_rank_left_is_counted_from_the_runs_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    presence: Any = SimpleNamespace(
+    detector: Any = SimpleNamespace(
         rank=0, num_ranks=3, folder=tmp_path, announce=None, end_of=lambda rank: "its process has ended" if rank else None
     )
-    members = Membership(presence, lambda rank: True)
+    members = Membership(detector, lambda rank: True)
     now, times = time.time, iter((-7200.0, 7200.0))
     monkeypatch.setattr(time, "time", lambda: now() + next(times, 0.0))
     rows = members.record()

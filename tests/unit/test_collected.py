@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from workbench.runtimes.liveness.failure_detector import Presence, presence_name
+from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
 from workbench.runtimes.liveness.watchdog import stack_of
 
 READS = """
@@ -51,16 +51,16 @@ def test_reading_a_stack_leaves_the_collector_as_it_was() -> None:
 
 def test_a_rank_may_leave_while_it_writes_where_it_is(tmp_path: Path) -> None:
     """Its owner is collected on the thread that writes."""
-    one: list[Presence] = []
+    one: list[FailureDetector] = []
 
     def step() -> int:
         if one:
             one[0].leave()
         return 3
 
-    presence = Presence(tmp_path, 0, 2, step=step)
-    with presence:
-        assert (tmp_path / presence_name(0)).exists()
-        one.append(presence)
-        presence._write()
-        assert not (tmp_path / presence_name(0)).exists()
+    detector = FailureDetector(tmp_path, 0, 2, step=step)
+    with detector:
+        assert (tmp_path / heartbeat_name(0)).exists()
+        one.append(detector)
+        detector._write()
+        assert not (tmp_path / heartbeat_name(0)).exists()

@@ -43,7 +43,7 @@ ENDLESS = {
     "doctor/ranks.py": (1, "processes that were killed"),
     "experiments/papermill_engine.py": (1, "a warden that was killed"),
     "experiments/sweeper.py": (1, "a cell's process, and a warden, that were killed"),
-    "papers/lender.py": (2, "wardens that were killed"),
+    "papers/rank_pool.py": (2, "wardens that were killed"),
     "papers/training.py": (1, "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted"),
     "runtimes/execution/helper_process.py": (1, "a helper that was killed"),
     "runtimes/execution/tasks.py": (1, "a lane's own thread, which waits for work until it is closed"),

@@ -11,8 +11,8 @@ import torch
 from workbench import problems
 from workbench.algorithms import AsyncSGD, SynchronousSGD
 from workbench.errors import ConfigError
-from workbench.replica.local_training import Worker
-from workbench.runtimes.rank.pending_evaluations import DueEvaluations, evaluate_left, evaluated
+from workbench.replica.local_training import LocalTraining
+from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, evaluate_left, evaluated
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.run import DUE_FOLDER, Run
@@ -25,15 +25,15 @@ def row_of(step: int) -> dict[str, object]:
     return {"step": step, "seconds": 0.1 * step, "samples": 32 * step, "bytes_sent": 100 * step}
 
 
-def a_worker() -> Worker:
-    return Worker(AsyncSGD(), PROBLEM, Settings(steps=9), 0, 2, torch.device("cpu"))
+def a_worker() -> LocalTraining:
+    return LocalTraining(AsyncSGD(), PROBLEM, Settings(steps=9), 0, 2, torch.device("cpu"))
 
 
 def begin(tmp_path: Path, steps: range) -> tuple[Path, list[dict[str, object]]]:
     """A run of two ranks whose evaluations wait; what each of them is to say."""
     info = {"method": {"name": "AsyncSGD"}, "problem": {"name": PROBLEM.name}, "num_workers": 2}
     folder = new_run(info, tmp_path)
-    worker, due, right = a_worker(), DueEvaluations(folder), []
+    worker, due, right = a_worker(), PendingEvaluations(folder), []
     for rank in range(2):
         recorder = FileRecorder(folder, rank, {})
         for step in steps:
@@ -49,7 +49,7 @@ def begin(tmp_path: Path, steps: range) -> tuple[Path, list[dict[str, object]]]:
 def test_snapshots_lie_in_the_folder_and_not_in_memory(tmp_path: Path) -> None:
     folder, right = begin(tmp_path, range(1, 6))
     assert len(list((folder / DUE_FOLDER).iterdir())) == 5
-    due = DueEvaluations(folder)
+    due = PendingEvaluations(folder)
     assert list(vars(due)) == ["_folder"], "nothing else is held"
     found = []
     for number, (row, snapshot) in enumerate(due.take()):
@@ -62,7 +62,7 @@ def test_snapshots_lie_in_the_folder_and_not_in_memory(tmp_path: Path) -> None:
 def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_path: Path) -> None:
     folder, right = begin(tmp_path, range(1, 6))
     recorder = FileRecorder(folder, 0, {}, goes_on=True)
-    for number, (row, snapshot) in enumerate(DueEvaluations(folder).take()):
+    for number, (row, snapshot) in enumerate(PendingEvaluations(folder).take()):
         if number == 2:
             break  # the crash
         recorder.metrics(evaluated(a_worker(), row, snapshot))

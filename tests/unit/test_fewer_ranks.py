@@ -8,14 +8,14 @@ import torch
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.errors import Diverged
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.settings import Settings
 
 
 def test_a_loss_is_compared_with_what_the_rank_began_with() -> None:
     """Under its old number: one that has grown before ranks left is no new beginning."""
     how = Settings(steps=20, batch_size=2, divergence_ratio=10.0)
-    worker = Worker(SynchronousSGD(), tiny.problem(), how, 2, 3, torch.device("cpu"))
+    worker = LocalTraining(SynchronousSGD(), tiny.problem(), how, 2, 3, torch.device("cpu"))
     worker.loss_watch.check(0.5, 0, 2)
     worker.number(0, 2, (5, 30))
     worker.loss_watch.check(4.0, 5, 0)

@@ -15,7 +15,7 @@ from workbench.ops import Program
 from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.interpreter import COMMUNICATION, Interpreter
-from workbench.runtimes.transport.base import Handle, Patience, SoloTransport
+from workbench.runtimes.transport.base import Deadline, Handle, SoloTransport
 from workbench.trace.recorder import NullRecorder
 
 
@@ -30,19 +30,19 @@ class Heard(SoloTransport):
     def _note(self, what: str) -> None:
         self.calls.append((what, threading.current_thread().name))
 
-    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+    def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
         self._note("AllReduce")
 
-    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+    def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
         self._note("ReduceScatter")
 
-    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+    def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
         self._note("AllGather")
 
-    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+    def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
         self._note("Broadcast")
 
-    def barrier(self, patience: Patience) -> None:
+    def barrier(self, deadline: Deadline) -> None:
         self._note("Barrier")
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:

@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import within
 from workbench.clusters.local import fork_server
 from workbench.clusters.local.fork_server import Forked, ForkServer
-from workbench.experiments.warm import warm_server
+from workbench.experiments.fork_cells import warm_server
 
 SERVER = """
 import os, signal, subprocess, sys, time

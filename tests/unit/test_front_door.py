@@ -131,8 +131,8 @@ def test_a_distribution_is_there_if_its_files_are_whatever_its_module_is_called(
     distribution(tmp_path, "pygone", ["gone/__init__.py"], written=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert software._versions(["pyfoo", "pygone", "pynever"]) == (["pyfoo 1.0"], ["pygone (its files are gone)", "pynever"])
-    found, lacking = software._versions(["pyzmq"])
-    assert found[0].startswith("pyzmq") and not lacking
+    found, missing = software._versions(["pyzmq"])
+    assert found[0].startswith("pyzmq") and not missing
 
 
 def test_the_last_line_of_doctor_contradicts_none_above_it() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import USED, WEIGHT, Gradient
 from workbench.replica.backward import Hooks, Micro
-from workbench.replica.gradient_guard import Guard
+from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.gradient_report import LossWatch, entries_of
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 def replica_of(model: nn.Module, policy: str = "stop", lagging: bool = False, max_norm: float | None = None, **more: Any) -> Replica:
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), **more)
-    replica.guard = Guard(replica, policy, 2, max_norm, lagging=lagging)
+    replica.guard = GradientGuard(replica, policy, 2, max_norm, lagging=lagging)
     return replica
 
 
@@ -47,7 +47,7 @@ def backward(replica: Replica, factor: float = 1.0, hooks: Hooks | None = None, 
 
 
 def entries(replica: Replica, loss: float | None = 1.0) -> dict[str, Any]:
-    assert isinstance(replica.guard, Guard)
+    assert isinstance(replica.guard, GradientGuard)
     return entries_of(replica.guard.take(), loss)
 
 

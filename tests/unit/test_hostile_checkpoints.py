@@ -26,7 +26,7 @@ from tests.unit.hostile import OFTEN, SLOW, calm, damaged, twisted, values
 from workbench.algorithms import PipeSGD
 from workbench.errors import ConfigError
 from workbench.program import Context
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint import restore
 from workbench.runtimes.checkpoint.files import FORMAT, Damaged, check_part, complete_checkpoints, part_of, record_of, run_of, write_part
 from workbench.runtimes.checkpoint.rank_state import random_state, restore_random_state, resume
@@ -360,7 +360,7 @@ def test_trees(place: Path, trained: Path, data: st.DataObject) -> None:
         else:
             holder[key] = data.draw(st.one_of(values, tensors))
     path = put(place, packed(tree))
-    worker = Worker(PipeSGD(width=3), tiny.problem(), HOW, 0, 1, torch.device("cpu"))
+    worker = LocalTraining(PipeSGD(width=3), tiny.problem(), HOW, 0, 1, torch.device("cpu"))
     state = random_state(torch.device("cpu"))
     try:
         with calm("trees of checkpoints"), warnings.catch_warnings(), fits(path):

@@ -23,7 +23,7 @@ from workbench.experiments.attempts import is_alive, read_attempts
 from workbench.experiments.grid import read_grid
 from workbench.experiments.yaml_file import read_yaml
 from workbench.papers.claims import Expectation, read_claims
-from workbench.runtimes.control.commands import WordReader
+from workbench.runtimes.control.commands import CommandReader
 from workbench.trace import Run, from_profiler, list_runs
 from workbench.trace.follow import Follower
 from workbench.trace.store import read_info
@@ -220,7 +220,7 @@ SAID = [{"set": {"lr": 0.1, "width": 3}}, {"pause": True}, {"resume": True}, {"s
 def test_words_to_a_run(folder: Path, said: bytes) -> None:
     (folder / "control.jsonl").write_bytes(said)
     with calm("control.jsonl"):
-        reader = WordReader(folder)
+        reader = CommandReader(folder)
         assert reader.look() == said.count(b"\n"), "every line has its number, whatever it is"
         for word in reader.words:
             assert set(word) <= {"set", "pause", "resume", "stop"}
@@ -229,7 +229,7 @@ def test_words_to_a_run(folder: Path, said: bytes) -> None:
 
 def test_a_word_cannot_pass_for_an_entry_of_the_record(tmp_path: Path) -> None:
     (tmp_path / "control.jsonl").write_bytes(lines([{"stop": 1, "strand": 7, "step": -1}, {"pause": True, "number": 99}]))
-    reader = WordReader(tmp_path)
+    reader = CommandReader(tmp_path)
     reader.look()
     assert reader.words == [{}, {"pause": True}]
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from tests.unit.hostile import FEW, OFTEN, calm
 from workbench import ops
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, SoftsyncSGD, StaleSynchronousSGD
-from workbench.algorithms.servers import ServerMethod
+from workbench.algorithms.servers import ServerAlgorithm
 from workbench.errors import RankMismatch
 from workbench.gradients import Gradient, build_layout
 from workbench.program import Context
-from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.runtimes.transport.framing import HEADER_BYTES, NUMBER, Path
-from workbench.runtimes.transport.mailbox import BoxHandle, Post, StampedHandle, with_header
+from workbench.runtimes.transport.mailbox import AnySourceRecv, Mailbox, StampedHandle, with_header
 
 TAG, SENDER, RECEIVER = 3, 1, 0
 NUMEL = 5
@@ -38,7 +38,7 @@ class Posted(Handle):
     def poll(self) -> bool:
         return self.finished_s is not None
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         assert self.poll(), "nothing else happens while it waits"
 
 
@@ -78,7 +78,7 @@ class Wire:
 def sent(lengths: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Messages, and their announcements, as a rank puts them on the wire; of message i the stamp is 10 i and the values are i."""
     wire = Wire(SENDER)
-    post = Post(wire)  # type: ignore[arg-type]  # all of a transport that it needs
+    post = Mailbox(wire)  # type: ignore[arg-type]  # all of a transport that it needs
     for number, length in enumerate(lengths):
         assert post.send(RECEIVER, torch.full((length,), number, dtype=dtype), TAG, 10 * number).poll()
     return wire.sent
@@ -89,12 +89,12 @@ def heard(
 ) -> tuple[list[tuple[int, list[float]]], Wire]:
     """(stamp, values) of what a server that expects `NUMEL` numbers takes of them, also in `found`, and the receiving end."""
     wire = Wire(RECEIVER)
-    post, left = Post(wire), list(messages)  # type: ignore[arg-type]  # as above
+    post, left = Mailbox(wire), list(messages)  # type: ignore[arg-type]  # as above
     found = [] if found is None else found
     while True:
         flat = torch.zeros(BYTES, dtype=torch.uint8)
         handle: Any = (
-            BoxHandle(post, RECEIVER, flat, TAG, others=True, dtype=torch.float64)
+            AnySourceRecv(post, RECEIVER, flat, TAG, others=True, dtype=torch.float64)
             if source == ops.ANY
             else StampedHandle(post, source, flat, TAG, torch.float64)
         )
@@ -228,7 +228,7 @@ LAYOUT = build_layout(nn.ParameterList([nn.Parameter(torch.zeros(4))]).named_par
 class Served:
     """A server's program, given pushes one after the other; `version` is how many updates it made, `replies` what it sent."""
 
-    def __init__(self, method: ServerMethod) -> None:
+    def __init__(self, method: ServerAlgorithm) -> None:
         self.version, self.replies = 0, list[tuple[int, int]]()
         ctx = Context(0, WORKERS, num_steps=STEPS, layout=LAYOUT)
         self._program, self._waiting = method.serve(ctx, 0), True
@@ -289,7 +289,7 @@ class Served:
     ],
 )
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_a_push_that_no_worker_can_have_sent_is_refused(method: ServerMethod, source: int, stamp: int, words: str) -> None:
+def test_a_push_that_no_worker_can_have_sent_is_refused(method: ServerAlgorithm, source: int, stamp: int, words: str) -> None:
     server = Served(method)
     with pytest.raises(RankMismatch, match=words):
         server.push(source, stamp)
@@ -297,7 +297,7 @@ def test_a_push_that_no_worker_can_have_sent_is_refused(method: ServerMethod, so
 
 
 @pytest.mark.parametrize("method", METHODS[:4], ids=lambda method: type(method).__name__)
-def test_a_push_behind_the_last_is_refused(method: ServerMethod) -> None:
+def test_a_push_behind_the_last_is_refused(method: ServerAlgorithm) -> None:
     server = Served(method)
     server.push(1, 1)
     with pytest.raises(RankMismatch, match="rank 1 pushed a gradient of shard 0 behind its last one"):
@@ -316,7 +316,7 @@ PUSHES = st.lists(
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @FEW
 @given(PUSHES)
-def test_pushes(method: ServerMethod, pushes: list[tuple[int, int]]) -> None:
+def test_pushes(method: ServerAlgorithm, pushes: list[tuple[int, int]]) -> None:
     """A server takes them or refuses them, and answers workers alone, each at most once a push."""
     with calm("pushes"):
         server = Served(method)

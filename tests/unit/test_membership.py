@@ -10,7 +10,7 @@ import pytest
 
 from workbench.errors import PeerFailed
 from workbench.runtimes.liveness.membership import Membership
-from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.runtimes.transport.fault_tolerant import PeerHandle
 
 
@@ -20,17 +20,17 @@ class Never(Handle):
     def poll(self) -> bool:
         return False
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         raise AssertionError("it would wait for ever")
 
 
 @pytest.mark.parametrize("losable", [True, False])
 def test_a_message_of_one_that_has_left(tmp_path: Path, losable: bool) -> None:
     """Or a worker would take memory in which nothing came for its server's parameters, and go on with that."""
-    presence: Any = SimpleNamespace(
+    detector: Any = SimpleNamespace(
         rank=0, num_ranks=3, folder=tmp_path, announce=None, end_of=lambda rank: "its process has ended" if rank == 1 else None
     )
-    handle = PeerHandle(Membership(presence, lambda rank: losable), 1, Never)
+    handle = PeerHandle(Membership(detector, lambda rank: losable), 1, Never)
     if losable:
         assert handle.poll() and handle.finished_s is not None
     else:

@@ -34,7 +34,7 @@ ALLOWED = {  # each with its reason
     "clusters/engines/engine_process.py: pickle": "from a process to its own fork, over a pipe that nobody else holds",
     "clusters/local/fork_server.py: multiprocessing": FRAMES,
     "clusters/local/fork_ranks.py: multiprocessing": FRAMES,
-    "experiments/warm.py: multiprocessing": FRAMES,
+    "experiments/fork_cells.py: multiprocessing": FRAMES,
     "experiments/yaml_file.py: yaml.Loader": "our loader is a SafeLoader, with fewer values and not more",
 }
 

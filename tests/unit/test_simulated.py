@@ -21,7 +21,7 @@ from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
 from workbench.program import Algorithm, Card, Context, by_heart, perform
-from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, Repertoire, Tape, rehearse
+from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, CommSchedule, ScheduleCache, rehearse
 from workbench.runtimes.simulator.simulate import run_simulation
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -143,12 +143,12 @@ def test_what_is_known_by_heart_is_what_is_asked(collective: Any) -> None:
     p, numel = 6, 60
     shared: dict[Any, Any] = {}
     for rank in range(p):
-        known = Repertoire(rank, p, shared, NETWORK.local_s)
+        known = ScheduleCache(rank, p, shared, NETWORK.local_s)
         ctx = Context(rank, p, rehearsed=known)
         value = torch.empty(numel, device="meta")
         program = collective.all_reduce(ctx, value)
         tape = next(program)
-        assert isinstance(tape, Tape)
+        assert isinstance(tape, CommSchedule)
         assert sum(size for op, _, _, _, size in tape.instructions if op == SEND) == collective.bytes_sent(rank, p, numel, 4)
         with pytest.raises(StopIteration) as ended:
             program.send(None)

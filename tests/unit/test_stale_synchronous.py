@@ -17,7 +17,7 @@ from torch import nn
 from workbench.algorithms import StaleSynchronousSGD
 from workbench.algorithms.visits import LAST, stamp_of
 from workbench.gradients import Gradient, build_layout
-from workbench.ops import Apply, Left, Message, PackParameters, Recv, Send, Start, Ticket, Wait
+from workbench.ops import Apply, Message, PackParameters, PeerLeft, Recv, Send, Start, Ticket, Wait
 from workbench.program import Context
 
 
@@ -58,7 +58,7 @@ class Served:
         self.over = False
         self._go_on(None)
 
-    def hear(self, message: Message | Left) -> list[int]:
+    def hear(self, message: Message | PeerLeft) -> list[int]:
         self.replies = []
         self._go_on(message)
         return self.replies
@@ -100,7 +100,7 @@ def test_the_order_of_answers_is_that_of_the_readable_rule(bound: int, seed: int
         if chance.random() < 0.03 and len(left) < 3:
             worker = chance.choice([worker for worker in range(num_workers) if worker not in readable.last and worker not in left])
             left.add(worker)
-            answered, due = server.hear(Left(worker)), readable.leave(worker)
+            answered, due = server.hear(PeerLeft(worker)), readable.leave(worker)
             free = [other for other in free if other != worker]
         else:
             worker = chance.choice(free)
@@ -120,9 +120,9 @@ def test_where_two_leave_the_slowest_may_rise_by_more_than_one() -> None:
     server = Served(2, 3)
     assert server.push(1, last=False) == [1] and server.push(1, last=False) == [1] and server.push(1, last=False) == []
     assert server.push(2, last=False) == [2]
-    assert server.hear(Left(0)) == [1], "worker 2 stands at 1, worker 1 at 3"
+    assert server.hear(PeerLeft(0)) == [1], "worker 2 stands at 1, worker 1 at 3"
     assert server.push(1, last=False) == []
-    assert server.hear(Left(2)) == [1]
+    assert server.hear(PeerLeft(2)) == [1]
 
 
 def opcodes(work: Callable[[], None], files: Iterable[str]) -> int:

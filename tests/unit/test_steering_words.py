@@ -32,12 +32,12 @@ from workbench.errors import ConfigError, Stalled
 from workbench.problems import digits_mlp
 from workbench.program import Algorithm
 from workbench.replica.local_training import run_info
-from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, WordReader, read_words, write_word
-from workbench.runtimes.control.controller import Helm
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, CommandReader, read_commands, write_command
+from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.runtimes.liveness.interrupts import heard_once, put_off
 from workbench.runtimes.transport import base as transport
-from workbench.runtimes.transport.base import Patience
+from workbench.runtimes.transport.base import Deadline
 from workbench.settings import Settings
 from workbench.trace import new_run, update_run
 
@@ -45,9 +45,9 @@ from workbench.trace import new_run, update_run
 
 
 def test_words_are_read_once_each_and_a_half_written_line_waits(tmp_path: Path) -> None:
-    reader = WordReader(tmp_path)
+    reader = CommandReader(tmp_path)
     assert reader.look() == 0
-    write_word(tmp_path, PAUSE)
+    write_command(tmp_path, PAUSE)
     assert (reader.look(), reader.words) == (1, [PAUSE])
     path = tmp_path / "control.jsonl"
     with path.open("a") as file:
@@ -56,14 +56,14 @@ def test_words_are_read_once_each_and_a_half_written_line_waits(tmp_path: Path) 
     with path.open("a") as file:
         file.write(": 0.5}}\nnonsense\n[1]\n")
     assert (reader.look(), reader.words) == (4, [PAUSE, {"set": {"lr": 0.5}}, {}, {}])
-    write_word(tmp_path, RESUME)
+    write_command(tmp_path, RESUME)
     assert reader.look() == 5
-    assert read_words(tmp_path) == reader.words
+    assert read_commands(tmp_path) == reader.words
 
 
 def test_a_look_at_nothing_new_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_word(tmp_path, STOP)
-    reader = WordReader(tmp_path)
+    write_command(tmp_path, STOP)
+    reader = CommandReader(tmp_path)
     reader.look()
     monkeypatch.setattr(Path, "open", None)
     assert reader.look() == 1
@@ -166,13 +166,13 @@ def test_the_handle_writes_words_and_refuses_before_it_does(runs: Path) -> None:
     folder = folder_of(runs, PipeSGD(width=2))
     run, results = handle_of(folder)
     run.set(width=3, lr=0.05).pause().set(collective="ring").set(codec="truncate16").resume().stop()
-    words = read_words(folder)
+    words = read_commands(folder)
     assert words[:3] == [{"set": {"width": 3, "lr": 0.05}}, PAUSE, {"set": {"collective": "Ring()"}}]
     assert words[3:] == [{"set": {"codec": "Truncate16(rounding='toward-zero')"}}, RESUME, STOP]
     for changes, message in (({"widht": 2}, "did you mean width"), ({"width": 0}, "width=0"), ({"shards": 2}, "shards of PipeSGD")):
         with pytest.raises(ConfigError, match=message):
             run.set(**changes)
-    assert len(read_words(folder)) == 6
+    assert len(read_commands(folder)) == 6
     update_run(folder, status="paused")
     assert run.status == "paused"
     update_run(folder, status="finished")
@@ -181,13 +181,13 @@ def test_the_handle_writes_words_and_refuses_before_it_does(runs: Path) -> None:
     for ask in (lambda: run.set(lr=1.0), run.pause, run.resume):
         with pytest.raises(ConfigError, match="is over"):
             ask()
-    assert len(read_words(folder)) == 6
+    assert len(read_commands(folder)) == 6
 
 
 def test_a_method_of_the_notebooks_own_is_steered_by_the_names_of_its_record(runs: Path) -> None:
     folder = folder_of(runs, PipeSGD(), method={"name": "MySGD", "settings": {"patience": 3}})
     say_set(folder, {"patience": 4})
-    assert read_words(folder) == [{"set": {"patience": 4}}]
+    assert read_commands(folder) == [{"set": {"patience": 4}}]
     with pytest.raises(ConfigError, match="did you mean patience"):
         say_set(folder, {"patienc": 4})
 
@@ -200,10 +200,10 @@ def test_a_shell_steers(runs: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert main(["steer", folder.name[:-2], "resume"]) == 0
     assert "asked to resume" in capsys.readouterr().out
     ring = "Ring(codec=Truncate16(rounding='toward-zero'))"
-    assert read_words(folder) == [{"set": {"lr": 0.05, "width": 3, "collective": ring}}, PAUSE, RESUME]
+    assert read_commands(folder) == [{"set": {"lr": 0.05, "width": 3, "collective": ring}}, PAUSE, RESUME]
     for wrong in (["stop", "lr=2"], ["halt"], ["lr"], ["widht=2"], ["lr=fast"]):
         assert main(["steer", "last", *wrong]) == 2
-    assert len(read_words(folder)) == 3
+    assert len(read_commands(folder)) == 3
     update_run(folder, status="stopped")
     assert main(["steer", "last", "lr=0.1"]) == 2
     assert "is over (stopped)" in capsys.readouterr().err
@@ -235,12 +235,12 @@ def test_an_interrupt_goes_to_the_ranks_that_have_not_come_back(runs: Path) -> N
 def test_time_that_a_run_is_held_is_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     now, held = [100.0], [7.0]
     monkeypatch.setattr(transport.time, "perf_counter", lambda: now[0])
-    patience = Patience("a message", lambda: None, 5.0, held=lambda: held[0])
+    deadline = Deadline("a message", lambda: None, 5.0, held=lambda: held[0])
     now[0], held[0] = 160.0, 63.0  # 56 s of the 60 were a pause
-    patience.check()
+    deadline.check()
     now[0] = 162.0
     with pytest.raises(Stalled, match="waited 6 s for a message"):
-        patience.check()
+        deadline.check()
 
 
 def test_a_rank_hears_one_interrupt_and_none_while_it_leaves() -> None:
@@ -283,16 +283,16 @@ class OfTwo:
     has_master = False
 
     def __init__(self, other: list[list[dict[str, Any]]]) -> None:
-        self.transport = self.replica = self.ledger = self
+        self.transport = self.replica = self.clock = self
         self.other, self.events, self.lr = other, [], 0.1
 
-    def patience(self, what: str) -> None: ...
+    def deadline(self, what: str) -> None: ...
 
     def hold(self, on: bool) -> None: ...
 
     def end_step(self) -> None: ...
 
-    def gather_texts(self, text: str, patience: None) -> list[str]:
+    def gather_texts(self, text: str, deadline: None) -> list[str]:
         return [text, json.dumps({"words": self.other.pop(0), "step": 5, "left": True, "versions": None})]
 
     def event(self, row: dict[str, Any]) -> None:
@@ -306,14 +306,14 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
     """And takes none of it twice when the file shows it too."""
     folder = folder_of(runs, PipeSGD(width=2))
     ranks = OfTwo([[{"set": {"lr": 0.05, "width": 3}}], [{"set": {"lr": 0.025}}]])
-    helm = Helm(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
-    assert helm.take(5) == (True, False)
-    assert (helm.algorithm, ranks.lr, helm.num_taken) == (PipeSGD(width=3), 0.05, 1)
+    controller = RunController(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
+    assert controller.take(5) == (True, False)
+    assert (controller.algorithm, ranks.lr, controller.num_taken) == (PipeSGD(width=3), 0.05, 1)
     for changes in ({"lr": 0.05, "width": 3}, {"lr": 0.025}):
-        write_word(folder, {"set": changes})
-    assert helm.heard() == 2
-    helm.take(7)
-    assert (ranks.lr, helm.num_taken) == (0.025, 2)
+        write_command(folder, {"set": changes})
+    assert controller.heard() == 2
+    controller.take(7)
+    assert (ranks.lr, controller.num_taken) == (0.025, 2)
     assert [(row["steer"], row["step"], row["set"]) for row in ranks.events] == [(1, 5, {"lr": 0.05, "width": 3}), (2, 7, {"lr": 0.025})]
     info = json.loads((folder / "run.json").read_text())
     assert [(row["number"], row["step"]) for row in info["steering"]] == [(1, 5), (2, 7)]
@@ -322,12 +322,12 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
 def test_held_it_goes_on_when_told_to_and_takes_words_meanwhile(runs: Path) -> None:
     folder = folder_of(runs, PipeSGD())
     ranks = OfTwo([[PAUSE], [], [{"set": {"lr": 0.5}}], [RESUME]])
-    helm = Helm(PipeSGD(), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
-    assert helm.take(3) == (True, False)
-    assert (ranks.lr, ranks.other, helm.num_taken) == (0.5, [], 3)
+    controller = RunController(PipeSGD(), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
+    assert controller.take(3) == (True, False)
+    assert (ranks.lr, ranks.other, controller.num_taken) == (0.5, [], 3)
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
     ranks.other = [[PAUSE], [STOP]]
-    assert helm.take(4) == (False, True)
+    assert controller.take(4) == (False, True)
 
 
 def test_an_interrupt_is_put_off_and_a_second_one_is_not() -> None:

@@ -30,8 +30,8 @@ from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.rank_state import placed
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.execution.progress import Background
-from workbench.runtimes.execution.tasks import StrandHandle
+from workbench.runtimes.execution.progress import ProgressEngine
+from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.transport.base import SoloTransport
 from workbench.runtimes.transport.torch_distributed import agreed_backend
 from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
@@ -241,17 +241,17 @@ def test_a_missing_event_is_found(missing: str, monkeypatch: pytest.MonkeyPatch)
     if missing == "begin":
         monkeypatch.setattr(streams, "mark", dict)
     elif missing == "end":
-        end = StrandHandle.end
-        monkeypatch.setattr(StrandHandle, "end", lambda self, value=None, error=None, ready=None: end(self, value, error, {}))
+        end = TaskHandle.end
+        monkeypatch.setattr(TaskHandle, "end", lambda self, value=None, error=None, ready=None: end(self, value, error, {}))
     else:  # the host waits for the backward's end, as if the sum had been taken on its stream
         before_sum: dict[int, Clock] = {}
-        start: Callable[[Any, ops.Start], Any] = Background.start
+        start: Callable[[Any, ops.Start], Any] = ProgressEngine.start
 
-        def started(self: Background, request: ops.Start) -> Any:
+        def started(self: ProgressEngine, request: ops.Start) -> Any:
             before_sum[len(before_sum)] = streams.mark()
             return start(self, request)
 
-        monkeypatch.setattr(Background, "start", started)
+        monkeypatch.setattr(ProgressEngine, "start", started)
         original = streams.after
         monkeypatch.setattr(streams, "after", lambda event: original(before_sum[max(0, len(before_sum) - 2)]))
     rank.train(algorithm, 5)

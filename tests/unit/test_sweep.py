@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from workbench.errors import ConfigError
 from workbench.experiments import sweep, sweeper
 from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
+from workbench.experiments.fork_cells import COMMAND, warm_server
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, state_of
-from workbench.experiments.warm import COMMAND, warm_server
 from workbench.experiments.yaml_file import read_yaml
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.errors import PeerFailed, Stalled
-from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.transport.torch_handles import Waiters, wait_inside
 
 
@@ -31,15 +31,15 @@ class Work:
             raise RuntimeError(self.error)
 
 
-def patience() -> Patience:
-    return Patience("a message", lambda: None, 10.0)
+def deadline() -> Deadline:
+    return Deadline("a message", lambda: None, 10.0)
 
 
 def test_a_thread_that_may_waits_in_the_library_itself() -> None:
     waiters, work = Waiters(), Work()
     handle = waiters.watch(work, torch.zeros(1), 1)
     work.end.set()
-    handle.wait_inside(patience())
+    handle.wait_inside(deadline())
     assert work.waited == [threading.get_ident()]
     assert handle.poll()
     assert handle.finished_s is not None
@@ -58,7 +58,7 @@ def test_whoever_looks_or_must_hear_of_failures_has_another_thread_wait() -> Non
         else:
             threading.Timer(0.01, work.end.set).start()
         assert work.end.set() is None
-        handle.wait(patience())
+        handle.wait(deadline())
         assert work.waited
         assert work.waited != [threading.get_ident()]
     waiters.close()
@@ -71,7 +71,7 @@ def test_one_thread_waits_and_no_other() -> None:
     assert not handle.poll()
     assert work.begun.wait(10)
     work.end.set()
-    handle.wait_inside(patience())
+    handle.wait_inside(deadline())
     assert len(work.waited) == 1
     waiters.close()
 
@@ -107,7 +107,7 @@ def test_threads_that_ask_at_once_each_have_one_that_waits() -> None:
         list(pool.map(lambda handle: handle.poll(), handles))
         for work in works:
             work.end.set()
-        list(pool.map(lambda handle: handle.wait(patience()), handles))
+        list(pool.map(lambda handle: handle.wait(deadline()), handles))
     assert [len(work.waited) for work in works] == [1, 1, 1, 1]
     waiters.close()
 
@@ -118,7 +118,7 @@ def test_what_went_wrong_is_raised_where_it_is_waited_for(inside: bool) -> None:
     handle = waiters.watch(work, torch.zeros(1), 1)
     work.end.set()
     with pytest.raises(RuntimeError, match="closed by peer"):
-        (handle.wait_inside if inside else handle.wait)(patience())
+        (handle.wait_inside if inside else handle.wait)(deadline())
     waiters.close()
 
 
@@ -144,7 +144,7 @@ class Sum:
 def test_a_sum_is_waited_for_in_the_library() -> None:
     for seconds, looks in ((0.0, 1), (0.25, 3)):
         work = Sum(seconds)
-        wait_inside(work, patience())
+        wait_inside(work, deadline())
         assert work.is_completed()
         assert work.looks >= looks, "between looks for failed peers"
 
@@ -152,14 +152,14 @@ def test_a_sum_is_waited_for_in_the_library() -> None:
 @pytest.mark.parametrize("ends_after_s", [0.0, 0.15])
 def test_a_sum_that_failed_says_why(ends_after_s: float) -> None:
     with pytest.raises(RuntimeError, match="closed by peer"):
-        wait_inside(Sum(ends_after_s, "Connection closed by peer"), patience())
+        wait_inside(Sum(ends_after_s, "Connection closed by peer"), deadline())
 
 
 def test_a_sum_that_does_not_end_is_left() -> None:
     with pytest.raises(PeerFailed, match="rank 1 has left"):
-        wait_inside(Sum(30.0), Patience("a sum", lambda: "rank 1 has left", 10.0))
+        wait_inside(Sum(30.0), Deadline("a sum", lambda: "rank 1 has left", 10.0))
     with pytest.raises(Stalled, match="waited 0 s for a sum"):
-        wait_inside(Sum(30.0), Patience("a sum", lambda: None, 0.2))
+        wait_inside(Sum(30.0), Deadline("a sum", lambda: None, 0.2))
 
 
 def test_gloo_s_own_works_are_waited_for_so(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_gloo_s_own_works_are_waited_for_so(tmp_path: Path) -> None:
         flat = torch.full((5,), float(number + 1))
         if number:
             time.sleep(0.35)
-        wait_inside(group.allreduce([flat]), patience())
+        wait_inside(group.allreduce([flat]), deadline())
         results.append(float(flat.sum()))
 
     with ThreadPoolExecutor(2) as pool:

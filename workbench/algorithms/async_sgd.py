@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerMethod, check_positive, take_steps
-from workbench.algorithms.visits import DROPPED, FINAL, GONE, LAST, Desk
+from workbench.algorithms.servers import ServerAlgorithm, check_positive, take_steps
+from workbench.algorithms.visits import DROPPED, FINAL, LAST, NO_GRADIENT, ServerPort
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncSGD(ServerMethod):
+class AsyncSGD(ServerAlgorithm):
     """Server of shard j, on any gradient:   w[j] <- w[j] - lr * g_k[j](w_read),   then sends w[j] to that worker k
 
     A worker's parameters may match no version: other pushes come between its reads of two shards. Staleness is what
@@ -39,14 +39,14 @@ class AsyncSGD(ServerMethod):
     cutoff: int | None = None
 
     def __post_init__(self) -> None:
-        ServerMethod.__post_init__(self)
+        ServerAlgorithm.__post_init__(self)
         if self.clip_norm is not None:
             check_positive("clip_norm", self.clip_norm, (int, float), 1e-12, "a norm above 0, or None")
         if self.cutoff is not None:
             check_positive("cutoff", self.cutoff, int, 0, "the largest staleness that is applied, 0 or more, or None")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = Desk(self, ctx, shard)
+        desk = ServerPort(self, ctx, shard)
         version = yield from desk.open()
         last: dict[int, bool] = {}  # worker -> whether its last push came too late
         dropped: list[tuple[int, int]] = []
@@ -55,7 +55,7 @@ class AsyncSGD(ServerMethod):
             if desk.lost(message, last):
                 continue
             gradient, flags = desk.read(message)
-            if flags & GONE:
+            if flags & NO_GRADIENT:
                 last[message.source] = False
                 continue
             push = (message.source, gradient.version)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
-from workbench.algorithms.servers import ServerMethod, add, body_of, check_positive, ended, fresh
-from workbench.algorithms.visits import DROPPED, FINAL, LATE, Caller, Desk
+from workbench.algorithms.servers import ServerAlgorithm, add, body_of, check_positive, ended, fresh
+from workbench.algorithms.visits import DROPPED, FINAL, LATE, ServerPort, WorkerPort
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
@@ -17,7 +17,7 @@ from workbench.program import Card, Context
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackupSGD(ServerMethod):
+class BackupSGD(ServerAlgorithm):
     """w[t+1] = w[t] - lr * (1/N) sum_{first N} g_k(w[t]),   N = p - b workers
 
     A worker sends (g, t). The server drops what was taken at an older version than its present one and answers at once
@@ -52,7 +52,7 @@ class BackupSGD(ServerMethod):
     noise_scale: float | None = None
 
     def __post_init__(self) -> None:
-        ServerMethod.__post_init__(self)
+        ServerAlgorithm.__post_init__(self)
         if self.backups != "online":
             check_positive("backups", self.backups, int, 0, 'b, the number of gradients an update does without, 0 or more, or "online"')
         if self.timeout_s is not None:
@@ -69,7 +69,7 @@ class BackupSGD(ServerMethod):
         return 1.0
 
     def check(self, num_ranks: int) -> None:
-        ServerMethod.check(self, num_ranks)
+        ServerAlgorithm.check(self, num_ranks)
         workers = self.num_computing(num_ranks)
         if self.backups != "online" and self.backups >= workers:
             raise ConfigError(f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}")
@@ -77,10 +77,10 @@ class BackupSGD(ServerMethod):
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         if self.backups != 0 or self.timeout_s is not None:
             return None  # a straggler takes fewer steps
-        return ServerMethod.bytes_per_step(self, rank, num_ranks, layout)
+        return ServerAlgorithm.bytes_per_step(self, rank, num_ranks, layout)
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, end = Desk(self, ctx, shard), ctx.num_steps or 0
+        desk, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
         version = yield from desk.open()
         times, noise = ArrivalTimes(desk.num_workers), NoiseScale(self.noise_scale)
         quorum = desk.num_workers - (0 if self.backups == "online" else self.backups)
@@ -93,7 +93,7 @@ class BackupSGD(ServerMethod):
         left = set(range(desk.num_workers)) if version < end else set()  # workers that have not been sent the last version
         while left:
             hearing = hearing or (yield Start(desk.hear()))
-            found = yield WaitAny((hearing,), timeout_s=(yield from self._patience(of, first_s)))
+            found = yield WaitAny((hearing,), timeout_s=(yield from self._deadline(of, first_s)))
             if found is not None and desk.lost(found[1]):
                 hearing = None
                 left.discard(found[1].rank)
@@ -139,14 +139,14 @@ class BackupSGD(ServerMethod):
             yield Wait(hearing)
         yield from desk.close()
 
-    def _patience(self, of: list[tuple[int, int]], first_s: float) -> Program:
+    def _deadline(self, of: list[tuple[int, int]], first_s: float) -> Program:
         """Seconds left for the present update; None without a limit, or before its first gradient."""
         if self.timeout_s is None or not of:
             return None
         return max(0.0, first_s + self.timeout_s - (yield Now()))
 
     def work(self, ctx: Context) -> Program:
-        caller, known = Caller(self, ctx), fresh(ctx)
+        caller, known = WorkerPort(self, ctx), fresh(ctx)
         versions = {shard: version for shard, version in known.items() if version < (ctx.num_steps or 0)}
         while versions:
             step = min(versions.values())

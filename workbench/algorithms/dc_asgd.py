@@ -8,8 +8,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.servers import ServerMethod, body_of, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
+from workbench.algorithms.servers import ServerAlgorithm, body_of, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context
@@ -17,7 +17,7 @@ from workbench.program import Card, Context
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayCompensatedSGD(ServerMethod):
+class DelayCompensatedSGD(ServerAlgorithm):
     """w <- w - lr * (g + strength * g * g * (w - w_read)),   elementwise, on any gradient
 
     The second term is a first-order step of the gradient from the parameters it was taken at to the present ones, with
@@ -38,11 +38,11 @@ class DelayCompensatedSGD(ServerMethod):
     strength: float = 0.04  # lambda
 
     def __post_init__(self) -> None:
-        ServerMethod.__post_init__(self)
+        ServerAlgorithm.__post_init__(self)
         check_positive("strength", self.strength, (int, float), 0, "lambda, 0 (no compensation) or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, last = Desk(self, ctx, shard), list[int]()
+        desk, last = ServerPort(self, ctx, shard), list[int]()
         first: Gradient = yield from desk.parameters()
         version = first.version
         read: dict[int, Gradient] = dict.fromkeys(range(desk.num_workers), first)
@@ -52,7 +52,7 @@ class DelayCompensatedSGD(ServerMethod):
                 read.pop(message.rank)
                 continue
             gradient, flags = desk.read(message)
-            if flags & GONE:
+            if flags & NO_GRADIENT:
                 last.append(message.source)
                 continue
             present = yield PackParameters(shard, master=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.algorithms.visits import FINAL, GONE, LAST, LATE, REPLY, STAMP_BYTES, Caller, like_of, split, stamp_of
+from workbench.algorithms.visits import FINAL, LAST, LATE, NO_GRADIENT, REPLY, STAMP_BYTES, WorkerPort, like_of, split, stamp_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import (
@@ -32,7 +32,7 @@ from workbench.program import Algorithm, Context, Replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMethod(Algorithm, ABC):
+class ServerAlgorithm(Algorithm, ABC):
     """A method whose parameters live on servers.
 
     Attributes:
@@ -113,9 +113,9 @@ class ServerMethod(Algorithm, ABC):
             yield Wait(ticket)
 
 
-def take_steps(method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> Program:
+def take_steps(method: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> Program:
     """A worker that takes every step of the run: push, pull, end the step."""
-    caller, versions = Caller(method, ctx, clip_norm), fresh(ctx)
+    caller, versions = WorkerPort(method, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
         replies = yield from caller.push_pull(step, versions, LAST * ctx.is_last(step))
         yield EndStep(step, state=tuple(versions.values()), dropped=not LATE.isdisjoint(replies.values()))
@@ -123,13 +123,13 @@ def take_steps(method: ServerMethod, ctx: Context, clip_norm: float | None = Non
         yield from _leave(method, ctx, versions)
 
 
-def _leave(method: ServerMethod, ctx: Context, versions: dict[int, int]) -> Program:
+def _leave(method: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -> Program:
     """A worker that had taken all its steps when the run was stopped: servers wait for its last push, and it for the last parameters."""
     assert ctx.layout is not None
     sending = []
     for shard, version in versions.items():
         nothing, server = torch.zeros_like(like_of(ctx.layout, shard)), method.server_of(shard, ctx.num_workers)
-        sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, LAST | GONE)))))
+        sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, LAST | NO_GRADIENT)))))
     for shard in versions:
         message = yield Recv(method.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
         yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerMethod, add, body_of, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
+from workbench.algorithms.servers import ServerAlgorithm, add, body_of, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Local, Program
@@ -16,7 +16,7 @@ from workbench.program import Card, Context
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoftsyncSGD(ServerMethod):
+class SoftsyncSGD(ServerAlgorithm):
     """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   c = floor(p / n) gradients, whoever's come first
 
     A worker is answered at once, with whatever the parameters are, so that nobody waits; tau_i is the gradient's own
@@ -43,16 +43,16 @@ class SoftsyncSGD(ServerMethod):
     divide: bool = True
 
     def __post_init__(self) -> None:
-        ServerMethod.__post_init__(self)
+        ServerAlgorithm.__post_init__(self)
         check_positive("splits", self.splits, int, 1, "n, updates for every p gradients, 1 to p")
 
     def check(self, num_ranks: int) -> None:
-        ServerMethod.check(self, num_ranks)
+        ServerAlgorithm.check(self, num_ranks)
         if self.splits > self.num_computing(num_ranks):
             raise ConfigError(f"splits={self.splits} on {self.num_computing(num_ranks)} workers: at most one update a gradient")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = Desk(self, ctx, shard)
+        desk = ServerPort(self, ctx, shard)
         version = yield from desk.open()
         last: list[int] = []
         of: list[tuple[int, int]] = []
@@ -61,7 +61,7 @@ class SoftsyncSGD(ServerMethod):
             message = yield desk.hear()
             left = desk.lost(message, last)
             gradient, flags = (None, 0) if left else desk.read(message)
-            if gradient is not None and not flags & GONE:
+            if gradient is not None and not flags & NO_GRADIENT:
                 of.append((message.source, gradient.version))
                 stale = version - gradient.version
                 if self.divide and stale > 1:

@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerMethod, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, GONE, LAST, Desk
+from workbench.algorithms.servers import ServerAlgorithm, check_positive, take_steps
+from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleSynchronousSGD(ServerMethod):
+class StaleSynchronousSGD(ServerAlgorithm):
     """w <- w - lr * g_k(w_read)   on any gradient; worker k is answered when   clock_k - min_i clock_i <= bound
 
     A worker's clock is the steps it has taken. Between its read and its push at most 2 bound + 1 pushes of any other are
@@ -36,11 +36,11 @@ class StaleSynchronousSGD(ServerMethod):
     bound: int = 3
 
     def __post_init__(self) -> None:
-        ServerMethod.__post_init__(self)
+        ServerAlgorithm.__post_init__(self)
         check_positive("bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = Desk(self, ctx, shard)
+        desk = ServerPort(self, ctx, shard)
         version = yield from desk.open()
         clocks = dict.fromkeys(range(desk.num_workers), 0)  # of the workers that have not pushed their last
         counts = Counter(clocks.values())  # clock -> how many of them stand there
@@ -57,7 +57,7 @@ class StaleSynchronousSGD(ServerMethod):
             else:
                 source = message.source
                 gradient, flags = desk.read(message)
-                if not flags & GONE:
+                if not flags & NO_GRADIENT:
                     yield Apply(gradient, master=True, of=((source, gradient.version),))
                     version += 1
                 counts[clocks[source]] -= 1

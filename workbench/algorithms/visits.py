@@ -17,10 +17,10 @@ from workbench.ops import (
     ANY,
     Backward,
     Discard,
-    Left,
     Local,
     Message,
     PackParameters,
+    PeerLeft,
     Program,
     Recv,
     Request,
@@ -33,12 +33,12 @@ from workbench.ops import (
 from workbench.program import Context, answered, exchanged
 
 if TYPE_CHECKING:
-    from workbench.algorithms.servers import ServerMethod
+    from workbench.algorithms.servers import ServerAlgorithm
 
 REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
-GONE = 2  # of a worker's only push: it has no step to take, and this is no gradient
+NO_GRADIENT = 2  # of a worker's only push: it has no step to take, and this is no gradient
 DROPPED = 2  # of a reply: the push that this answers came too late
 LATE = frozenset((DROPPED, FINAL | DROPPED))
 
@@ -58,16 +58,16 @@ def split(stamp: int) -> tuple[int, int]:
 
 
 @final
-class Caller:
+class WorkerPort:
     """A worker's side: pushes minibatches' gradients to servers, pulls parameters. Kept in a local variable of the worker's program.
 
     Args:
         clip_norm: of the whole gradient, at most; None for no limit.
     """
 
-    def __init__(self, method: ServerMethod, ctx: Context, clip_norm: float | None = None) -> None:
+    def __init__(self, method: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> None:
         self._method, self._ctx, self._clip_norm = method, ctx, clip_norm
-        self._exchange = exchanged(ctx, (Caller, method, clip_norm), self._push_and_pull)
+        self._exchange = exchanged(ctx, (WorkerPort, method, clip_norm), self._push_and_pull)
 
     def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
         """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
@@ -125,10 +125,10 @@ class Caller:
 
 
 @final
-class Desk:
+class ServerPort:
     """A server's side of its shard: hears pushes, sends replies. Kept in a local variable of the server's program."""
 
-    def __init__(self, method: ServerMethod, ctx: Context, shard: int) -> None:
+    def __init__(self, method: ServerAlgorithm, ctx: Context, shard: int) -> None:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
         self.num_workers = method.num_computing(ctx.num_workers)  # of those that have left, none but who had pushed its last
@@ -138,7 +138,7 @@ class Desk:
         self._workers = range(self.num_workers)
         self._ended: set[int] = set()  # who have pushed their last
         self._version = 0  # the newest that anybody was told
-        self._answer = answered(ctx, (Desk, shard), self._send)
+        self._answer = answered(ctx, (ServerPort, shard), self._send)
 
     def open(self) -> Program:
         """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
@@ -154,7 +154,7 @@ class Desk:
         """The request for the next push, whoever's it is; the answer may be that a worker has left (`lost`)."""
         return self._hear
 
-    def lost(self, message: Message | Left, ended: Container[int] = ()) -> TypeGuard[Left]:
+    def lost(self, message: Message | PeerLeft, ended: Container[int] = ()) -> TypeGuard[PeerLeft]:
         """Whether a worker has left, of which no push comes any more; `ended`: workers that have pushed their last."""
         if isinstance(message, Message):
             return False
@@ -173,7 +173,7 @@ class Desk:
             RankMismatch: no worker of this method can have pushed that now.
         """
         version, flags = divmod(message.stamp, 4)
-        if version > self._version or flags == GONE or message.source in self._ended or message.source not in self._workers:
+        if version > self._version or flags == NO_GRADIENT or message.source in self._ended or message.source not in self._workers:
             raise RankMismatch(self._refusal(message.source, version, flags))
         if flags & LAST:
             self._ended.add(message.source)
@@ -184,7 +184,7 @@ class Desk:
             what = "and has no worker"
         elif source in self._ended:
             what = "behind its last one"
-        elif flags == GONE:
+        elif flags == NO_GRADIENT:
             what = f"with flags {flags}, which nobody sends"
         else:
             what = f"taken at version {version}, and the newest is {self._version}"

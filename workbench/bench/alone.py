@@ -33,7 +33,7 @@ class Sums:
         replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.0))
         self._interpreter = Interpreter(transport, replica, NullRecorder(), lambda _: (), timeout_s=TIMEOUT_S)
         self._ctx = Context(transport.rank, transport.num_workers, layout=replica.layout)
-        self._ctx.link = measure_link(transport, self._interpreter.ledger.patience, num_bytes)
+        self._ctx.link = measure_link(transport, self._interpreter.clock.deadline, num_bytes)
 
     def __enter__(self) -> Self:
         return self

@@ -47,10 +47,10 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     from workbench.bench import peers
     from workbench.ops import EndStep
     from workbench.program import Context
-    from workbench.replica.local_training import Worker
+    from workbench.replica.local_training import LocalTraining
     from workbench.runtimes.checkpoint.rank_state import take_checkpoint
-    from workbench.runtimes.checkpoint.staging import Snapshot
-    from workbench.runtimes.checkpoint.writer import Keeper
+    from workbench.runtimes.checkpoint.staging import StagingBuffers
+    from workbench.runtimes.checkpoint.writer import CheckpointWriter
     from workbench.runtimes.execution.interpreter import Interpreter
     from workbench.settings import Settings
     from workbench.trace.recorder import NullRecorder
@@ -62,12 +62,14 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
         steps=10**9, batch_size=BATCH_SIZE, optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9), checkpoint_every=every
     )
     method = SynchronousSGD()
-    worker = Worker(method, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device)
+    worker = LocalTraining(
+        method, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device
+    )
     interpreter = Interpreter(transport, worker.replica, NullRecorder(), worker.minibatch, timeout_s=settings.timeout_s)
-    keeper = Keeper(worker, interpreter, Path(folder))
+    writer = CheckpointWriter(worker, interpreter, Path(folder))
     interpreter.context = Context(transport.rank, transport.num_workers, layout=worker.replica.layout)
     program = method.worker(interpreter.context)
-    snapshot = Snapshot()
+    snapshot = StagingBuffers()
     last = EndStep(-1)
 
     def step() -> None:
@@ -78,9 +80,9 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
         for number in range(every):
             step()
             if kept and number == 0:
-                keeper.keep(method, last, last.step)
+                writer.keep(method, last, last.step)
         if kept:
-            keeper.finish_writing()
+            writer.finish_writing()
 
     def copy() -> None:
         snapshot.take(take_checkpoint(method, worker.replica, transport.num_workers, last, {}, worker.sampler))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.calibration.laws import fit_law, slow_ranks
 from workbench.calibration.model import Calibration
 from workbench.calibration.observed import Compute, Observed, Periods
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
+from workbench.calibration.straggler_fit import fit_law, slow_ranks
 from workbench.errors import ConfigError
 
 Floats = NDArray[np.float64]

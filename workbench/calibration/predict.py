@@ -15,9 +15,9 @@ from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration.cores import Slowness
 from workbench.calibration.effective import Cores, Setting, cores_words, crowd, effective_costs, make_setting, sends_messages
+from workbench.calibration.fixed_point import midmean, simulated, simulated_run
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
-from workbench.calibration.settled import midmean, simulated, simulated_run
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm

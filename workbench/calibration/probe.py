@@ -18,7 +18,7 @@ from workbench.calibration.record import as_tuples
 from workbench.codecs import Codec
 from workbench.collectives import native_bytes
 from workbench.runtimes.rank.main import transport_here
-from workbench.runtimes.transport.base import CLOCK_TAG, Handle, Patience, Transport
+from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Handle, Transport
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes
 LOCAL_BYTES = 1 << 22  # of float32 values that are summed, encoded and decoded
@@ -74,7 +74,7 @@ class Probe:
         return max(seconds - 2 * (self.num_workers - 1) * self.sum_latency_s, 1e-12) / sent
 
 
-def probe(transport: Transport, patience: Callable[[str], Patience], names: Sequence[str] = ("truncate16",)) -> Probe:
+def probe(transport: Transport, deadline: Callable[[str], Deadline], names: Sequence[str] = ("truncate16",)) -> Probe:
     """Measure on all ranks of a transport; takes a second or two on a quick network.
 
     Args:
@@ -86,34 +86,34 @@ def probe(transport: Transport, patience: Callable[[str], Patience], names: Sequ
     def rounds(once: Callable[[], Any]) -> float:
         taken = []
         for _ in range(ROUNDS):
-            transport.barrier(patience("all ranks of the probe"))
+            transport.barrier(deadline("all ranks of the probe"))
             begin = time.perf_counter()
             once()
             taken.append(time.perf_counter() - begin)
         return statistics.median(taken[1:])
 
     def all_reduce(value: Tensor) -> None:
-        transport.all_reduce(value, patience("a sum of the probe"))
+        transport.all_reduce(value, deadline("a sum of the probe"))
 
     def exchange(message: Tensor) -> None:
         into = torch.empty_like(message)
         pending = [transport.start_recv((rank - 1) % num_workers, into, CLOCK_TAG)]
         pending.append(transport.start_send((rank + 1) % num_workers, message, CLOCK_TAG))
         for handle in pending:
-            handle.wait(patience("a message of the probe"))
+            handle.wait(deadline("a message of the probe"))
 
     mine: list[float] = []
     if num_workers > 1:
         mine += [rounds(lambda size=size: all_reduce(torch.ones(size // 4))) for size in SIZES]  # type: ignore[misc]
         mine += [rounds(lambda size=size: exchange(torch.ones(size, dtype=torch.uint8))) for size in SIZES]  # type: ignore[misc]
-        stolen = _stolen_s_per_byte(transport, patience)
+        stolen = _stolen_s_per_byte(transport, deadline)
         mine.append(max(stolen, _cpu_s_per_byte(num_workers, all_reduce)))
     values, other = torch.randn(LOCAL_BYTES // 4), torch.randn(LOCAL_BYTES // 4)
     mine.append(rounds(lambda: values.add_(other)) / LOCAL_BYTES)
     for name in names:
         encode_s, decode_s = _codec_seconds(codecs.get(name), other, rounds)
         mine += [encode_s / LOCAL_BYTES, decode_s / LOCAL_BYTES]
-    texts = transport.gather_texts(" ".join(map(repr, mine)), patience("all ranks to end the probe"))
+    texts = transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to end the probe"))
     mean = [statistics.fmean(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
     num = len(SIZES) if num_workers > 1 else 0
     rest = iter(mean[2 * num :])
@@ -132,12 +132,12 @@ def probe_here(names: Sequence[str] = (), timeout_s: float = 60.0) -> Probe:
     """`probe` on the ranks of the world this process was started in; all of them call it."""
     transport = transport_here(timeout_s)
     try:
-        return probe(transport, lambda what: Patience(what, transport.peer_failure, timeout_s), names)
+        return probe(transport, lambda what: Deadline(what, transport.peer_failure, timeout_s), names)
     finally:
         transport.close()
 
 
-def _stolen_s_per_byte(transport: Transport, patience: Callable[[str], Patience]) -> float:
+def _stolen_s_per_byte(transport: Transport, deadline: Callable[[str], Deadline]) -> float:
     """Seconds of compute that a rank loses while a sum is under way, for a byte it sends: all that the process's own clock does not
     see (the kernel's work on packets, caches) is in it. 0 where the library makes no progress by itself."""
     left, right = torch.randn(LOST_WORK, LOST_WORK), torch.randn(LOST_WORK, LOST_WORK)
@@ -151,13 +151,13 @@ def _stolen_s_per_byte(transport: Transport, patience: Callable[[str], Patience]
 
     value, lost = torch.ones(SIZES[-1] // 4), []
     for _ in range(ROUNDS):
-        transport.barrier(patience("all ranks of the probe"))
+        transport.barrier(deadline("all ranks of the probe"))
         handle = transport.start_all_reduce(value)
         if handle is None:
             return 0.0
         beside, seconds = pieces(handle, 0.0)
-        handle.wait(patience("a sum of the probe"))
-        transport.barrier(patience("all ranks of the probe"))
+        handle.wait(deadline("a sum of the probe"))
+        transport.barrier(deadline("all ranks of the probe"))
         alone, calm_s = pieces(None, min(seconds, 0.25))
         lost.append(seconds - beside * calm_s / max(alone, 1))
     return max(statistics.median(lost), 0.0) / native_bytes(transport.num_workers, SIZES[-1])

@@ -33,7 +33,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import MOST_WORD, parse_pairs
 from workbench.resources import version
 
-TERMINATED = 128 + signal.SIGTERM  # what `experiments.ending` leaves with, which is not imported before it is needed
+TERMINATED = 128 + signal.SIGTERM  # what `experiments.sigterm` leaves with, which is not imported before it is needed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -144,7 +144,7 @@ def _probe_here(options: argparse.Namespace) -> int:
     from workbench.clusters.local.spawn import FOLDER_VARIABLE
     from workbench.replica.local_training import share_cores
     from workbench.runtimes.rank.main import leave_world, make_transport, runtime_here
-    from workbench.runtimes.transport.base import Patience
+    from workbench.runtimes.transport.base import Deadline
 
     folder = Path(os.environ.get(FOLDER_VARIABLE) or ".")
     runtime = runtime_here()
@@ -153,7 +153,7 @@ def _probe_here(options: argparse.Namespace) -> int:
     try:
         share_cores(None, transport.num_workers)
         names = [name for name in options.codecs.split(",") if name]
-        found = probe(transport, lambda what: Patience(what, transport.peer_failure, TIMEOUT_S), names)
+        found = probe(transport, lambda what: Deadline(what, transport.peer_failure, TIMEOUT_S), names)
         if transport.rank == 0:
             (folder / PROBE_FILE).write_text(json.dumps(found.as_record()))
     finally:

@@ -49,7 +49,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from workbench.experiments.ending import terminated_as_exit
+    from workbench.experiments.sigterm import terminated_as_exit
 
     with terminated_as_exit():  # while it looks for notebooks and draws pages too
         return _execute(options)

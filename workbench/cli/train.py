@@ -83,7 +83,7 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     from workbench.replica.local_training import run_info
     from workbench.runtimes.rank.join import rejoin
     from workbench.runtimes.rank.main import Job, leave_world, make_transport, run_rank
-    from workbench.runtimes.transport.base import Patience
+    from workbench.runtimes.transport.base import Deadline
     from workbench.trace.store import new_run
 
     spawned = os.environ.get(FOLDER_VARIABLE)
@@ -98,7 +98,7 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     if not spawned:
         if transport.rank == 0:
             folder = str(new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve())
-        folder = transport.gather_texts(folder, Patience("rank 0 to open the run", transport.peer_failure, options.timeout))[0]
+        folder = transport.gather_texts(folder, Deadline("rank 0 to open the run", transport.peer_failure, options.timeout))[0]
     result = run_rank(Job(**how, folder=folder), transport)
     leave_world()
     if not spawned and result["rank"] == 0:

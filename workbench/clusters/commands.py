@@ -9,7 +9,7 @@ from typing import Any
 from workbench import algorithms
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import Word, read_words, write_word
+from workbench.runtimes.control.commands import Word, read_commands, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.trace.fate import OVER, with_fate
 from workbench.trace.store import read_info
@@ -36,7 +36,7 @@ def say(folder: Path, word: Word) -> None:
         ConfigError: it is over, or simulated.
     """
     check_goes_on(folder, next(iter(word)))
-    write_word(folder, word)
+    write_command(folder, word)
 
 
 def say_set(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def say_set(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
         plain = encoded(None, objects)
     else:
         more = (int(info["num_workers"]), str(info.get("runtime", "mpi")), str((info.get("settings") or {}).get("progress", "auto")))
-        algorithm = _as_it_is_now(algorithm, read_words(folder), more)
+        algorithm = _as_it_is_now(algorithm, read_commands(folder), more)
         plain = encoded(algorithm, objects)
         changed(algorithm, plain, *more)
-    write_word(folder, {"set": plain})
+    write_command(folder, {"set": plain})
     return plain
 
 

@@ -17,7 +17,7 @@ from workbench.clusters.failures import consequence, ends_behind, failed_ranks, 
 from workbench.clusters.supervision.heartbeat import standing_words
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_word
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
 from workbench.trace.store import OVER, read_info
@@ -108,7 +108,7 @@ class RunHandle(Views):
     def stop(self) -> RunHandle:
         """Ask all ranks to stop at the end of the same step, with a checkpoint; returns at once, `.wait()` for it."""
         if not self.done:
-            write_word(self.folder, STOP)
+            write_command(self.folder, STOP)
         return self
 
     def set(self, **changes: Any) -> RunHandle:

@@ -24,8 +24,8 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
 from workbench.clusters.supervision.reaper import end_marked, start_warden
-from workbench.experiments.ending import terminated_as_exit
 from workbench.experiments.record import begin_record, end_record
+from workbench.experiments.sigterm import terminated_as_exit
 
 
 @final

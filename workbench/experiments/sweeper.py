@@ -21,10 +21,10 @@ from workbench.clusters.local.fork_server import Forked, ForkServer
 from workbench.clusters.supervision.reaper import end_marked, start_warden
 from workbench.errors import ConfigError, RunNotFound
 from workbench.experiments.attempts import Attempt, State, beat, claim, conclude, read_attempts
-from workbench.experiments.ending import terminated_as_exit
+from workbench.experiments.fork_cells import warm_server
 from workbench.experiments.grid import Cell, Grid, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, cells_folder, notebook_of, state_of, states
-from workbench.experiments.warm import warm_server
+from workbench.experiments.sigterm import terminated_as_exit
 from workbench.trace.store import OVER, SWEEP_VARIABLE, read_info, runs_root, update_run
 
 POLL_S, BEAT_S, LOOK_S = 0.1, 10.0, 2.0

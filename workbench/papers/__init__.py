@@ -11,9 +11,9 @@ from typing import Any
 
 _NAMES = MappingProxyType(
     {
-        "ranks": "workbench.papers.lending",
-        "where_of": "workbench.papers.lending",
-        "within_reach": "workbench.papers.lending",
+        "ranks": "workbench.papers.pool_client",
+        "where_of": "workbench.papers.pool_client",
+        "within_reach": "workbench.papers.pool_client",
         "finding": "workbench.papers.findings",
         "Claim": "workbench.papers.claims",
         "Expectation": "workbench.papers.claims",

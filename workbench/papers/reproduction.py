@@ -17,8 +17,8 @@ from workbench.experiments.notebooks import run_notebook
 from workbench.experiments.record import versions
 from workbench.papers import history
 from workbench.papers.claims import Claim, Size, read_claims
-from workbench.papers.lender import Lender
 from workbench.papers.plan import Job
+from workbench.papers.rank_pool import Lender
 from workbench.papers.records import (
     IDENTITY,
     findings_of,

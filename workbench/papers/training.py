@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.papers.lending import ranks
+from workbench.papers.pool_client import ranks
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulate import simulate

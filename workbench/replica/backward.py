@@ -39,7 +39,7 @@ class Hooks:
     tick: Callable[[], object] | None = None  # a parameter's gradient has arrived: a moment to look after other things
 
 
-class Guard(Protocol):
+class GradientGuard(Protocol):
     """Looks at gradients before they leave, and at the sums that are applied: `replica.gradient_guard`."""
 
     whole: bool  # no bucket may leave before all are final
@@ -64,7 +64,7 @@ class Guard(Protocol):
 
 
 @final
-class Quiet:
+class InPlaceGradients:
     """Small parameters whose gradients autograd itself adds into the buffer: no Python is called for each.
 
     Autograd adds to the `.grad` that it finds. Here that is a part of the buffer with a version of its own, which rises by one at
@@ -125,7 +125,7 @@ class Accumulation:
         weight, control: what the tails say.
     """
 
-    def __init__(self, gradient: Gradient, views: list[Tensor], quiet: Quiet, hooks: Hooks, weight: float, control: int) -> None:
+    def __init__(self, gradient: Gradient, views: list[Tensor], quiet: InPlaceGradients, hooks: Hooks, weight: float, control: int) -> None:
         self.gradient, self.views = gradient, views
         self.on_bucket, self.tick = hooks.bucket, hooks.tick
         self.weight = weight
@@ -238,7 +238,7 @@ def _too_early(slot: Slot) -> ConfigError:
 
 
 @final
-class Needs:
+class ParameterUse:
     """Tells, during a forward pass, which bucket's parameters it is about to use; each bucket once.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.errors import Diverged
 from workbench.gradients import USED, WEIGHT, BucketSlice, Gradient, Slot
-from workbench.replica.gradient_report import LEFT_OUT, Finding, Found, Suspect, named
+from workbench.replica.gradient_report import LEFT_OUT, DeferredCheck, Finding, GradientReport, named
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 
@@ -25,7 +25,7 @@ LEAST_SCALE = 1.0  # of a loss: an overflow of 16 bits that even this one does n
 
 
 @final
-class Guard:
+class GradientGuard:
     """Looks at one rank's gradients, and at the sums that it applies.
 
     Args:
@@ -45,14 +45,14 @@ class Guard:
         self._layout = replica.layout
         self._lagging = self._layout.device.type == "cuda" if lagging is None else lagging
         self._scaled = replica.loss_scale is not None  # an overflow is then what the loss scale waits for
-        self._found: list[Found] = []
+        self._found: list[GradientReport] = []
         self._step = 0
         self._left_out = False
-        self._suspect: Suspect | None = None
+        self._suspect: DeferredCheck | None = None
         self._buffers = replica.float_buffers() if policy != "stop" or self._lagging else []
         self._kept: list[Tensor] = []  # what they held before the forward pass: BatchNorm's statistics take in what is wrong with a batch
 
-    def take(self) -> tuple[Found, ...]:
+    def take(self) -> tuple[GradientReport, ...]:
         """What was found since the last time."""
         found, self._found = tuple(self._found), []
         return found
@@ -64,7 +64,7 @@ class Guard:
         self._step, self._left_out = step, False
         self._kept = [buffer.clone() for buffer in self._buffers]
         if self._lagging:
-            self._suspect = Suspect(self.rank, step, self._policy, self._layout.device, self._advice)
+            self._suspect = DeferredCheck(self.rank, step, self._policy, self._layout.device, self._advice)
             self._found.append(self._suspect)
 
     def hear(self, loss: Tensor) -> None:
@@ -195,11 +195,11 @@ class Guard:
         return True
 
 
-def guard_of(replica: Replica, settings: Settings, rank: int) -> Guard | None:
+def guard_of(replica: Replica, settings: Settings, rank: int) -> GradientGuard | None:
     """That of a run's settings; None where nobody looks."""
     if settings.on_bad_gradient == "ignore":
         return None
-    return Guard(replica, settings.on_bad_gradient, rank, settings.max_grad_norm)
+    return GradientGuard(replica, settings.on_bad_gradient, rank, settings.max_grad_norm)
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -17,7 +17,7 @@ MOST_NAMED = 3
 LEFT_OUT = "on_bad_gradient='skip' leaves such a gradient out"
 
 
-class Found(Protocol):
+class GradientReport(Protocol):
     """What a rank found in one of its gradients, or may have found: on a GPU that is known when the device has come so far."""
 
     @property
@@ -47,7 +47,7 @@ class Finding:
 
 
 @final
-class Suspect:
+class DeferredCheck:
     """A gradient that is looked at on the device; what was found is read later."""
 
     def __init__(self, rank: int, step: int, policy: str, device: torch.device, advice: Callable[[], str]) -> None:
@@ -90,7 +90,7 @@ class Suspect:
         return f"norm {float(self.norm):g}, above max_grad_norm"
 
 
-def entries_of(found: Sequence[Found], loss: float | None) -> dict[str, Any]:
+def entries_of(found: Sequence[GradientReport], loss: float | None) -> dict[str, Any]:
     """Of a row of metrics: its loss, None where it is no number because of which a gradient was left out; and what was found.
 
     Raises:

@@ -18,7 +18,7 @@ from workbench.program import Algorithm, Replicas
 from workbench.replica.backward import Micro
 from workbench.replica.build import build_replica
 from workbench.replica.gradient_guard import guard_of
-from workbench.replica.gradient_report import Found, LossWatch, entries_of
+from workbench.replica.gradient_report import GradientReport, LossWatch, entries_of
 from workbench.replica.replica import evaluation_mode
 from workbench.rng import derive_seed
 from workbench.settings import Settings, describe
@@ -27,7 +27,7 @@ EVALUATION_BATCH = 256
 
 
 @final
-class Worker:
+class LocalTraining:
     """One rank's side of a run that does not depend on how ranks communicate."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Worker:
         """For training, and for evaluation."""
         return self._data, self._test
 
-    def found(self) -> tuple[Found, ...]:
+    def found(self) -> tuple[GradientReport, ...]:
         """What was wrong with gradients since the last time."""
         return () if self.guard is None else self.guard.take()
 
@@ -189,7 +189,7 @@ class Worker:
         bytes_sent: float,
         staleness: int | None,
         loss: Tensor | None,
-        found: Sequence[Found] = (),
+        found: Sequence[GradientReport] = (),
         *,
         dropped: bool = False,
     ) -> dict[str, Any]:

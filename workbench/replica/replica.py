@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
-from workbench.replica.backward import Accumulation, Guard, Hooks, LossScale, Micro, Needs, Quiet, is_compiled
+from workbench.replica.backward import Accumulation, GradientGuard, Hooks, InPlaceGradients, LossScale, Micro, ParameterUse, is_compiled
 from workbench.replica.optimizer_step import Trained, Updater, refuse_what_cannot_be_right, refuse_wrapped
 from workbench.replica.packing import Average, pack, unpack
 from workbench.replica.server_copy import Master
@@ -91,7 +91,7 @@ class Replica:
         self.average: Average | None = None  # see `keep_average`
         self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
         self._master: Master | None = None
-        self.guard: Guard | None = None  # set where gradients are looked at
+        self.guard: GradientGuard | None = None  # set where gradients are looked at
         self.total_weight: Callable[[int], float] | None = None  # step -> sum of all ranks' weights, where a plan of batches says it
         self.compiled = False  # the forward pass is a torch.compile'd one
         self._parameters = [param for _, param in named]
@@ -102,7 +102,7 @@ class Replica:
         self._running: Accumulation | None = None
         self._trained = Trained(model, optimizer, self._parameters)
         refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
-        self._quiet = Quiet(self._parameters, self.layout)
+        self._quiet = InPlaceGradients(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
         self._watch(set(range(len(named))) - self._quiet.all)
 
@@ -124,7 +124,7 @@ class Replica:
         self._trained.check()
         if hooks.need or hooks.tick or len(micros) > 1:
             self._wake(self._quiet.all)
-        needs = Needs(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
+        needs = ParameterUse(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
         if needs is not None and (self.compiled or not micros or is_compiled(self.model)):
             needs.rest(expected=True)  # a compiled module runs no hooks of its parts
             needs = None

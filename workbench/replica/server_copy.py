@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout
-from workbench.replica.backward import Guard
+from workbench.replica.backward import GradientGuard
 from workbench.replica.optimizer_step import Updater
 from workbench.replica.packing import Average, pack
 from workbench.settings import ScheduleFactory
@@ -48,7 +48,7 @@ class Master:
         )  # steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
         self.control_seen = 0
         self._lr: float | None = None  # that was set in the run
-        self.guard: Guard | None = None  # looks at what is applied
+        self.guard: GradientGuard | None = None  # looks at what is applied
         self._updating = Lock()  # a server updates on a thread of its own
         self.average = Average(self.parameters, ema_decay) if ema_decay is not None else None
 

@@ -16,7 +16,7 @@ from workbench.theory.arrivals import (
 )
 from workbench.theory.asynchronous import busiest_workers, cycle_s, mean_staleness, service_s, update_interval_s
 from workbench.theory.atoms import BimodalTime, ConstantTime, EmpiricalTime
-from workbench.theory.carried import Carried, carried_steps
+from workbench.theory.backlog import Carried, carried_steps
 from workbench.theory.collectives import all_reduce_s, codec_s, gather_s, parameter_server_s, scatter_s, server_over_ring, wire_s
 from workbench.theory.compression import break_even_bandwidth, ring_break_even_bandwidth, smallest_useful_ratio
 from workbench.theory.fluctuating import pipe_ends_s

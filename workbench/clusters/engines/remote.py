@@ -67,11 +67,11 @@ def run_job(payload: bytes, folder: str) -> dict[str, Any]:
     """
     import cloudpickle
 
-    from workbench.clusters.supervision.heartbeat import Watch
+    from workbench.clusters.supervision.heartbeat import Heartbeat
     from workbench.runtimes.rank.main import run_rank
 
     try:
-        with Watch(Path(folder), int(world()["rank"])) as watch:
+        with Heartbeat(Path(folder), int(world()["rank"])) as watch:
             summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
             watch.summary = dict(json.loads(json.dumps(summary, default=str)))
         return watch.summary

@@ -24,7 +24,7 @@ from workbench.clusters.local.mpi_install import check_num_ranks, find_mpi, mpie
 from workbench.clusters.supervision.exit_status import end_words, ends_told, pids_of, signalled
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.machine import num_cores
-from workbench.runtimes.control.commands import STOP, write_word
+from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.liveness.failure_detector import CONNECTION
 from workbench.runtimes.liveness.membership import does_without_some
 from workbench.trace.store import update_run
@@ -198,7 +198,7 @@ def _wait(processes: list[Process], folder: Path, watch: Callable[[], None], aga
                 update_run(folder, status="failed", error="interrupted")
                 raise
             asked = True
-            write_word(folder, STOP)
+            write_command(folder, STOP)
             print("\nstopping at the end of a step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
     watch()
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.runtimes.liveness.failure_detector import presence_name, step_under_way
+from workbench.runtimes.liveness.failure_detector import heartbeat_name, step_under_way
 
 SIGNALS = {"Killed": signal.SIGKILL, "Terminated": signal.SIGTERM, "Aborted": signal.SIGABRT, "Segmentation fault": signal.SIGSEGV}
 OPEN_MPI = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
@@ -60,7 +60,7 @@ def end_words(folder: Path, rank: int, status: int) -> str:
 def pids_of(folder: Path) -> dict[int, int]:
     """process -> rank, of the ranks of a run that did not take their leave."""
     found = {}
-    for path in folder.glob(presence_name(0).replace("00000", "*")):
+    for path in folder.glob(heartbeat_name(0).replace("00000", "*")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             row = json.loads(path.read_text())
             found[row["pid"]] = row["rank"]

@@ -113,7 +113,7 @@ def standing_words(folder: Path, num_ranks: int) -> str:
 
 
 @final
-class Watch:
+class Heartbeat:
     """Around a rank's training; `summary` is what it returned."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -123,7 +123,7 @@ class Watch:
         self._output: TextIO | None = None
         self._streams = (sys.stdout, sys.stderr)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Heartbeat:
         self._output = (self._folder / output_name(self._rank)).open("a", buffering=1, errors="replace")
         self._streams = (sys.stdout, sys.stderr)
         sys.stdout = sys.stderr = self._output

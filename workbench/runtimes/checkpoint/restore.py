@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.program import Algorithm, Context
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, check_part, complete_checkpoints, run_of
 from workbench.runtimes.checkpoint.rank_state import restore_random_state, resume
@@ -25,7 +25,7 @@ from workbench.runtimes.liveness.membership import of_all
 Agree = Callable[[Any], list[Any]]  # a plain value of each rank -> those of all, in order of rank
 
 
-def restore(folder: Path, algorithm: Algorithm, worker: Worker, ctx: Context, interpreter: Interpreter) -> list[str]:
+def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Context, interpreter: Interpreter) -> list[str]:
     """Put this rank of a run where another run's newest checkpoint that is whole was taken, its data too. Every rank comes here.
 
     Returns:
@@ -54,8 +54,8 @@ def go_on_from(
     transport = interpreter.transport
 
     def agree(value: Any) -> list[Any]:
-        patience = interpreter.ledger.patience("all ranks to find the checkpoint")
-        return [json.loads(text) for text in of_all(transport.gather_texts(json.dumps(value), patience), "the beginning of a run")]
+        deadline = interpreter.clock.deadline("all ranks to find the checkpoint")
+        return [json.loads(text) for text in of_all(transport.gather_texts(json.dumps(value), deadline), "the beginning of a run")]
 
     checkpoint, words, saved = _newest(folder, ctx, agree)
     if saved is not None:
@@ -122,7 +122,7 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
     )
 
 
-def _deal(saved: dict[str, Any], worker: Worker) -> list[str]:
+def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     """Let the data go on where they were: as they were dealt, or in these ranks' batches from there on."""
     data, batch = saved.get("data"), worker.sampler.global_batch
     if data is None:

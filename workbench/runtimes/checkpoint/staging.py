@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 @final
-class Snapshot:
+class StagingBuffers:
     """Where copies are put: each `take` overwrites the one before it.
 
     >>> weights = torch.zeros(3)
-    >>> kept = Snapshot().take({"weights": weights, "step": 4})
+    >>> kept = StagingBuffers().take({"weights": weights, "step": 4})
     >>> _ = weights.fill_(1.0)
     >>> kept
     {'weights': tensor([0., 0., 0.]), 'step': 4}

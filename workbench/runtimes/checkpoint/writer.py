@@ -12,12 +12,12 @@ from typing import Any, final
 
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Replicas
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
 from workbench.runtimes.checkpoint.reader import save_part
 from workbench.runtimes.checkpoint.replicated import holds_alike, without_alike
-from workbench.runtimes.checkpoint.staging import Snapshot
+from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT, of_all
 from workbench.trace.store import read_info, update_run
@@ -25,26 +25,26 @@ from workbench.trace.store import read_info, update_run
 LOOK_S = 0.05
 
 
-def meets(algorithm: Algorithm) -> bool:
+def needs_sync_point(algorithm: Algorithm) -> bool:
     """Whether the method's ranks must come to rest together for a checkpoint: they are at steps of their own, and of one mind."""
     return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
 
 
-def rest_after(step: int, every: int, end_of_run: int | None) -> int:
+def sync_point_after(step: int, every: int, end_of_run: int | None) -> int:
     """The first step behind `step` before which a checkpoint is due; at the latest the run's end."""
     mark = (step // every + 1) * every
     return mark if end_of_run is None else min(mark, end_of_run)
 
 
 @final
-class Keeper:
+class CheckpointWriter:
     """One rank's. It writes one part at a time, on a thread: a step that comes to its end before waits for it."""
 
-    def __init__(self, worker: Worker, interpreter: Interpreter, folder: Path) -> None:
+    def __init__(self, worker: LocalTraining, interpreter: Interpreter, folder: Path) -> None:
         self._worker, self._interpreter, self._folder = worker, interpreter, folder
         self._transport = interpreter.transport
         self._every = worker.settings.checkpoint_every
-        self._snapshot = Snapshot()
+        self._snapshot = StagingBuffers()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._words: list[str] = []
@@ -52,18 +52,18 @@ class Keeper:
 
     def first_rest(self, algorithm: Algorithm, step: int, end_of_run: int | None) -> int | None:
         """The step before which ranks that must meet come to rest for the first time. Every rank comes here, with its first step."""
-        if self._every is None or not meets(algorithm):
+        if self._every is None or not needs_sync_point(algorithm):
             return end_of_run
-        patience = self._interpreter.ledger.patience("all ranks to agree where checkpoints are kept")
-        steps = of_all(self._transport.gather_texts(str(step), patience), "the beginning of a run")
+        deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
+        steps = of_all(self._transport.gather_texts(str(step), deadline), "the beginning of a run")
         furthest = max(map(int, steps))  # a stop found them at steps of their own
-        return rest_after(furthest, self._every, end_of_run)
+        return sync_point_after(furthest, self._every, end_of_run)
 
     def at_rest(self, algorithm: Algorithm, end: EndStep, rest: int | None, end_of_run: int | None) -> int | None:
         """All ranks have come to rest: keep a checkpoint. Returns where they do so next."""
         assert rest is not None and self._every is not None
         self.keep(algorithm, end, rest - 1)
-        return rest_after(rest, self._every, end_of_run)
+        return sync_point_after(rest, self._every, end_of_run)
 
     def after(self, algorithm: Algorithm, end: EndStep) -> None:
         """Behind a step of a method whose ranks need not meet: keep a checkpoint if one is due."""
@@ -81,10 +81,10 @@ class Keeper:
         interpreter, replica = self._interpreter, self._worker.replica
         interpreter.complete_all(end.state)
         self.finish_writing()
-        if self._transport.members is not None and (lacking := self._transport.members.lacking()):
-            self._words.append(f"rank {lacking[0]} left, and no checkpoint was kept since: those before it stand")
+        if self._transport.members is not None and (missing := self._transport.members.missing()):
+            self._words.append(f"rank {missing[0]} left, and no checkpoint was kept since: those before it stand")
             return
-        begin = interpreter.ledger.now()
+        begin = interpreter.clock.now()
         memory = interpreter.context.memory if interpreter.context else {}
         saved = take_checkpoint(algorithm, replica, self._transport.num_workers, end, memory, self._worker.sampler)
         saved["random"] = random_state(self._transport.device)
@@ -92,7 +92,7 @@ class Keeper:
         path = part_of(self._folder, place, self._transport.rank)
         self._error = None
         facts = {"step": end.step, "rank": self._transport.rank, "num_workers": saved["num_workers"], "run": self._folder.name}
-        interpreter.recorder.event({"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.ledger.now() - begin})
+        interpreter.recorder.event({"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin})
         alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
         lacks = alike if self._transport.rank and holds_alike(algorithm) else None
         self._thread = threading.Thread(target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True)
@@ -107,8 +107,8 @@ class Keeper:
         self.finish_writing()
         words = self._words
         if self._every is not None:
-            patience = self._interpreter.ledger.patience("all ranks to have their checkpoints on the disk")
-            texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._words]), patience)
+            deadline = self._interpreter.clock.deadline("all ranks to have their checkpoints on the disk")
+            texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._words]), deadline)
             told = [json.loads(text) for text in texts if text != LEFT_TEXT]
             words = [word for one in told for word in one[1:]]
             if (slowest_s := max(one[0] for one in told)) > LOOK_S:
@@ -118,16 +118,16 @@ class Keeper:
 
     def finish_writing(self) -> None:
         """Until no part is being written."""
-        thread, ledger = self._thread, self._interpreter.ledger
+        thread, clock = self._thread, self._interpreter.clock
         if thread is None:
             return
-        begin, patience = ledger.now(), ledger.patience("a checkpoint to be on the disk")
+        begin, deadline = clock.now(), clock.deadline("a checkpoint to be on the disk")
         while thread.is_alive():
             thread.join(LOOK_S)
-            patience.check()
+            deadline.check()
         self._thread = None
-        self._waited_s += ledger.now() - begin
-        ledger.recorder.event({"strand": -1, "written_s": self._written_s})
+        self._waited_s += clock.now() - begin
+        clock.recorder.event({"strand": -1, "written_s": self._written_s})
 
     def _write(self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None) -> None:
         """`lacks`: parameters that rank 0 writes for all, as it does the optimizer; None: this rank writes its own."""

@@ -27,9 +27,9 @@ PAUSE: Word = {"pause": True}
 RESUME: Word = {"resume": True}
 
 
-def write_word(folder: Path, word: Word) -> None:
+def write_command(folder: Path, command: Word) -> None:
     """Add a word, in one write: writers on several machines do not mix."""
-    line = (json.dumps(word) + "\n").encode()
+    line = (json.dumps(command) + "\n").encode()
     file = os.open(Path(folder) / CONTROL_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(file, line)
@@ -37,15 +37,15 @@ def write_word(folder: Path, word: Word) -> None:
         os.close(file)
 
 
-def read_words(folder: Path) -> list[Word]:
+def read_commands(folder: Path) -> list[Word]:
     """All words said so far."""
-    reader = WordReader(folder)
+    reader = CommandReader(folder)
     reader.look()
-    return reader.words
+    return reader.commands
 
 
 @final
-class WordReader:
+class CommandReader:
     """Reads the file as it grows: as long as nobody says anything, a look costs one question to the file system.
 
     Attributes:
@@ -53,7 +53,7 @@ class WordReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.words: list[Word] = []
+        self.commands: list[Word] = []
         self._path = Path(folder) / CONTROL_NAME
         self._offset = 0
 
@@ -61,27 +61,27 @@ class WordReader:
         """Read what is new; how many words there are. A line that is still being written is left for the next look."""
         try:
             if os.stat(self._path).st_size <= self._offset:
-                return len(self.words)
+                return len(self.commands)
             with open_file(self._path) as file:
                 file.seek(self._offset)
                 new = file.read(LINE_BYTES)
         except OSError:  # not there yet
-            return len(self.words)
+            return len(self.commands)
         whole = new[: new.rfind(b"\n") + 1] or (new if len(new) == LINE_BYTES else b"")
         self._offset += len(whole)
-        self.words.extend(map(_word, whole.decode(errors="replace").split("\n")[:-1]))
-        return len(self.words)
+        self.commands.extend(map(_word, whole.decode(errors="replace").split("\n")[:-1]))
+        return len(self.commands)
 
 
 def _word(line: str) -> Word:
     """Of a line, what is a word: it goes into the record beside entries of ours, and to the method as settings."""
     try:
-        word = parse_value(line) if len(line) <= MOST_LINE else {}
+        command = parse_value(line) if len(line) <= MOST_LINE else {}
     except ValueError:
         return {}
-    if not isinstance(word, dict):
+    if not isinstance(command, dict):
         return {}
-    said: Word = {name: True for name in ("stop", "pause", "resume") if word.get(name) is True}
-    if type(word.get("join")) is int:
-        said["join"] = word["join"]
-    return said | ({"set": word["set"]} if isinstance(word.get("set"), dict) else {})
+    said: Word = {name: True for name in ("stop", "pause", "resume") if command.get(name) is True}
+    if type(command.get("join")) is int:
+        said["join"] = command["join"]
+    return said | ({"set": command["set"]} if isinstance(command.get("set"), dict) else {})

@@ -16,7 +16,7 @@ from typing import Any, final
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.replica.replica import Replica
-from workbench.runtimes.control.commands import Word, WordReader
+from workbench.runtimes.control.commands import CommandReader, Word
 from workbench.runtimes.control.reconfigure import changed
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT
@@ -32,7 +32,7 @@ WHO_LEFT: dict[str, Any] = {"words": [], "step": None, "left": False, "versions"
 
 
 @final
-class Helm:
+class RunController:
     """Kept by a session.
 
     Attributes:
@@ -49,7 +49,7 @@ class Helm:
         self._runtime = runtime
         self._transport = interpreter.transport
         self._replica: Replica = interpreter.replica
-        self._reader = WordReader(folder)
+        self._reader = CommandReader(folder)
         self._taken: list[dict[str, Any]] = []  # for `run.json`
         self._num_meetings = 0
 
@@ -74,17 +74,17 @@ class Helm:
         try:
             while True:
                 new, where = self._agree(step, left)
-                for word in new:
-                    stop = stop or bool(word.get("stop"))
-                    paused = (paused or bool(word.get("pause"))) and not word.get("resume")
-                    self._do(word, step, where)
+                for command in new:
+                    stop = stop or bool(command.get("stop"))
+                    paused = (paused or bool(command.get("pause"))) and not command.get("resume")
+                    self._do(command, step, where)
                 if new:
                     self._show("paused" if paused and not stop else "running")
                 if stop or not paused:
                     break
                 self._hold_a_beat()
         finally:
-            self._interpreter.ledger.hold(False)
+            self._interpreter.clock.hold(False)
         more = any(rank["left"] for rank in where)
         if more and not stop:
             self._let_in(self._taken[rows:], admit)
@@ -114,24 +114,24 @@ class Helm:
             trained: its optimizer is already theirs, learning rate and all.
         """
         self._read(num_taken)
-        for word in self._reader.words[:num_taken]:
-            if isinstance(word.get("set"), dict):
+        for command in self._reader.commands[:num_taken]:
+            if isinstance(command.get("set"), dict):
                 with suppress(ConfigError):  # the others refused it too
-                    self._set({name: value for name, value in word["set"].items() if not (trained and name == "lr")})
+                    self._set({name: value for name, value in command["set"].items() if not (trained and name == "lr")})
         self.num_taken, self._num_meetings = num_taken, num_meetings
         self._taken = read_info(self._folder).get("steering", [])
 
     def follow(self, num_taken: int, step: int) -> None:
         """Take what others have taken where a death broke the meeting for this rank."""
         self._read(num_taken)
-        for word in self._reader.words[self.num_taken : num_taken]:
-            self._do(word, step, [])
+        for command in self._reader.commands[self.num_taken : num_taken]:
+            self._do(command, step, [])
 
     def _read(self, number: int) -> None:
         """So many words, which others have read (a shared file may lag)."""
-        patience = self._interpreter.ledger.patience("what was said to the run to be readable here")
+        deadline = self._interpreter.clock.deadline("what was said to the run to be readable here")
         while self._reader.look() < number:
-            patience.pause()
+            deadline.pause()
 
     @property
     def place(self) -> tuple[int, int]:
@@ -142,23 +142,23 @@ class Helm:
         """The words that no rank has taken yet, by who has read furthest (a shared file may lag); and where each rank is."""
         self._reader.look()
         versions = self._replica.master.updates if self._replica.has_master else None
-        mine = {"words": self._reader.words[self.num_taken :], "step": step, "left": left, "versions": versions}
-        patience = self._interpreter.ledger.patience("all ranks to agree on what was asked of the run")
-        texts = self._transport.gather_texts(json.dumps(mine), patience)
+        mine = {"words": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
+        deadline = self._interpreter.clock.deadline("all ranks to agree on what was asked of the run")
+        texts = self._transport.gather_texts(json.dumps(mine), deadline)
         where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
-        words: list[Word] = max((rank.pop("words") for rank in where), key=len)
-        return words, where
+        commands: list[Word] = max((rank.pop("words") for rank in where), key=len)
+        return commands, where
 
-    def _do(self, word: Word, step: int, where: list[dict[str, Any]]) -> None:
+    def _do(self, command: Word, step: int, where: list[dict[str, Any]]) -> None:
         """Book one word; change what it changes."""
         self.num_taken += 1
-        row: dict[str, Any] = {"number": self.num_taken, **word}
-        if isinstance(word.get("set"), dict):
+        row: dict[str, Any] = {"number": self.num_taken, **command}
+        if isinstance(command.get("set"), dict):
             try:
-                self._set(word["set"])
+                self._set(command["set"])
             except ConfigError as error:  # on all ranks alike: whoever wrote it did not ask whether it can be
                 row["refused"] = str(error)
-        self._recorder.event({"strand": 0, "steer": self.num_taken, "step": step, **word})
+        self._recorder.event({"strand": 0, "steer": self.num_taken, "step": step, **command})
         if self.algorithm.asynchronous:
             row |= {"meeting": self._num_meetings, "steps": [rank["step"] for rank in where]}
             row |= {"versions": {number: rank["versions"] for number, rank in enumerate(where) if rank["versions"]}}
@@ -174,7 +174,7 @@ class Helm:
 
     def _hold_a_beat(self) -> None:
         """Until somebody says something, or a short while: then ranks hear of each other again."""
-        self._interpreter.ledger.hold(True)
+        self._interpreter.clock.hold(True)
         deadline = time.monotonic() + BEAT_S
         while self._reader.look() <= self.num_taken and time.monotonic() < deadline:
             time.sleep(LOOK_S)

@@ -18,11 +18,11 @@ import torch
 
 from workbench.errors import PeerFailed, Stalled
 from workbench.ops import EndStep
-from workbench.runtimes.control.commands import read_words
-from workbench.runtimes.control.controller import Helm
-from workbench.runtimes.execution.endpoint import Ledger
+from workbench.runtimes.control.commands import read_commands
+from workbench.runtimes.control.controller import RunController
+from workbench.runtimes.execution.endpoint import RankClock
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.deadline import Patience
+from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.liveness.failure_detector import present, state_of
 from workbench.runtimes.liveness.membership import Membership
 from workbench.trace.store import read_info, update_run
@@ -34,7 +34,7 @@ COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: by which 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class JoinState:
     """Where a run is that comes to rest, as the rank that comes must know it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Welcome:
         rest: the step before which all next come to rest.
         paused_s: of evaluations and while the run was held, which are not training.
         seconds, unix_s, origin_s: of training, on the clock, and where that rank's clock stood at the run's beginning.
-        place: of the words to the run (`Helm.place`).
+        place: of the words to the run (`RunController.place`).
     """
 
     step: int
@@ -56,22 +56,24 @@ class Welcome:
     place: tuple[int, int]
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Welcome:
+    def of(cls, told: dict[str, Any]) -> JoinState:
         """As it was written down."""
         welcome = told["welcome"]
         return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
 
     @classmethod
-    def now(cls, ledger: Ledger, helm: Helm, end: EndStep, rest: int | None, paused_s: float) -> Welcome:
+    def now(cls, clock: RankClock, controller: RunController, end: EndStep, rest: int | None, paused_s: float) -> JoinState:
         """This rank's."""
-        when = {"seconds": ledger.now(), "unix_s": time.time(), "origin_s": ledger.origin_s}
-        return cls(step=end.step, state=tuple(map(int, end.state)), rest=rest, paused_s=paused_s + ledger.held(), place=helm.place, **when)
+        when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
+        return cls(
+            step=end.step, state=tuple(map(int, end.state)), rest=rest, paused_s=paused_s + clock.held(), place=controller.place, **when
+        )
 
-    def begin(self, ledger: Ledger, helm: Helm, *, trained: bool) -> float:
+    def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:
         """Be there (`trained`: with that rank's optimizer); its origin on its clock, minus ours on ours."""
-        ledger.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
-        helm.catch_up(*self.place, trained=trained)
-        return self.origin_s - ledger.origin_s
+        clock.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
+        controller.catch_up(*self.place, trained=trained)
+        return self.origin_s - clock.origin_s
 
 
 def place_of(rank: int, number: int) -> str:
@@ -83,7 +85,7 @@ def place_of(rank: int, number: int) -> str:
 
 
 def admit(
-    rank: int, number: int, here: Welcome, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
+    rank: int, number: int, here: JoinState, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
 ) -> str | None:
     """Every rank that is there calls it, with all programs ended. Why that one was not let in, or None.
 
@@ -98,7 +100,7 @@ def admit(
     members.look(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"
-    members.presence.forget(rank)
+    members.detector.forget(rank)
     place = place_of(rank, number)
     ranks = [other for other in range(members.num_ranks) if other == rank or not members.has_left(other)]
     leads = transport.rank == 0  # of those that are there: the one that comes may be rank 0
@@ -109,7 +111,7 @@ def admit(
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
     if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
         return f"rank {rank} was gone again, or did not meet the others in {timeout_s:g} s"
-    members.takes_back(rank)
+    members.readmit(rank)
     if members.shrinks:
         members.accept(ranks)
     interpreter.renew()
@@ -149,18 +151,18 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
         return said(f"{place}-all", lowest) == MET
 
     def said(what: str, other: int) -> str:
-        patience = Patience(WHAT, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s)
+        deadline = Deadline(WHAT, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s)
         try:
             while (text := members.text(what, other)) is None:
-                patience.pause()
+                deadline.pause()
         except (PeerFailed, Stalled):
             if what != place:  # the lowest decides, and nobody goes on without it
                 raise
             return members.text(what, other) or NOT_MET
         return text
 
-    return meet(ranks, members.folder / place, Patience(WHAT, failure, timeout_s), agreed)
+    return meet(ranks, members.folder / place, Deadline(WHAT, failure, timeout_s), agreed)
 
 
 def times_asked(folder: Path, rank: int) -> int:
-    return sum(word.get("join") == rank for word in read_words(folder))
+    return sum(word.get("join") == rank for word in read_commands(folder))

@@ -14,10 +14,10 @@ from workbench.collectives.memory import of_all_ranks
 from workbench.errors import ConfigError
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import resume, take_checkpoint
-from workbench.runtimes.control.controller import ASK_AGAIN, Helm
-from workbench.runtimes.elastic.admission import Welcome, admit
+from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.shrink import number_anew
 from workbench.runtimes.execution.interpreter import Interpreter
 
@@ -30,8 +30,8 @@ class Grower:
         waiting: a rank that has asked to be let in, and is to be where all programs have ended.
     """
 
-    def __init__(self, worker: Worker, interpreter: Interpreter, helm: Helm) -> None:
-        self._worker, self._interpreter, self._helm = worker, interpreter, helm
+    def __init__(self, worker: LocalTraining, interpreter: Interpreter, controller: RunController) -> None:
+        self._worker, self._interpreter, self._controller = worker, interpreter, controller
         self._transport = interpreter.transport
         self.waiting: tuple[int, int] | None = None  # and which time it asks
 
@@ -59,10 +59,10 @@ class Grower:
     def forget(self) -> None:
         """Another has left: who waits is to ask again."""
         if self.waiting is not None:
-            self._helm.refuse(self.waiting[0], ASK_AGAIN)
+            self._controller.refuse(self.waiting[0], ASK_AGAIN)
             self.waiting = None
 
-    def let_in(self, algorithm: Algorithm, ctx: Context, here: Welcome, kept: tuple[Any, ...]) -> bool:
+    def let_in(self, algorithm: Algorithm, ctx: Context, here: JoinState, kept: tuple[Any, ...]) -> bool:
         """Nothing is under way: meet who waits, and go on with it; whether it came. Every rank comes here, behind the same step.
 
         `kept`: gradients of this rank with which its program goes on.
@@ -72,22 +72,22 @@ class Grower:
         memory = of_all_ranks(ctx.memory)
         saved = take_checkpoint(algorithm, self._worker.replica, self._transport.num_workers, EndStep(here.step), memory, sampler)
         saved["first_loss"] = self._worker.loss_watch.first(self._worker.rank)
-        ledger = self._interpreter.ledger
-        ledger.hold(True)  # what waits beside this, of a program that may go on, is not to give up
+        clock = self._interpreter.clock
+        clock.hold(True)  # what waits beside this, of a program that may go on, is not to give up
         try:
             refused = admit(rank, number, here, self._interpreter, settings.timeout_s, saved)
         finally:
-            ledger.hold(False)
+            clock.hold(False)
         self.waiting = None
         if refused is not None:
-            self._helm.refuse(rank, refused)
+            self._controller.refuse(rank, refused)
             return False
         number_anew(self._worker, ctx, self._transport, here.step, sampler.samples_before(here.step + 1), kept)
         ctx.link = None  # measured anew, with who has come
         return True
 
 
-def begin_as(worker: Worker, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
+def begin_as(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
     """The same in the rank that comes.
 
     Raises:

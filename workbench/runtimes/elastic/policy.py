@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigError
-from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
 
 if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
     from workbench.runtimes.transport.base import Transport
 
 
-def attend(transport: Transport, presence: Presence, algorithm: Algorithm, on_failure: str, *, helped: bool) -> None:
+def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str, *, helped: bool) -> None:
     """Let a transport go on without some ranks, where it can, and where the method can, or shrinks.
 
     Args:
@@ -32,7 +32,7 @@ def attend(transport: Transport, presence: Presence, algorithm: Algorithm, on_fa
             f"or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`; else use on_failure='stop', and resume from the checkpoint"
         )
     if any(without) or shrinks:
-        transport.members = Membership(presence, without.__getitem__, shrinks=shrinks)
+        transport.members = Membership(detector, without.__getitem__, shrinks=shrinks)
 
 
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:

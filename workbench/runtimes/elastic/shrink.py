@@ -23,11 +23,11 @@ from workbench.collectives.memory import forget_blocks, of_all_ranks
 from workbench.errors import ConfigError, PeerFailed, Stalled
 from workbench.gradients import WEIGHT
 from workbench.program import Algorithm, Context, Replicas
-from workbench.replica.local_training import Worker
-from workbench.runtimes.control.controller import Helm
+from workbench.replica.local_training import LocalTraining
+from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT, Membership
-from workbench.runtimes.transport.base import Patience, Transport
+from workbench.runtimes.transport.base import Deadline, Transport
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.store import read_info, update_run
 
@@ -40,8 +40,8 @@ WHAT = "the ranks that remain"
 class Shrinker:
     """Kept by a session; where a run is not to shrink, the failure goes on as it came."""
 
-    def __init__(self, worker: Worker, interpreter: Interpreter, helm: Helm, folder: Path) -> None:
-        self._worker, self._interpreter, self._helm, self._folder = worker, interpreter, helm, folder
+    def __init__(self, worker: LocalTraining, interpreter: Interpreter, controller: RunController, folder: Path) -> None:
+        self._worker, self._interpreter, self._controller, self._folder = worker, interpreter, controller, folder
         self._transport = interpreter.transport
 
     def shrink(self, error: Exception, algorithm: Algorithm, ctx: Context, last: int) -> int:
@@ -64,8 +64,8 @@ class Shrinker:
         place, timeout_s = f"shrink-{members.num_shrinks}", self._worker.settings.timeout_s
         members.num_shrinks += 1
         self._transport.abandon()
-        patience = Patience(WHAT, lambda: None, timeout_s, lookout=members.presence)
-        texts = members.gather_texts(json.dumps(self._place(ctx, members, last)), patience, place)
+        deadline = Deadline(WHAT, lambda: None, timeout_s, lookout=members.detector)
+        texts = members.gather_texts(json.dumps(self._place(ctx, members, last)), deadline, place)
         remain = [rank for rank, text in enumerate(texts) if text != LEFT_TEXT]
         _check(algorithm, members, len(remain))
         members.accept(remain)
@@ -73,13 +73,15 @@ class Shrinker:
         furthest = {name: max(int(place[name]) for place in places.values()) for name in places[remain[0]]}
         step, ahead = furthest["step"], [rank for rank in remain if places[rank]["step"] == furthest["step"]]
         members.num_texts = furthest["num_texts"] + 1  # a meeting that the death broke is no rank's next one
-        self._helm.follow(furthest["num_words"], step)
+        self._controller.follow(furthest["num_words"], step)
         self._interpreter.renew()
-        self._transport.shrink(remain, members.folder / place, Patience(WHAT, members.failure, timeout_s, lookout=members.presence))
+        self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, lookout=members.detector))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
-        needs_link = self._helm.algorithm.needs_link  # measured anew: here, so that who leaves in the midst of that has left as at any time
+        needs_link = (
+            self._controller.algorithm.needs_link
+        )  # measured anew: here, so that who leaves in the midst of that has left as at any time
         size = self._worker.replica.layout.message_bytes
-        ctx.link = measure_link(self._transport, self._interpreter.ledger.patience, size) if needs_link else None
+        ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size) if needs_link else None
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
         number_anew(self._worker, ctx, self._transport, step, samples, kept)
@@ -90,7 +92,7 @@ class Shrinker:
     def _place(self, ctx: Context, members: Membership, last: int) -> dict[str, int]:
         """Where this rank is: the last step it has finished, the last minibatch that it has not used, meetings and words."""
         begun = max((gradient.step for gradient in ctx.unused(last)), default=last) if ctx.unused else last
-        return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._helm.num_taken}
+        return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
     def _somebody_left(self, members: Membership) -> bool:
         deadline = time.monotonic() + GRACE_S
@@ -111,21 +113,21 @@ class Shrinker:
             return
         values = replica.read_parameters()
         share = torch.cat([values, values.new_ones(1)]) * (transport.rank in ahead)
-        transport.all_reduce(share, self._interpreter.ledger.patience("the weights that all go on with"))
+        transport.all_reduce(share, self._interpreter.clock.deadline("the weights that all go on with"))
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
         """The root's weights, buffers, optimizer state and what collectives remember that is all ranks', unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
-        patience = self._interpreter.ledger.patience("the weights that all go on with")
+        deadline = self._interpreter.clock.deadline("the weights that all go on with")
         held = io.BytesIO()
         torch.save({"replica": replica.state(), "memory": of_all_ranks(ctx.memory)}, held)
         size = torch.tensor([held.tell()])
-        transport.broadcast(size, root, patience)
+        transport.broadcast(size, root, deadline)
         content = torch.zeros(int(size), dtype=torch.uint8)
         if transport.rank == root:
             content.copy_(torch.frombuffer(bytearray(held.getvalue()), dtype=torch.uint8))
-        transport.broadcast(content, root, patience)
+        transport.broadcast(content, root, deadline)
         if transport.rank != root and not keeps_own:
             found = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
             replica.load(found["replica"])
@@ -137,7 +139,7 @@ class Shrinker:
             update_run(self._folder, shrunk=[*read_info(self._folder).get("shrunk", []), row])
 
 
-def number_anew(worker: Worker, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
+def number_anew(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
     """Behind that step and so many samples, ranks are those of the transport as it is now, and data are dealt in their batches.
 
     `kept`: gradients of this rank that are still to be used: they weigh as much as new ones of as many samples.

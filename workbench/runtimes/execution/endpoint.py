@@ -13,17 +13,17 @@ from workbench import ops
 from workbench.collectives import flat_of, native_bytes
 from workbench.gradients import Gradient
 from workbench.ops import ANY, Message, Request, Ticket
-from workbench.runtimes.liveness.failure_detector import Presence
-from workbench.runtimes.transport.base import SPINS, Patience, Transport
-from workbench.runtimes.transport.mailbox import STAMP_BYTES, BoxHandle, Post, StampedHandle, without_header
+from workbench.runtimes.liveness.failure_detector import FailureDetector
+from workbench.runtimes.transport.base import SPINS, Deadline, Transport
+from workbench.runtimes.transport.mailbox import STAMP_BYTES, AnySourceRecv, Mailbox, StampedHandle, without_header
 from workbench.trace.recorder import Recorder
 
 
 @final
-class Ledger:
+class RankClock:
     """What a rank's threads share: the clock, the recorder, the step under way, and how long to wait."""
 
-    def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, presence: Presence | None = None) -> None:
+    def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, detector: FailureDetector | None = None) -> None:
         self.recorder = recorder
         self.origin_s = time.perf_counter()
         self.step = 0
@@ -33,12 +33,12 @@ class Ledger:
         self.watch: Callable[[], object] | None = None  # called by whoever waits, and raises what must end the wait
         self._transport = transport
         self._timeout_s = timeout_s
-        self._presence = presence
+        self._detector = detector
         self._held_s = 0.0
         self._held_since: float | None = None
         self._lock = Lock()
-        if presence is not None:  # a call that is over has sent something
-            presence.trains(lambda: self.step, lambda: self.bytes_sent if transport.bound else None, timeout_s)
+        if detector is not None:  # a call that is over has sent something
+            detector.trains(lambda: self.step, lambda: self.bytes_sent if transport.bound else None, timeout_s)
 
     def now(self) -> float:
         """Seconds since the origin, on this rank's clock."""
@@ -49,14 +49,14 @@ class Ledger:
         with self._lock:
             self.bytes_sent += num_bytes
 
-    def patience(self, what: str, spins: int = SPINS, step: int | None = None) -> Patience:
+    def deadline(self, what: str, spins: int = SPINS, step: int | None = None) -> Deadline:
         """How this rank waits for `what`, of a step if there is one."""
-        return Patience(what, self._failed, self._timeout_s, spins, self.held, step, self._presence)
+        return Deadline(what, self._failed, self._timeout_s, spins, self.held, step, self._detector)
 
     def close(self) -> None:
         """The rank trains no more."""
-        if self._presence is not None:
-            self._presence.rests()  # else they hold each other, and with us the library's sockets
+        if self._detector is not None:
+            self._detector.rests()  # else they hold each other, and with us the library's sockets
 
     def hold(self, on: bool) -> None:
         """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
@@ -85,18 +85,26 @@ class Endpoint:
     """Requests of one program: the foreground's, or one that was started.
 
     Args:
-        post: the rank's, shared by all its programs.
+        mailbox: the rank's, shared by all its programs.
         lane: where its spans are drawn.
-        spins: see `Patience`.
+        spins: see `Deadline`.
         tags: added to every tag: a sub-program has a range of its own.
-        strand: which program of this rank it is, in order of starting; the foreground is 0.
+        task: which program of this rank it is, in order of starting; the foreground is 0.
     """
 
     def __init__(
-        self, transport: Transport, ledger: Ledger, post: Post, lane: str = "comm", *, spins: int = SPINS, tags: int = 0, strand: int = 0
+        self,
+        transport: Transport,
+        clock: RankClock,
+        mailbox: Mailbox,
+        lane: str = "comm",
+        *,
+        spins: int = SPINS,
+        tags: int = 0,
+        task: int = 0,
     ) -> None:
-        self.tags, self.strand = tags, strand
-        self._transport, self._ledger, self._post = transport, ledger, post
+        self.tags, self.task = tags, task
+        self._transport, self._clock, self._mailbox = transport, clock, mailbox
         self._lane = lane
         self._spins = spins
         self._num_any = 0  # receives from any rank, for the record of whom they heard
@@ -107,32 +115,32 @@ class Endpoint:
 
     def perform(self, request: Request) -> Any:
         """A communication request, to its end, on the calling thread."""
-        transport, ledger = self._transport, self._ledger
-        begin = ledger.now()
+        transport, clock = self._transport, self._clock
+        begin = clock.now()
         if type(request) is ops.AllReduce:  # first, and without a pattern: what a short step has most of
-            transport.all_reduce(flat_of(request.value), self._patience("the all-reduce", ledger.step))
-            return self._book_sum(request.value, begin, ledger.now())
+            transport.all_reduce(flat_of(request.value), self._deadline("the all-reduce", clock.step))
+            return self._book_sum(request.value, begin, clock.now())
         match request:
             case ops.ReduceScatter(value):
-                transport.reduce_scatter(flat_of(value), self._patience("the reduce-scatter", ledger.step))
+                transport.reduce_scatter(flat_of(value), self._deadline("the reduce-scatter", clock.step))
             case ops.AllGather(value):
-                transport.all_gather(flat_of(value), self._patience("the all-gather", ledger.step))
+                transport.all_gather(flat_of(value), self._deadline("the all-gather", clock.step))
             case ops.Local(kind, num_bytes, action):
                 answer = action()
-                ledger.recorder.span(kind, self._lane, begin, ledger.now(), ledger.step, -1, num_bytes)
+                clock.recorder.span(kind, self._lane, begin, clock.now(), clock.step, -1, num_bytes)
                 return answer
             case ops.Broadcast(value, root):
-                transport.broadcast(flat_of(value), root, self._patience(f"the broadcast from rank {root}"))
+                transport.broadcast(flat_of(value), root, self._deadline(f"the broadcast from rank {root}"))
             case ops.Barrier():
-                transport.barrier(self._patience("the barrier"))
+                transport.barrier(self._deadline("the barrier"))
             case ops.Send() | ops.Recv():
                 return self.finish(self._start_point(request))
             case _:
                 raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
-        return self._book(request, begin, ledger.now())
+        return self._book(request, begin, clock.now())
 
-    def _patience(self, what: str, step: int | None = None) -> Patience:
-        return self._ledger.patience(what, self._spins, step)
+    def _deadline(self, what: str, step: int | None = None) -> Deadline:
+        return self._clock.deadline(what, self._spins, step)
 
     def start(self, request: Request, *, always: bool = False) -> Ticket | None:
         """The same in the background of the library itself; None where a lane thread is needed."""
@@ -148,9 +156,9 @@ class Endpoint:
         if isinstance(request, ops.Send):
             flat = flat_of(request.value)
             if request.stamp is not None:
-                return Ticket(0, request, self._post.send(request.to, flat, tag, request.stamp))
+                return Ticket(0, request, self._mailbox.send(request.to, flat, tag, request.stamp))
             to_self = request.to == self._transport.rank
-            return Ticket(0, request, self._post.put(flat, tag) if to_self else self._transport.start_send(request.to, flat, tag))
+            return Ticket(0, request, self._mailbox.put(flat, tag) if to_self else self._transport.start_send(request.to, flat, tag))
         like, flat = request.like, torch.empty_like(request.like)
         if request.stamped:
             flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
@@ -159,34 +167,34 @@ class Endpoint:
             self._num_any += request.source == ANY
             return ticket
         if request.stamped:
-            return Ticket(0, request, StampedHandle(self._post, request.source, flat, tag, like.dtype))
+            return Ticket(0, request, StampedHandle(self._mailbox, request.source, flat, tag, like.dtype))
         ticket = Ticket(0, request, self._transport.start_recv(request.source, flat, tag))
         ticket.value = flat
         return ticket
 
-    def _box(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> BoxHandle:
+    def _box(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> AnySourceRecv:
         others = request.source == ANY and self._transport.num_workers > 1
         dtype = request.like.dtype if request.stamped else None
-        return BoxHandle(self._post, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
+        return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
 
     def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
         """Wait for a ticket that `start` gave, book it, and return its value; `inside` the library, if it may be."""
         if not ticket.done:
-            patience = self._patience(f"{_sentence(ticket.request)} (step {self._ledger.step})")
-            ticket.runtime.wait_inside(patience) if inside else ticket.runtime.wait(patience)
+            deadline = self._deadline(f"{_sentence(ticket.request)} (step {self._clock.step})")
+            ticket.runtime.wait_inside(deadline) if inside else ticket.runtime.wait(deadline)
             handle = ticket.runtime
             left = getattr(handle, "left", None)
             if left is not None:
-                self._ledger.left.add(left)
-                self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "left": left, "seconds": self._ledger.now()})
-                ticket.value, ticket.done = ops.Left(left), True
+                self._clock.left.add(left)
+                self._clock.recorder.event({"strand": self.task, "any": ticket.key, "left": left, "seconds": self._clock.now()})
+                ticket.value, ticket.done = ops.PeerLeft(left), True
                 return ticket.value
             end = handle.finished_s if handle.finished_s is not None else time.perf_counter()
-            origin = self._ledger.origin_s
-            received = handle.flat if isinstance(handle, BoxHandle | StampedHandle) else ticket.value
+            origin = self._clock.origin_s
+            received = handle.flat if isinstance(handle, AnySourceRecv | StampedHandle) else ticket.value
             source = getattr(handle, "source", -1)
             if isinstance(ticket.request, ops.Recv) and ticket.request.source == ANY:
-                self._ledger.recorder.event({"strand": self.strand, "any": ticket.key, "source": source})
+                self._clock.recorder.event({"strand": self.task, "any": ticket.key, "source": source})
             stamp = getattr(handle, "stamp", 0)
             ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, source, stamp)
             ticket.done = True
@@ -212,10 +220,10 @@ class Endpoint:
                 return None
             case ops.Recv(_, like):
                 num_bytes = 0 if source == self._transport.rank else size_of(received)
-                self._ledger.recorder.span("recv", self._lane, begin, end, self._ledger.step, -1, num_bytes, source)
+                self._clock.recorder.span("recv", self._lane, begin, end, self._clock.step, -1, num_bytes, source)
                 return Message(source, without_header(received, like.dtype) if request.stamped else received, stamp)
             case _:
-                self._ledger.recorder.span("barrier", self._lane, begin, end, self._ledger.step)
+                self._clock.recorder.span("barrier", self._lane, begin, end, self._clock.step)
                 return None
 
     def _book_sum(self, value: ops.Value, begin: float, end: float) -> ops.Value:
@@ -223,11 +231,11 @@ class Endpoint:
         return value
 
     def _sent(self, kind: str, begin: float, end: float, value: ops.Value, num_bytes: float, peer: int = -1) -> None:
-        self._ledger.sent(num_bytes)
-        step, bucket = self._ledger.step, -1
+        self._clock.sent(num_bytes)
+        step, bucket = self._clock.step, -1
         if isinstance(value, Gradient):
             step, bucket = value.step, bucket_of(value)
-        self._ledger.recorder.span(kind, self._lane, begin, end, step, bucket, int(num_bytes), peer)
+        self._clock.recorder.span(kind, self._lane, begin, end, step, bucket, int(num_bytes), peer)
 
 
 def bucket_of(value: Any) -> int:

@@ -16,7 +16,7 @@ ROUNDING = 1e-6  # of a sum of many shares of a step
 
 
 @final
-class Milestones:
+class EvaluationSchedule:
     """The steps at whose end an evaluation is due, of a run from its first step or from a checkpoint.
 
     Args:

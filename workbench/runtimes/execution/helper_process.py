@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import ConfigError, LaunchError
-from workbench.runtimes.transport.base import Handle, Patience, Transport
+from workbench.runtimes.transport.base import Deadline, Handle, Transport
 from workbench.units import MIB
 
 START_S = 60.0
@@ -174,9 +174,9 @@ class HelperHandle(Handle):
             raise self.error
         return self.finished_s is not None
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
-            patience.pause()
+            deadline.pause()
 
 
 def start_helper(transport: Transport, folder: Path | None, timeout_s: float) -> Helper:
@@ -187,12 +187,12 @@ def start_helper(transport: Transport, folder: Path | None, timeout_s: float) ->
     """
     if transport.device.type != "cpu":
         raise ConfigError("progress='process' shares gradients in host memory, and this rank trains on a GPU: use progress='auto'")
-    patience = Patience("all ranks to start their helpers", transport.peer_failure, timeout_s)
+    deadline = Deadline("all ranks to start their helpers", transport.peer_failure, timeout_s)
     mine = str(folder or tempfile.mkdtemp(prefix="workbench-helpers-")) if transport.rank == 0 else ""
-    where = Path(transport.gather_texts(mine, patience)[0])
+    where = Path(transport.gather_texts(mine, deadline)[0])
     helper = Helper(transport.rank, transport.num_workers, where / "helpers", timeout_s)
     if folder is None:
-        transport.barrier(patience)
+        transport.barrier(deadline)
         if transport.rank == 0:
             shutil.rmtree(where, ignore_errors=True)
     return helper

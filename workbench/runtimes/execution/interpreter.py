@@ -18,13 +18,13 @@ from workbench.ops import Program, Request, Ticket
 from workbench.program import Context
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
-from workbench.runtimes.execution.endpoint import Endpoint, Ledger, bucket_of
+from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of
 from workbench.runtimes.execution.helper_process import Helper
-from workbench.runtimes.execution.progress import Background
-from workbench.runtimes.execution.tasks import StrandHandle
-from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.execution.progress import ProgressEngine
+from workbench.runtimes.execution.tasks import TaskHandle
+from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.transport.base import Transport
-from workbench.runtimes.transport.mailbox import Post, flush
+from workbench.runtimes.transport.mailbox import Mailbox, flush
 from workbench.trace.recorder import Recorder
 
 # Requests that are final classes, looked up and not matched one after the other: a request should cost microseconds.
@@ -53,19 +53,19 @@ class Interpreter:
         timeout_s: float | None = None,
         progress: str = "auto",
         helper: Helper | None = None,
-        presence: Presence | None = None,
+        detector: FailureDetector | None = None,
     ) -> None:
         self.transport = transport
         self.replica = replica
         self.recorder = recorder
-        self.ledger = Ledger(transport, recorder, timeout_s, presence)
+        self.clock = RankClock(transport, recorder, timeout_s, detector)
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
         self.on_update: Callable[[ops.Apply, float], None] | None = None  # told each update of a server here, on the server's thread
         self._minibatch = minibatch
-        self._post = Post(transport)
-        self._here = Endpoint(transport, self.ledger, self._post)
+        self._mailbox = Mailbox(transport)
+        self._here = Endpoint(transport, self.clock, self._mailbox)
         self._progress, self._helper = progress, helper
         self._background = self._in_background()
         self._num_waits = 0
@@ -74,26 +74,28 @@ class Interpreter:
             layout = replica.layout
             replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
 
-    def _in_background(self) -> Background:
-        return Background(self.transport, self.ledger, self._post, self._here, self._own, progress=self._progress, helper=self._helper)
+    def _in_background(self) -> ProgressEngine:
+        return ProgressEngine(
+            self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress, helper=self._helper
+        )
 
     def renew(self) -> None:
         """The transport is of other ranks from here on: what is in the background is abandoned, with its threads and its failures."""
         self._background.close()
-        self.ledger.failure = None
-        self._post = Post(self.transport)
-        self._here = Endpoint(self.transport, self.ledger, self._post)
+        self.clock.failure = None
+        self._mailbox = Mailbox(self.transport)
+        self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
     def begin_again(self, state: tuple[Any, ...]) -> None:
         """Another program is to begin, from that state of the one before."""
         self.complete_all(state)
-        self._post.tell_again()
+        self._mailbox.tell_again()
 
     @property
     def bytes_sent(self) -> float:
         """Bytes this rank has put on the wire."""
-        return self.ledger.bytes_sent
+        return self.clock.bytes_sent
 
     def advance(self, program: Program) -> ops.EndStep | None:
         """Run to the next `EndStep`, which is returned, or to the program's end (None)."""
@@ -111,7 +113,7 @@ class Interpreter:
         if self._background.ticks:
             self._background.tick()
         if type(request) in COMMUNICATION:
-            begin = self.ledger.now()
+            begin = self.clock.now()
             value = self._here.perform(request)
             self._waited(begin)
             return value
@@ -129,11 +131,11 @@ class Interpreter:
             case _:
                 return self._own(request, 0)
 
-    def _own(self, request: Request, strand: int) -> Any:
+    def _own(self, request: Request, task: int) -> Any:
         """Requests that concern this rank's replica and clock alone; a server's come from a thread of their own."""
         match request:
             case ops.Apply(gradient) if request.master:
-                return self._apply_master(request, gradient, strand)
+                return self._apply_master(request, gradient, task)
             case ops.Apply(gradient, lr_scale, local):
                 return self._apply(gradient, lr_scale, local)
             case ops.Discard(gradient):
@@ -148,25 +150,25 @@ class Interpreter:
                 return self.replica.unpack_parameters(value)
             case ops.Now():
                 self.transport.streams.finish()  # on a GPU the time at which what was asked before is done, not asked for
-                now = self.ledger.now()
-                self.recorder.event({"strand": strand, "now": now})
+                now = self.clock.now()
+                self.recorder.event({"strand": task, "now": now})
                 return now
             case _:
                 raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
 
     def _waited(self, begin: float) -> None:
-        self.recorder.span("wait", "compute", begin, self.ledger.now(), self.ledger.step)
+        self.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
 
     # -- compute -----------------------------------------------------------------------------------------------
 
     def _backward(self, request: ops.Backward) -> Any:
-        self.ledger.step = request.step
+        self.clock.step = request.step
         tickets: list[Ticket] = []
-        phase, since = "", self.ledger.now()
+        phase, since = "", self.clock.now()
 
         def turn(name: str) -> None:
             nonlocal phase, since
-            now = self.ledger.now()
+            now = self.clock.now()
             if phase:
                 self.recorder.span(phase, "compute", since, now, request.step)
             phase, since = name, now
@@ -212,22 +214,22 @@ class Interpreter:
                 return
 
     def _apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
-        begin = self.ledger.now()
+        begin = self.clock.now()
         staleness = self.replica.apply(gradient, lr_scale, local=local)
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
-        self.recorder.span("apply", "compute", begin, self.ledger.now(), gradient.step, bucket_of(gradient))
+        self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
-    def _apply_master(self, request: ops.Apply, gradient: Gradient, strand: int) -> None:
-        begin = self.ledger.now()
+    def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
+        begin = self.clock.now()
         master = self.replica.master
         master.apply(gradient, request.lr_scale)
         update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
-        if strand == 0:  # a server on a rank of its own: its updates are its steps
-            self.ledger.step = update - 1
+        if task == 0:  # a server on a rank of its own: its updates are its steps
+            self.clock.step = update - 1
         if master.control_seen and self.context is not None:
             self.context.stopping = True
-        end = self.ledger.now()
-        self.recorder.span("apply", "server", begin, end, max(self.ledger.step, 0), bucket_of(gradient))
+        end = self.clock.now()
+        self.recorder.span("apply", "server", begin, end, max(self.clock.step, 0), bucket_of(gradient))
         self.recorder.event(update_event(request, bucket_of(gradient), update, end))
         if self.on_update is not None:
             self.on_update(request, end)
@@ -240,7 +242,7 @@ class Interpreter:
 
     def _wait(self, ticket: Ticket) -> Any:
         if not ticket.done:
-            begin = self.ledger.now()
+            begin = self.clock.now()
             self._complete(ticket)
             self._waited(begin)
         if ticket.error is not None:
@@ -249,9 +251,9 @@ class Interpreter:
 
     def _complete(self, ticket: Ticket) -> None:
         handle = ticket.runtime
-        if isinstance(handle, StrandHandle):
-            patience = self.ledger.patience(f"background work {ticket.key} (step {self.ledger.step})")
-            self._background.wait(handle, patience)
+        if isinstance(handle, TaskHandle):
+            deadline = self.clock.deadline(f"background work {ticket.key} (step {self.clock.step})")
+            self._background.wait(handle, deadline)
             ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
             self.transport.streams.wait(handle.ready)
             if isinstance(handle.value, Gradient):
@@ -262,15 +264,15 @@ class Interpreter:
     def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> tuple[int, Any] | None:
         if not tickets:
             raise ValueError("WaitAny of no tickets would wait for ever")
-        begin = self.ledger.now()
-        patience = self.ledger.patience(f"any of {len(tickets)} background works")
+        begin = self.clock.now()
+        deadline = self.clock.deadline(f"any of {len(tickets)} background works")
         found = -1
         while found < 0:
             found = next((position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1)
-            if found < 0 and timeout_s is not None and self.ledger.now() - begin > timeout_s:
+            if found < 0 and timeout_s is not None and self.clock.now() - begin > timeout_s:
                 break
             if found < 0 and not self._background.tick():
-                patience.pause()
+                deadline.pause()
         self._waited(begin)
         self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
         self._num_waits += 1
@@ -293,12 +295,12 @@ class Interpreter:
 
     def flush(self) -> None:
         """Get rid of what is still posted at the end of a run; every rank must come here."""
-        flush(self._post, self.transport, self.ledger.patience)
+        flush(self._mailbox, self.transport, self.clock.deadline)
 
     def close(self) -> None:
         """End the background's threads; work still in them is abandoned."""
         self._background.close()
-        self.ledger.close()
+        self.clock.close()
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:

@@ -7,24 +7,24 @@ from collections.abc import Callable
 from typing import final
 
 from workbench.ops import FREE
-from workbench.runtimes.execution.tasks import Strand, StrandHandle
-from workbench.runtimes.transport.base import Patience
+from workbench.runtimes.execution.tasks import Task, TaskHandle
+from workbench.runtimes.transport.base import Deadline
 
 
 @final
-class Turns:
+class PollingExecutor:
     """Sub-programs in the foreground's hands: those of one lane one after the other, free ones side by side."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, deque[Strand]] = defaultdict(deque)
+        self._lanes: dict[int, deque[Task]] = defaultdict(deque)
         self._num_free = 0
 
-    def submit(self, strand: Strand, lane: int) -> None:
+    def submit(self, task: Task, lane: int) -> None:
         """Begin one; it goes on at the next turn."""
         if lane == FREE:  # a lane of its own
             self._num_free += 1
             lane = FREE - self._num_free
-        self._lanes[lane].append(strand)
+        self._lanes[lane].append(task)
 
     def go(self) -> bool:
         """Let each go on as far as it can; whether any did."""
@@ -44,12 +44,12 @@ class Turns:
                 line.popleft()
         return moved
 
-    def wait(self, handle: StrandHandle, patience: Patience) -> None:
+    def wait(self, handle: TaskHandle, deadline: Deadline) -> None:
         """Until that one has ended, looking after all meanwhile."""
-        self.until(handle.poll, patience)
+        self.until(handle.poll, deadline)
 
-    def until(self, done: Callable[[], bool], patience: Patience) -> None:
+    def until(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Until something is so."""
         while not done():
             if not self.go():
-                patience.pause()
+                deadline.pause()

@@ -26,12 +26,12 @@ from workbench.collectives import flat_of
 from workbench.errors import ConfigError
 from workbench.ops import FREE, Request, Ticket
 from workbench.program import Algorithm, perform
-from workbench.runtimes.execution.endpoint import Endpoint, Ledger
+from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.execution.helper_process import Helper
-from workbench.runtimes.execution.polling import Turns
-from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Round, Strand, StrandHandle
-from workbench.runtimes.transport.base import Handle, Patience, Transport
-from workbench.runtimes.transport.mailbox import Post
+from workbench.runtimes.execution.polling import PollingExecutor
+from workbench.runtimes.execution.tasks import LANE_SPINS, FairExecutor, Lane, Task, TaskHandle
+from workbench.runtimes.transport.base import Deadline, Handle, Transport
+from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.units import MIB
 
 TAG_SPAN = 1024  # tags a sub-program may use; each started one has its own range
@@ -40,7 +40,7 @@ NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767 only
 
 
 @final
-class Background:
+class ProgressEngine:
     """A rank's lanes, and how they make progress.
 
     Args:
@@ -52,24 +52,24 @@ class Background:
     def __init__(
         self,
         transport: Transport,
-        ledger: Ledger,
-        post: Post,
+        clock: RankClock,
+        mailbox: Mailbox,
         here: Endpoint,
         answer: Callable[[Request, int], Any],
         *,
         progress: str,
         helper: Helper | None,
     ) -> None:
-        self.transport, self.ledger = transport, ledger
-        self._post, self._here, self._own = post, here, answer
+        self.transport, self.clock = transport, clock
+        self._mailbox, self._here, self._own = mailbox, here, answer
         self._progress, self._helper = progress, helper
-        self._turns = Turns()
+        self._turns = PollingExecutor()
         self._begun: list[Handle] = []  # of the library's own, to be tested
         self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
-        self._lanes: dict[int, Lane | Round] = {}
+        self._lanes: dict[int, Lane | FairExecutor] = {}
         self._num_started = self._num_strands = 0
         self._streams: dict[int, Any] = {}  # lane -> the stream of the device on which its sub-programs work
-        self._last: dict[int, StrandHandle] = {}  # range of tags -> the sub-program that had it last
+        self._last: dict[int, TaskHandle] = {}  # range of tags -> the sub-program that had it last
         if not transport.has_threads and progress in ("auto", "thread"):
             self._progress = "tests"
 
@@ -85,12 +85,12 @@ class Background:
         self._begun = [handle for handle in self._begun if not handle.poll()]
         return self._turns.go()
 
-    def wait(self, handle: StrandHandle, patience: Patience) -> None:
+    def wait(self, handle: TaskHandle, deadline: Deadline) -> None:
         """Until a sub-program has ended."""
-        self._turns.wait(handle, patience) if self.ticks else handle.wait(patience)
+        self._turns.wait(handle, deadline) if self.ticks else handle.wait(deadline)
 
     def _waited(self, begin: float) -> None:
-        self.ledger.recorder.span("wait", "compute", begin, self.ledger.now(), self.ledger.step)
+        self.clock.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
 
     def start(self, request: ops.Start) -> Ticket:
         """Begin a request or sub-program in the background, which goes on as `progress` says. Servers always have a thread."""
@@ -113,7 +113,7 @@ class Background:
             return Ticket(self._num_started, work, self._helper.start_all_reduce(flat_of(work.value)))
         match self._progress:
             case "blocking":
-                begin = self.ledger.now()
+                begin = self.clock.now()
                 done = Ticket.completed(self._here.perform(work))
                 self._waited(begin)
                 return done
@@ -136,15 +136,15 @@ class Background:
         number = self._num_started % NUM_TAG_RANGES
         tags = 0 if request.shares_tags else (1 + number) * TAG_SPAN
         endpoint = Endpoint(
-            self.transport.for_lane(max(lane, 0)), self.ledger, self._post, spins=LANE_SPINS, tags=tags, strand=strand_number
+            self.transport.for_lane(max(lane, 0)), self.clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=strand_number
         )
         program = perform(work) if isinstance(work, Request) else work
         after = None if request.shares_tags else self._last.get(number)
         streams = self.transport.streams
-        strand = Strand(
+        task = Task(
             program,
             endpoint,
-            self.ledger,
+            self.clock,
             self._own,
             priority=request.priority,
             after=after,
@@ -156,22 +156,22 @@ class Background:
             sums=lane <= 0 or self.transport.sums_from_threads,
         )
         if not request.shares_tags:
-            self._last[number] = strand.handle
-        ticket = Ticket(self._num_started, work, strand.handle)
+            self._last[number] = task.handle
+        ticket = Ticket(self._num_started, work, task.handle)
         if self._progress in ("library", "process") and not request.shares_tags and not isinstance(work, Request):
             raise ConfigError(f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'")
         if request.shares_tags and not self.transport.has_threads:
             raise ConfigError("a server beside a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one is not: use dedicated=True")
         if self._progress in ("blocking", "tests") and not request.shares_tags:
-            self._turns.submit(strand, lane)
+            self._turns.submit(task, lane)
             if self._progress == "blocking":
-                begin = self.ledger.now()
-                self._turns.wait(strand.handle, self.ledger.patience(f"a sub-program of step {self.ledger.step}"))
+                begin = self.clock.now()
+                self._turns.wait(task.handle, self.clock.deadline(f"a sub-program of step {self.clock.step}"))
                 self._waited(begin)
             return ticket
         if lane not in self._lanes:
-            self._lanes[lane] = Round(self.ledger) if lane == FREE else Lane(self.ledger, inside=True)
-        self._lanes[lane].submit(strand)
+            self._lanes[lane] = FairExecutor(self.clock) if lane == FREE else Lane(self.clock, inside=True)
+        self._lanes[lane].submit(task)
         return ticket
 
     def _stream_of(self, lane: int) -> Any:
@@ -183,7 +183,7 @@ class Background:
         if lane <= 0:
             return self._here
         if lane not in self._beside:
-            self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.ledger, self._post)
+            self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.clock, self._mailbox)
         return self._beside[lane]
 
     @property
@@ -208,7 +208,7 @@ def _is_long(work: Request) -> bool:
     return flat.device.type == "cpu" and flat.numel() * flat.element_size() >= LONG_BYTES
 
 
-def _nobody(request: Request, strand: int) -> Any:  # noqa: ARG001 - the signature it stands in for
+def _nobody(request: Request, task: int) -> Any:  # noqa: ARG001 - the signature it stands in for
     raise RuntimeError(f"{type(request).__name__} was asked for after the end of the run")
 
 

@@ -12,15 +12,15 @@ from typing import Any, final
 from workbench import ops
 from workbench.errors import ConfigError
 from workbench.ops import Program, Request, Ticket
-from workbench.runtimes.execution.endpoint import Endpoint, Ledger
-from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.execution.endpoint import Endpoint, RankClock
+from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.streams import HOST, Streams
 
 LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
 
 
 @final
-class StrandHandle(Handle):
+class TaskHandle(Handle):
     """A sub-program in the background."""
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class StrandHandle(Handle):
     def poll(self) -> bool:
         return self.event.is_set()
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.event.wait(0.1):
-            patience.check()
+            deadline.check()
 
 
 @final
-class Strand:
+class Task:
     """A sub-program that has been started, and what it waits for.
 
     Args:
@@ -64,11 +64,11 @@ class Strand:
         self,
         program: Program,
         endpoint: Endpoint,
-        ledger: Ledger,
+        clock: RankClock,
         answer: Callable[[Request, int], Any],
         *,
         priority: int = 0,
-        after: StrandHandle | None = None,
+        after: TaskHandle | None = None,
         serves: bool = False,
         streams: Streams = HOST,
         stream: Any = None,
@@ -76,12 +76,12 @@ class Strand:
         sums: bool = True,
     ) -> None:
         self._streams, self._stream, self._begin, self._sums = streams, stream, begin, sums
-        self.handle = StrandHandle()
+        self.handle = TaskHandle()
         self._after, self._serves = after, serves
         self.priority = priority
         self.alone = False  # on its thread, which may wait in the library
         self.endpoint = endpoint
-        self._program, self._ledger, self._answer = program, ledger, answer
+        self._program, self._clock, self._answer = program, clock, answer
         self._reply: Any = None
         self._tickets: tuple[Ticket, ...] = ()
         self._any = False  # whether one of the tickets is enough
@@ -105,14 +105,14 @@ class Strand:
         for position, ticket in enumerate(self._tickets):
             if ticket.done or ticket.runtime.poll():
                 return self._found(position)
-        if self._deadline_s is not None and self._ledger.now() >= self._deadline_s:
+        if self._deadline_s is not None and self._clock.now() >= self._deadline_s:
             return self._found(-1)
         return False
 
     def _found(self, position: int) -> bool:
         value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
         if self._any:
-            self._ledger.recorder.event({"strand": self.endpoint.strand, "wait_any": self._num_waits, "position": position})
+            self._clock.recorder.event({"strand": self.endpoint.task, "wait_any": self._num_waits, "position": position})
             self._num_waits += 1
             self._reply = None if position < 0 else (position, value)
         else:
@@ -120,13 +120,13 @@ class Strand:
         self._tickets, self._any, self._deadline_s = (), False, None
         return True
 
-    def block(self, patience: Patience) -> None:
+    def block(self, deadline: Deadline) -> None:
         """Until it can go on; for a thread that has nothing else to do."""
         if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
             with self._streams.on(self._stream) if self._stream is not None else nullcontext():
                 self.endpoint.finish(self._tickets[0], inside=self.alone)
         while not self.ready():
-            patience.pause()
+            deadline.pause()
 
     def advance(self) -> bool:
         """Go on until it must wait; True at its end, when its handle is complete."""
@@ -152,8 +152,8 @@ class Strand:
 
     def fail(self, error: BaseException) -> None:
         """It ends with this."""
-        if self._serves and self._ledger.failure is None:
-            self._ledger.failure = error
+        if self._serves and self._clock.failure is None:
+            self._clock.failure = error
         self.handle.end(error=error)
 
     def _take(self, request: Request) -> bool:
@@ -167,7 +167,7 @@ class Strand:
                 self._tickets = (ticket,)
             case ops.WaitAny(tickets, timeout_s):
                 self._tickets, self._any = tickets, True
-                self._deadline_s = None if timeout_s is None else self._ledger.now() + timeout_s
+                self._deadline_s = None if timeout_s is None else self._clock.now() + timeout_s
             case ops.Send() | ops.Recv():
                 started = self.endpoint.start(request)
                 assert started is not None
@@ -184,7 +184,7 @@ class Strand:
                 self._reply = self.endpoint.perform(request)
                 return False
             case _:
-                self._reply = self._answer(request, self.endpoint.strand)
+                self._reply = self._answer(request, self.endpoint.task)
                 return False
         if self.alone and not self._any and not self._tickets[0].done:
             return True  # without a look, for which another thread would have to wait
@@ -199,26 +199,26 @@ class Lane:
         inside: it may wait in the library, since whoever waits for its sub-programs hears of failures and has a deadline.
     """
 
-    def __init__(self, ledger: Ledger, *, inside: bool = False) -> None:
-        self._ledger, self._inside = ledger, inside
-        self._queue: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
+    def __init__(self, clock: RankClock, *, inside: bool = False) -> None:
+        self._clock, self._inside = clock, inside
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="workbench-lane", daemon=True)
         self._thread.start()
 
-    def submit(self, strand: Strand) -> None:
-        strand.alone = self._inside
-        self._queue.put(strand)
+    def submit(self, task: Task) -> None:
+        task.alone = self._inside
+        self._queue.put(task)
 
     def _run(self) -> None:
-        while (strand := self._queue.get()) is not None:
-            strand.endpoint.enter_thread()
+        while (task := self._queue.get()) is not None:
+            task.endpoint.enter_thread()
             try:
-                strand.block(self._ledger.patience("tags that another sub-program uses", LANE_SPINS))
-                while not strand.advance():
-                    strand.block(self._ledger.patience("what a sub-program waits for", LANE_SPINS))
+                task.block(self._clock.deadline("tags that another sub-program uses", LANE_SPINS))
+                while not task.advance():
+                    task.block(self._clock.deadline("what a sub-program waits for", LANE_SPINS))
             except BaseException as error:  # noqa: BLE001 - as in `advance`
-                strand.fail(error)
-            del strand  # and with it whoever is told of its end: this thread may never have another
+                task.fail(error)
+            del task  # and with it whoever is told of its end: this thread may never have another
 
     def leave(self) -> None:
         """End the thread behind what was submitted, and do not wait: who owned it is collected, perhaps on that very thread."""
@@ -235,66 +235,66 @@ class Lane:
 
 
 @final
-class Round:
+class FairExecutor:
     """A thread that goes round all free sub-programs and lets each go on as far as it can, the most urgent first.
 
     They may move in any order: those that are active have tags of their own. One that would share them with an older one that
     is still active waits for its end, as on every rank.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._arrived: queue.SimpleQueue[Strand | None] = queue.SimpleQueue()
-        self._active: list[Strand] = []
+    def __init__(self, clock: RankClock) -> None:
+        self._clock = clock
+        self._arrived: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._active: list[Task] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="workbench-round", daemon=True)
         self._thread.start()
 
-    def submit(self, strand: Strand) -> None:
-        self._arrived.put(strand)
+    def submit(self, task: Task) -> None:
+        self._arrived.put(task)
 
     def _admit(self, block: bool) -> None:
         while True:
             try:
-                strand = self._arrived.get(block)
+                task = self._arrived.get(block)
             except queue.Empty:
                 break
             block = False
-            if strand is None:
+            if task is None:
                 self._closing = True
                 return
-            strand.endpoint.enter_thread()
-            self._active.append(strand)
-        self._active.sort(key=lambda strand: strand.priority)  # stable: in order of starting where equally urgent
+            task.endpoint.enter_thread()
+            self._active.append(task)
+        self._active.sort(key=lambda task: task.priority)  # stable: in order of starting where equally urgent
 
     def _run(self) -> None:
-        patience = self._ledger.patience("what free sub-programs wait for", LANE_SPINS)
+        deadline = self._clock.deadline("what free sub-programs wait for", LANE_SPINS)
         while not self._closing:
             self._admit(block=not self._active)
             moved = False
-            for strand in list(self._active):
+            for task in list(self._active):
                 try:
-                    moves = strand.ready()
-                except BaseException as error:  # noqa: BLE001 - as in `Strand.advance`
-                    self._end(strand, error)
+                    moves = task.ready()
+                except BaseException as error:  # noqa: BLE001 - as in `Task.advance`
+                    self._end(task, error)
                     continue
                 if moves:
                     moved = True
-                    if strand.advance():
-                        self._active.remove(strand)
+                    if task.advance():
+                        self._active.remove(task)
                     break  # begin again with the most urgent
             if moved:
-                patience = self._ledger.patience("what free sub-programs wait for", LANE_SPINS)
+                deadline = self._clock.deadline("what free sub-programs wait for", LANE_SPINS)
                 continue
             try:
-                patience.pause()
-            except BaseException as error:  # noqa: BLE001 - as in `Strand.advance`
-                for strand in list(self._active):
-                    self._end(strand, error)
+                deadline.pause()
+            except BaseException as error:  # noqa: BLE001 - as in `Task.advance`
+                for task in list(self._active):
+                    self._end(task, error)
 
-    def _end(self, strand: Strand, error: BaseException) -> None:
-        strand.fail(error)
-        self._active.remove(strand)
+    def _end(self, task: Task, error: BaseException) -> None:
+        task.fail(error)
+        self._active.remove(task)
 
     @property
     def ended(self) -> bool:

@@ -27,7 +27,7 @@ class Lookout(Protocol):
         """Who has not come to it, and what they do instead; "" if nobody knows."""
 
 
-class Patience:
+class Deadline:
     """How long a rank waits: looks for failed peers now and then, says after a while what it waits for, and gives up at a deadline.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any, Literal, final
 
 import psutil
 
-from workbench.runtimes.liveness.watchdog import Whereabouts, place_words
+from workbench.runtimes.liveness.watchdog import Watchdog, place_words
 from workbench.trace.recorder import metrics_name
 from workbench.trace.text import read_json
 
@@ -40,7 +40,7 @@ CONNECTION = re.compile(
 )
 
 
-def presence_name(rank: int) -> str:
+def heartbeat_name(rank: int) -> str:
     """File of a rank that is in the run."""
     return f"present-{rank:05d}.json"
 
@@ -67,7 +67,7 @@ def step_under_way(folder: Path, rank: int) -> int:
 
 def present(folder: Path, rank: int) -> dict[str, Any] | None:
     """What a rank that is in the run left there, and since when its file was not touched: `silent_s`. None: it is not, or no more."""
-    path = folder / presence_name(rank)
+    path = folder / heartbeat_name(rank)
     try:
         row = read_json(path)
         silent_s = time.time() - path.stat().st_mtime
@@ -115,7 +115,7 @@ def _place() -> str:
 
 
 @final
-class Presence:
+class FailureDetector:
     """This rank's, and what is known of the others'. On one thread it beats, looks after the library, and watches.
 
     Args:
@@ -141,7 +141,7 @@ class Presence:
         self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
         self.announce, self.without = announce, frozenset[int]()
         self._step, self._lost_s = step, lost_s
-        self._here = Whereabouts(folder, rank, step)
+        self._here = Watchdog(folder, rank, step)
         self._known: dict[int, dict[str, Any]] = {}  # rank -> what it left when it came
         self._heard: dict[int, tuple[int, float]] = {}  # rank -> when its file was touched last, on its clock, and seen to be, on ours
         self._moved = (0, time.monotonic())  # this rank's step, and since when it is at it
@@ -149,7 +149,7 @@ class Presence:
         self._thread = threading.Thread(target=self._go_on, name="workbench-presence", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": _place(), "pid": (pid := os.getpid()), "started_s": _process(pid)[1]}
 
-    def __enter__(self) -> Presence:
+    def __enter__(self) -> FailureDetector:
         self._write()
         self._thread.start()
         return self
@@ -174,12 +174,12 @@ class Presence:
         self._thread.join(BEAT_S)
 
     def trains(self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None) -> None:
-        """From here on, on the calling thread: see `Whereabouts`."""
-        self._here = Whereabouts(self.folder, self.rank, step, bound, timeout_s)
+        """From here on, on the calling thread: see `Watchdog`."""
+        self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s)
 
     def rests(self) -> None:
         """The rank trains no more, though it has not left."""
-        self._here = Whereabouts(self.folder, self.rank, self._step)
+        self._here = Watchdog(self.folder, self.rank, self._step)
 
     def waits(self, what: str) -> None:
         """The calling thread waits for that; called some times a second."""
@@ -280,10 +280,10 @@ class Presence:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _path(self, rank: int) -> Path:
-        return self.folder / presence_name(rank)
+        return self.folder / heartbeat_name(rank)
 
     def _write(self) -> None:
-        draft = (path := self._path(self.rank)).with_name(f".{presence_name(self.rank)}")
+        draft = (path := self._path(self.rank)).with_name(f".{heartbeat_name(self.rank)}")
         with self._writing, contextlib.suppress(OSError):  # a full disk, or the folder was removed under us
             if self._over.is_set():
                 return

@@ -1,6 +1,6 @@
 """Runs that go on without some of their ranks: who has left, said once for all, and texts that all who remain gather.
 
-That a rank is gone is found out by `presence`, beside the library that carries messages, which may tell nobody of a death. Whoever
+That a rank is gone is found out by `detector`, beside the library that carries messages, which may tell nobody of a death. Whoever
 finds it out first writes so in the run's folder, and what is written counts for all: a rank that was given up wrongly finds its own
 name there, and must not go on.
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from workbench.errors import PeerFailed, RunNotFound
-from workbench.runtimes.liveness.failure_detector import Presence, presence_name
+from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
 from workbench.trace.store import read_info, update_run
 
 if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
-    from workbench.runtimes.liveness.deadline import Patience
+    from workbench.runtimes.liveness.deadline import Deadline
 
 LOOK_S = 0.1  # how often ranks are looked for
 LEAVE_S = 5.0  # how long rank 0 waits for the others before it clears up
@@ -70,11 +70,11 @@ class Membership:
         shrinks: where it cannot, those that remain go on as fewer (`runtimes.elastic.shrink`).
     """
 
-    def __init__(self, presence: Presence, goes_on_without: Callable[[int], bool], *, shrinks: bool = False) -> None:
-        self.rank, self.num_ranks, self.shrinks = presence.rank, presence.num_ranks, shrinks
+    def __init__(self, detector: FailureDetector, goes_on_without: Callable[[int], bool], *, shrinks: bool = False) -> None:
+        self.rank, self.num_ranks, self.shrinks = detector.rank, detector.num_ranks, shrinks
         self.losable = [goes_on_without(other) and other != 0 for other in range(self.num_ranks)]
-        self.presence, presence.announce = presence, None
-        self.folder = presence.folder / FOLDER
+        self.detector, detector.announce = detector, None
+        self.folder = detector.folder / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remain: set[int] | None = None  # where a run has shrunk
         self.gone: list[Departure] = []  # in the order in which this rank heard of them
@@ -117,22 +117,22 @@ class Membership:
                 return f"rank {departure.rank} has left ({departure.why}), and nobody can take its place: resume from the last checkpoint"
         return None
 
-    def lacking(self) -> list[int]:
+    def missing(self) -> list[int]:
         """Who has left of those with whom the run goes on: what only such a rank holds is nowhere."""
         return [departure.rank for departure in self.look() if self._remain is None or departure.rank in self._remain]
 
     def accept(self, remain: list[int]) -> None:
         """The run goes on with these."""
         self._remain = set(remain)
-        self.presence.without = frozenset(range(self.num_ranks)) - self._remain
+        self.detector.without = frozenset(range(self.num_ranks)) - self._remain
 
-    def takes_back(self, rank: int) -> None:
+    def readmit(self, rank: int) -> None:
         """Another process has the place of a rank that had left; every rank says so at the same place of the run."""
         with self._lock:
             self._before += [departure for departure in self.gone if departure.rank == rank]
             self.gone = [departure for departure in self.gone if departure.rank != rank]
             self.num_taken[rank] += 1
-            self.presence.forget(rank)
+            self.detector.forget(rank)
 
     def hear_of(self, rows: list[dict[str, Any]], seconds: float) -> None:
         """Who had left before this rank came, as another has recorded it; and since when the run has been under way."""
@@ -142,7 +142,7 @@ class Membership:
     def _departure(self, rank: int) -> Departure | None:
         path = self._left_path(rank)
         if not path.exists():
-            why = None if rank == self.rank else self.presence.end_of(rank)
+            why = None if rank == self.rank else self.detector.end_of(rank)
             if why is None:
                 return None
             draft = path.with_suffix(f".{self.rank}")
@@ -155,7 +155,7 @@ class Membership:
 
     # -- where all meet ----------------------------------------------------------------------------------------
 
-    def gather_texts(self, text: str, patience: Patience, place: str = "") -> list[str]:
+    def gather_texts(self, text: str, deadline: Deadline, place: str = "") -> list[str]:
         """Every rank's text in order of rank, `LEFT_TEXT` for who left before it gave one; all that remain get the same.
 
         Args:
@@ -175,7 +175,7 @@ class Membership:
                 elif rank in gone:
                     waiting.discard(rank)
             if waiting:
-                patience.pause()
+                deadline.pause()
         if isinstance(number, int):
             self._text_path(number - 2, self.rank).unlink(missing_ok=True)  # whoever is here has read it
         return found
@@ -203,12 +203,12 @@ class Membership:
 
     def leave(self) -> None:
         """In order; the first of those that remain clears up behind the last."""
-        self.presence.leave()
+        self.detector.leave()
         if self.rank != min(self._remain or (0,)):
             return
         deadline = time.monotonic() + LEAVE_S
         gone = {row.rank for row in self.gone}
-        others = [self.presence.folder / presence_name(rank) for rank in range(self.num_ranks) if rank not in gone]
+        others = [self.detector.folder / heartbeat_name(rank) for rank in range(self.num_ranks) if rank not in gone]
         while any(path.exists() for path in others) and time.monotonic() < deadline:
             time.sleep(0.002)
         shutil.rmtree(self.folder, ignore_errors=True)

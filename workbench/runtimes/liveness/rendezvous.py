@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from workbench.runtimes.liveness.deadline import Patience
-from workbench.runtimes.liveness.failure_detector import MOST_NAMED, Presence, presence_name
+from workbench.runtimes.liveness.deadline import Deadline
+from workbench.runtimes.liveness.failure_detector import MOST_NAMED, FailureDetector, heartbeat_name
 
 WHAT = "all ranks to join the run"
 
 
-def wait_for_all(presence: Presence, timeout_s: float, failure: Callable[[], str | None] = lambda: None) -> None:
+def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[[], str | None] = lambda: None) -> None:
     """Until every rank has left word in the run's folder that it is there.
 
     Args:
@@ -22,15 +22,15 @@ def wait_for_all(presence: Presence, timeout_s: float, failure: Callable[[], str
         PeerFailed: one that had come is gone again.
         Stalled: not all have come in time; names those that have not.
     """
-    patience = Patience(WHAT, lambda: failure() or presence.who_is_gone(), timeout_s, lookout=_Missing(presence))
-    while missing(presence):
-        patience.pause()
+    deadline = Deadline(WHAT, lambda: failure() or detector.who_is_gone(), timeout_s, lookout=_Missing(detector))
+    while missing(detector):
+        deadline.pause()
 
 
-def missing(presence: Presence) -> list[int]:
+def missing(detector: FailureDetector) -> list[int]:
     """Ranks that have left no word of theirs."""
-    others = [rank for rank in range(presence.num_ranks) if rank != presence.rank]
-    return [rank for rank in others if not (presence.folder / presence_name(rank)).exists()]
+    others = [rank for rank in range(detector.num_ranks) if rank != detector.rank]
+    return [rank for rank in others if not (detector.folder / heartbeat_name(rank)).exists()]
 
 
 @final
@@ -38,14 +38,14 @@ def missing(presence: Presence) -> list[int]:
 class _Missing:
     """Knows who has not come at all."""
 
-    presence: Presence
+    detector: FailureDetector
 
     def waits(self, what: str) -> None:
         """The calling thread waits for that."""
-        self.presence.waits(what)
+        self.detector.waits(what)
 
     def absent(self, what: str | None) -> str:
         """`: rank 2 has not come`."""
-        late = missing(self.presence)
+        late = missing(self.detector)
         words = ", ".join(f"rank {rank} has not come" for rank in late[:MOST_NAMED])
         return f": {words}, and {len(late) - MOST_NAMED} others" if len(late) > MOST_NAMED else f": {words}"

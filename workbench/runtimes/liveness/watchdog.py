@@ -1,6 +1,6 @@
 """What a rank does, for whoever waits for it; and an end for calls that nothing can interrupt.
 
-No request says what it is about to do: `presence`'s thread reads that from the rank's own stack, so that a step costs nothing more.
+No request says what it is about to do: `detector`'s thread reads that from the rank's own stack, so that a step costs nothing more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLACES = {
 
 
 @final
-class Whereabouts:
+class Watchdog:
     """Of the thread that makes it.
 
     Args:

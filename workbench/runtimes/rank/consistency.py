@@ -72,8 +72,8 @@ def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter
     Raises:
         RankMismatch: something differs that must not; names the ranks that have it otherwise than most.
     """
-    patience = interpreter.ledger.patience("all ranks to describe their model, data and software")
-    texts = of_all(transport.gather_texts(json.dumps(facts), patience), "the beginning of a run")
+    deadline = interpreter.clock.deadline("all ranks to describe their model, data and software")
+    texts = of_all(transport.gather_texts(json.dumps(facts), deadline), "the beginning of a run")
     differences = compare([json.loads(text) for text in texts])
     wrong = {name: words for name, words in differences.items() if name not in MAY_DIFFER}
     if wrong:
@@ -130,7 +130,7 @@ def share_tensors(tensors: list[torch.Tensor], transport: Transport, interpreter
         return
     flats = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
     message = torch.cat(flats)
-    transport.broadcast(message, 0, interpreter.ledger.patience("rank 0's weights and buffers"))
+    transport.broadcast(message, 0, interpreter.clock.deadline("rank 0's weights and buffers"))
     offset = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()

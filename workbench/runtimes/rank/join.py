@@ -14,19 +14,19 @@ import torch
 
 from workbench.errors import ConfigError, PeerFailed
 from workbench.program import Context
-from workbench.replica.local_training import Worker, share_cores
-from workbench.runtimes.control.commands import write_word
-from workbench.runtimes.control.controller import ASK_AGAIN, Helm
-from workbench.runtimes.elastic.admission import COUNTS, Welcome, have_met, place_of, times_asked
+from workbench.replica.local_training import LocalTraining, share_cores
+from workbench.runtimes.control.commands import write_command
+from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.elastic.admission import COUNTS, JoinState, have_met, place_of, times_asked
 from workbench.runtimes.elastic.grow import begin_as
 from workbench.runtimes.elastic.policy import can_be_replaced
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.deadline import Patience
-from workbench.runtimes.liveness.failure_detector import Presence, present, state_of
+from workbench.runtimes.liveness.deadline import Deadline
+from workbench.runtimes.liveness.failure_detector import FailureDetector, present, state_of
 from workbench.runtimes.liveness.interrupts import heard_once
 from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
 from workbench.runtimes.rank.main import as_rank, record_departures
-from workbench.runtimes.rank.training_loop import Session
+from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Transport
 from workbench.trace.recorder import FileRecorder, metrics_name
 from workbench.trace.store import read_info
@@ -52,15 +52,15 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     num_ranks = int(read_info(folder)["num_workers"])
     if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
         raise ConfigError(f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not go on without rank {rank}: resume it instead")
-    worker = Worker(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
+    worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)
     others = [row for other in range(num_ranks) if other != rank and (row := present(folder, other)) and state_of(row) != "gone"]
     share_cores(job.settings.threads, sum(row["host"] == socket.gethostname() for row in others) + 1)
-    with heard_once() as leave, Presence(folder, rank, num_ranks, step=lambda: step[0]) as presence:
+    with heard_once() as leave, FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector:
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
         transport: Transport = TorchTransport.late(rank, num_ranks, saved["num_lanes"], timeout_s)
-        members = Membership(presence, lambda other: job.algorithm.goes_on_without(other, num_ranks), shrinks=shrinks)
+        members = Membership(detector, lambda other: job.algorithm.goes_on_without(other, num_ranks), shrinks=shrinks)
         transport.members = members
         for name in COUNTS:
             setattr(members, name, saved[name])
@@ -70,30 +70,32 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
             members.accept(ranks)
         if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
             raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left meanwhile, or did not come. Try again")
-        return as_rank(transport, presence, step, leave, partial(_train, job, worker, transport, presence, saved, step))
+        return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
 
-def _train(job: Any, worker: Worker, transport: Transport, presence: Presence, told: dict[str, Any], at: list[int]) -> dict[str, Any]:
-    folder, settings = presence.folder, job.settings
+def _train(
+    job: Any, worker: LocalTraining, transport: Transport, detector: FailureDetector, told: dict[str, Any], at: list[int]
+) -> dict[str, Any]:
+    folder, settings = detector.folder, job.settings
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
     header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
-    recorder = FileRecorder(folder, presence.rank, header, settings.trace_steps, goes_on=True)
-    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "presence": presence}
+    recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, goes_on=True)
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
-    if (before := last_step_row(folder / metrics_name(presence.rank))) is not None:
-        interpreter.ledger.bytes_sent = float(before["bytes_sent"])  # a rank's, whichever process has it
+    if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:
+        interpreter.clock.bytes_sent = float(before["bytes_sent"])  # a rank's, whichever process has it
     try:
         ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
         ctx.may_shrink = "saved" in told
         if "saved" in told:
             begin_as(worker, ctx, told["saved"], job.algorithm, interpreter)
-            late = replace(Welcome.of(told), rest=worker.num_steps)
+            late = replace(JoinState.of(told), rest=worker.num_steps)
         else:
             worker.replica.model.load_state_dict(told["model"])
-            late = Welcome.of(told)
+            late = JoinState.of(told)
             ctx.first_step, ctx.resumed = late.step + 1, late.state or None
-        helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
-        summary = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
+        controller = RunController(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
         record_departures(folder, transport)
         return summary
     finally:
@@ -104,7 +106,7 @@ def _train(job: Any, worker: Worker, transport: Transport, presence: Presence, t
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
     """How often that rank has left: until the others say that it did."""
-    patience = Patience(f"the run {folder.name} to go on without rank {rank}", lambda: _over(folder), timeout_s)
+    deadline = Deadline(f"the run {folder.name} to go on without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
         row, times = present(folder, rank), 0
         while (folder / FOLDER / left_name(rank, times)).exists():
@@ -115,7 +117,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
             )
         if times:
             return times
-        patience.pause()
+        deadline.pause()
 
 
 def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
@@ -124,15 +126,15 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
     Raises:
         ConfigError: why it lets nobody in.
     """
-    patience = Patience("the run to come to rest", lambda: _over(folder), timeout_s)
+    deadline = Deadline("the run to come to rest", lambda: _over(folder), timeout_s)
     number = -1
     while number < 0 or not (path := folder / FOLDER / f"{place_of(rank, number)}.pt").exists():
         if number < 0 or (refused := _answer(folder, rank, number)) == ASK_AGAIN:
             number = times_asked(folder, rank)
-            write_word(folder, {"join": rank})
+            write_command(folder, {"join": rank})
         elif refused:
             raise ConfigError(f"the run {folder.name} did not let rank {rank} in: {refused}")
-        patience.pause()
+        deadline.pause()
     told: dict[str, Any] = torch.load(path, weights_only=True)
     return number, told
 

@@ -21,20 +21,20 @@ from workbench.errors import ConfigError, LaunchError, PeerFailed, WorkbenchErro
 from workbench.machine import num_cores
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
-from workbench.replica.local_training import Worker, check_runtime, model_info, run_info, share_cores, trace_note
+from workbench.replica.local_training import LocalTraining, check_runtime, model_info, run_info, share_cores, trace_note
 from workbench.runtimes.checkpoint.restore import restore
-from workbench.runtimes.control.controller import Helm
-from workbench.runtimes.elastic.policy import attend
+from workbench.runtimes.control.controller import RunController
+from workbench.runtimes.elastic.policy import enable_elasticity
 from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
-from workbench.runtimes.liveness.failure_detector import Presence, lost_connection
+from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_connection
 from workbench.runtimes.liveness.interrupts import heard_once
 from workbench.runtimes.liveness.membership import note_departures
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.consistency import check_agreement, facts_of_run, share_tensors
-from workbench.runtimes.rank.training_loop import Session
-from workbench.runtimes.transport.base import Patience, SoloTransport, Transport
+from workbench.runtimes.rank.training_loop import TrainingLoop
+from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
@@ -80,17 +80,17 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))
         rank, num_workers = (here[0].rank, here[0].num_workers) if here else world_here()
-        with Presence(folder, rank, num_workers, step=lambda: step[0]) as presence:
+        with FailureDetector(folder, rank, num_workers, step=lambda: step[0]) as detector:
             if not here:
-                wait_for_all(presence, job.settings.timeout_s, partial(failed_before, folder))
-                here.append(make_transport(job.runtime, job.settings.timeout_s, folder, presence.who_is_gone))
+                wait_for_all(detector, job.settings.timeout_s, partial(failed_before, folder))
+                here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.who_is_gone))
             if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all when one is gone
-                presence.announce = here[0].announce_failure
-            return as_rank(here[0], presence, step, leave, partial(_train, job, here[0], presence, step))
+                detector.announce = here[0].announce_failure
+            return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, step))
 
 
 def as_rank(
-    transport: Transport, presence: Presence, step: list[int], leave: Callable[[], None], train: Callable[[], dict[str, Any]]
+    transport: Transport, detector: FailureDetector, step: list[int], leave: Callable[[], None], train: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """What `train` returns; where it fails, the others learn why, and it is known whose fault it is.
 
@@ -102,8 +102,8 @@ def as_rank(
         return train()
     except BaseException as error:
         leave()
-        cause = cause_of(error, transport, presence)
-        _tell(cause, transport, presence, step[0], keeps_record=transport.rank == 0 or presence.leads())
+        cause = cause_of(error, transport, detector)
+        _tell(cause, transport, detector, step[0], keeps_record=transport.rank == 0 or detector.leads())
         if cause is error:
             raise
         raise cause from error
@@ -111,13 +111,13 @@ def as_rank(
         transport.close()
 
 
-def cause_of(error: BaseException, transport: Transport, presence: Presence | None) -> BaseException:
+def cause_of(error: BaseException, transport: Transport, detector: FailureDetector | None) -> BaseException:
     """The error itself; `PeerFailed` where it only says that a connection ended, and it is known whose end that was."""
     if isinstance(error, ValueError | RuntimeError) and (words := transport.unusable()):
         return ConfigError(words)
-    if presence is None or not lost_connection(error):
+    if detector is None or not lost_connection(error):
         return error
-    diagnosis = presence.diagnose(transport.peer_failure)
+    diagnosis = detector.diagnose(transport.peer_failure)
     if diagnosis is None:
         return error
     with suppress(RuntimeError):  # the process that kept the store is gone
@@ -125,10 +125,10 @@ def cause_of(error: BaseException, transport: Transport, presence: Presence | No
     return PeerFailed(diagnosis)
 
 
-def _tell(error: BaseException, transport: Transport, presence: Presence, step: int, *, keeps_record: bool) -> None:
+def _tell(error: BaseException, transport: Transport, detector: FailureDetector, step: int, *, keeps_record: bool) -> None:
     """Let the other ranks, and whoever reads the run's folder, know why this rank leaves."""
     where = f"at step {step}" if step >= 0 else "before the first step"
-    rank, folder = presence.rank, presence.folder  # the number with which it began
+    rank, folder = detector.rank, detector.folder  # the number with which it began
     words = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         words = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
@@ -251,10 +251,10 @@ def _machine() -> str:
     return os.environ.get("WORKBENCH_MACHINE", socket.gethostname())
 
 
-def _ranks_on_this_machine(transport: Transport, timeout_s: float, presence: Presence) -> int:
+def _ranks_on_this_machine(transport: Transport, timeout_s: float, detector: FailureDetector) -> int:
     here = _machine()
-    patience = Patience("all ranks to say where they run", transport.peer_failure, timeout_s, lookout=presence)
-    return transport.gather_texts(here, patience).count(here)
+    deadline = Deadline("all ranks to say where they run", transport.peer_failure, timeout_s, lookout=detector)
+    return transport.gather_texts(here, deadline).count(here)
 
 
 def record_departures(folder: Path, transport: Transport) -> None:
@@ -263,19 +263,19 @@ def record_departures(folder: Path, transport: Transport) -> None:
         note_departures(folder, transport.members)
 
 
-def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) -> dict[str, Any]:
-    rank, num_workers, settings, folder = transport.rank, transport.num_workers, job.settings, presence.folder
-    share_cores(settings.threads, _ranks_on_this_machine(transport, settings.timeout_s, presence))
+def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[int]) -> dict[str, Any]:
+    rank, num_workers, settings, folder = transport.rank, transport.num_workers, job.settings, detector.folder
+    share_cores(settings.threads, _ranks_on_this_machine(transport, settings.timeout_s, detector))
     check_runtime(job.algorithm, job.runtime)
     job.algorithm.check(num_workers)
-    worker = Worker(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
+    worker = LocalTraining(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    attend(transport, presence, job.algorithm, settings.on_failure, helped=settings.progress == "process")
+    enable_elasticity(transport, detector, job.algorithm, settings.on_failure, helped=settings.progress == "process")
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
     header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
     helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
-    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "helper": helper, "presence": presence}
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "helper": helper, "detector": detector}
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how)
     try:
         known = {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
@@ -286,7 +286,7 @@ def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) ->
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
         ctx.may_shrink = transport.members is not None and transport.members.shrinks
         if job.algorithm.needs_link:
-            ctx.link = measure_link(transport, interpreter.ledger.patience, replica.layout.message_bytes)
+            ctx.link = measure_link(transport, interpreter.clock.deadline, replica.layout.message_bytes)
         words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
         if rank == 0:
             notes = [
@@ -307,8 +307,8 @@ def _train(job: Job, transport: Transport, presence: Presence, at: list[int]) ->
                 num_workers=num_workers,
                 notes=notes,
             )
-        helm = Helm(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
-        session = Session(helm, worker, interpreter, recorder, folder, stop_after=job.stop_after)
+        controller = RunController(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        session = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after)
         summary = session.run(ctx, at)
         record_departures(folder, transport)
         return summary

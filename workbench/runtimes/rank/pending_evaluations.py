@@ -18,7 +18,7 @@ import torch
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.replica.local_training import Worker, model_info
+from workbench.replica.local_training import LocalTraining, model_info
 from workbench.settings import Settings
 from workbench.trace.append import append, cannot_write, go_on
 from workbench.trace.fate import OVER
@@ -29,7 +29,7 @@ FORMAT = 1
 
 
 @final
-class DueEvaluations:
+class PendingEvaluations:
     """The evaluations of one run that wait, in order of step; one snapshot at most is in memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -89,7 +89,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         if recorded != given:
             raise ConfigError(f"{folder.name} was a run of {recorded}, and this is {given}: give the same {what} again")
     num_ranks = int(info.get("num_workers") or 1)
-    worker = Worker(algorithm, problem, Settings(steps=1), 0, num_ranks, torch.device("cpu"))
+    worker = LocalTraining(algorithm, problem, Settings(steps=1), 0, num_ranks, torch.device("cpu"))
     if not worker.can_evaluate:
         raise ConfigError(f"problem {problem.name} has no test data: there is nothing to evaluate")
     shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
@@ -97,7 +97,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with the options that it had")
     num_made, file = 0, go_on(folder / metrics_name(0))
     try:
-        for row, snapshot in DueEvaluations(folder).take():
+        for row, snapshot in PendingEvaluations(folder).take():
             if row["step"] in made:  # it was killed between the record and the file's end
                 continue
             append(file, [row_text(evaluated(worker, row, snapshot))])
@@ -107,6 +107,6 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     return num_made
 
 
-def evaluated(worker: Worker, row: dict[str, Any], snapshot: Any) -> dict[str, Any]:
+def evaluated(worker: LocalTraining, row: dict[str, Any], snapshot: Any) -> dict[str, Any]:
     """The row of an evaluation that one rank makes for all."""
     return {**row, "evaluation": worker.evaluate_snapshot(snapshot)}

@@ -14,19 +14,19 @@ from torch import Tensor
 
 from workbench.ops import Apply, EndStep
 from workbench.program import Algorithm, Context, Replicas
-from workbench.replica.local_training import Worker
+from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import begin_again
-from workbench.runtimes.checkpoint.writer import Keeper
-from workbench.runtimes.control.controller import Helm
-from workbench.runtimes.elastic.admission import Welcome, admit
+from workbench.runtimes.checkpoint.writer import CheckpointWriter
+from workbench.runtimes.control.controller import RunController
+from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.grow import Grower
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
-from workbench.runtimes.execution.evaluation_schedule import Milestones
+from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.runtimes.rank.consistency import share_tensors
-from workbench.runtimes.rank.pending_evaluations import DueEvaluations, evaluated
-from workbench.runtimes.transport.base import Patience, offset_to_rank0
+from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, evaluated
+from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
@@ -36,35 +36,35 @@ NEWS = 1  # the control word of ranks at steps of their own: there is something 
 
 
 @final
-class Session:
+class TrainingLoop:
     """One rank's run, from the first step to what it leaves in the run's folder."""
 
     def __init__(
         self,
-        helm: Helm,
-        worker: Worker,
+        controller: RunController,
+        worker: LocalTraining,
         interpreter: Interpreter,
         recorder: Recorder,
         folder: Path,
         *,
         stop_after: int | None = None,
     ) -> None:
-        self._helm, self._worker, self._interpreter = helm, worker, interpreter
+        self._controller, self._worker, self._interpreter = controller, worker, interpreter
         self._stop_after = stop_after
         self._recorder, self._folder = recorder, folder
-        self._keeper = Keeper(worker, interpreter, folder)
-        self._shrinker = Shrinker(worker, interpreter, helm, folder)
-        self._grower = Grower(worker, interpreter, helm)
+        self._writer = CheckpointWriter(worker, interpreter, folder)
+        self._shrinker = Shrinker(worker, interpreter, controller, folder)
+        self._grower = Grower(worker, interpreter, controller)
         self._transport, self._replica = interpreter.transport, worker.replica
-        self._peers = Patience("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
+        self._peers = Deadline("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
         self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is there
-        self._due = DueEvaluations(folder)  # evaluations that wait for the run's end
+        self._due = PendingEvaluations(folder)  # evaluations that wait for the run's end
         self._parts: dict[int, dict[int, Tensor]] = {}  # step -> of the servers on this rank that have come to it, by number
         self._came_s: dict[int, float] = {}  # step -> when the last of them did
         self._updated_s: float | None = None  # the last update of a server on this rank
         self._keeping = Lock()  # servers run on threads of their own
-        self._milestones = Milestones(worker.due_steps()) if helm.algorithm.has_servers else None
+        self._milestones = EvaluationSchedule(worker.due_steps()) if controller.algorithm.has_servers else None
         if self._milestones is not None and worker.can_evaluate:
             interpreter.on_update = self._on_update
         self._last_end = EndStep(-1)
@@ -73,10 +73,10 @@ class Session:
         self._rest: int | None = None  # where ranks at steps of their own next come to rest, or end
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
 
-    def run(self, ctx: Context, at: list[int], late: Welcome | None = None) -> dict[str, Any]:
+    def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
         """All of it, or from where a rank is taken in that comes `late`."""
         interpreter, transport = self._interpreter, self._transport
-        shift = self._begin_together() if late is None else late.begin(interpreter.ledger, self._helm, trained=ctx.may_shrink)
+        shift = self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=ctx.may_shrink)
         interpreter.context = ctx
         last, stopped = self._take_steps(ctx, at, late)
         if not self._algorithm.asynchronous and not stopped:
@@ -84,23 +84,23 @@ class Session:
         self._flush_pending()
         seconds = self._seconds()
         interpreter.flush()
-        offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
-        self._recorder.clock(interpreter.ledger.now(), offset_s - shift)
+        offset_s = offset_to_rank0(transport, interpreter.clock.deadline("the clocks to be compared"))
+        self._recorder.clock(interpreter.clock.now(), offset_s - shift)
         if self._algorithm.asynchronous:
             last_s = self._gather_parts() if self._milestones is not None and self._worker.can_evaluate else None
             last = self._worker.num_steps - 1 if self._milestones is not None and not stopped and ctx.rank == 0 else last
             self._finish_alone(last, seconds if last_s is None or stopped else last_s, stopped)
-        self._keeper.finish()
+        self._writer.finish()
         self._keep(last, seconds, stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
     def _begin_together(self) -> float:
         """Rank 0's origin on rank 0's clock, minus ours on ours."""
         interpreter, transport = self._interpreter, self._transport
-        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
-        offset_s = offset_to_rank0(transport, interpreter.ledger.patience("the clocks to be compared"))
-        transport.barrier(interpreter.ledger.patience("all ranks to begin"))
-        origin = interpreter.ledger.origin_s = time.perf_counter()
+        transport.barrier(interpreter.clock.deadline("all ranks to begin"))
+        offset_s = offset_to_rank0(transport, interpreter.clock.deadline("the clocks to be compared"))
+        transport.barrier(interpreter.clock.deadline("all ranks to begin"))
+        origin = interpreter.clock.origin_s = time.perf_counter()
         shift = self._origin_of_rank0() - origin
         self._recorder.clock(0.0, offset_s - shift)
         return shift
@@ -108,14 +108,14 @@ class Session:
     @property
     def _algorithm(self) -> Algorithm:
         """The method as it is now."""
-        return self._helm.algorithm
+        return self._controller.algorithm
 
     def _seconds(self, at_s: float | None = None) -> float:
         """Of training, until now or a time: without evaluations, and without what the run was held for."""
-        ledger = self._interpreter.ledger
-        return (ledger.now() if at_s is None else at_s) - self._paused_s - ledger.held()
+        clock = self._interpreter.clock
+        return (clock.now() if at_s is None else at_s) - self._paused_s - clock.held()
 
-    def _take_steps(self, ctx: Context, at: list[int], late: Welcome | None) -> tuple[int, bool]:
+    def _take_steps(self, ctx: Context, at: list[int], late: JoinState | None) -> tuple[int, bool]:
         """All steps, by one program after the other where something is set; the last step, and whether the run was stopped there."""
         interpreter = self._interpreter
         end_of_run = ctx.num_steps
@@ -125,9 +125,9 @@ class Session:
         self._last_end = EndStep(last, state=ctx.resumed or ())
         at[0] = ctx.first_step  # the step under way, for the words of a failure
         if late is not None:
-            self._paused_s = late.paused_s + (interpreter.ledger.now() - late.seconds if ctx.may_shrink else 0.0)  # all were held
+            self._paused_s = late.paused_s + (interpreter.clock.now() - late.seconds if ctx.may_shrink else 0.0)  # all were held
         goes_on, again = True, late is not None  # who comes late does as all others
-        self._rest = late.rest if late is not None else self._keeper.first_rest(self._algorithm, ctx.first_step, end_of_run)
+        self._rest = late.rest if late is not None else self._writer.first_rest(self._algorithm, ctx.first_step, end_of_run)
         while goes_on:
             try:
                 self._make_ready(ctx, again=again)
@@ -145,10 +145,12 @@ class Session:
                 self._last_end, self._rest, end_of_run = EndStep(last), self._worker.num_steps, self._worker.num_steps
                 continue
             if self._algorithm.asynchronous:
-                num_taken = self._helm.num_taken
+                num_taken = self._controller.num_taken
                 goes_on, asked = self._meet(ctx, end_of_run)
-                if self._helm.num_taken == num_taken and self._rest != end_of_run:  # all are there, and not because something was said
-                    self._rest, goes_on = self._keeper.at_rest(self._algorithm, self._last_end, self._rest, end_of_run), True
+                if (
+                    self._controller.num_taken == num_taken and self._rest != end_of_run
+                ):  # all are there, and not because something was said
+                    self._rest, goes_on = self._writer.at_rest(self._algorithm, self._last_end, self._rest, end_of_run), True
                 at_end = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
                 stopped = asked or (at_end and not goes_on)
             again = True
@@ -174,8 +176,8 @@ class Session:
         """Nothing is under way: let in who waits; whether it came."""
         return self._grower.let_in(method, ctx, self._welcome(EndStep(self._last_end.step)), kept)
 
-    def _welcome(self, end: EndStep) -> Welcome:
-        return Welcome.now(self._interpreter.ledger, self._helm, end, self._rest, self._paused_s)
+    def _welcome(self, end: EndStep) -> JoinState:
+        return JoinState.now(self._interpreter.clock, self._controller, end, self._rest, self._paused_s)
 
     def _make_ready(self, ctx: Context, *, again: bool) -> None:
         """For the next program, which goes on from the last step's end (`again`: behind another one); every rank comes here."""
@@ -184,7 +186,7 @@ class Session:
             begin_again(ctx, self._last_end)
         self._transport.open_lanes(self._algorithm.num_lanes)
         if self._algorithm.needs_link and ctx.link is None:
-            ctx.link = measure_link(self._transport, self._interpreter.ledger.patience, self._worker.replica.layout.message_bytes)
+            ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
 
     def _admit(self, rank: int, number: int) -> str | None:
         """All programs have ended: let a process in that has come in a rank's place; why not, or None."""
@@ -195,14 +197,14 @@ class Session:
         step = self._last_end.step + 1
         computes = ctx.rank < self._algorithm.num_computing(ctx.num_workers)
         left = computes and end_of_run is not None and step < end_of_run
-        goes_on, stop = self._helm.take(step, left=left, admit=self._admit)
+        goes_on, stop = self._controller.take(step, left=left, admit=self._admit)
         self._replica.forget_words()
         self._ending = ctx.stopping = False
         return goes_on, stop
 
     def _origin_of_rank0(self) -> float:
         words = self._transport.gather_texts(
-            repr(self._interpreter.ledger.origin_s), self._interpreter.ledger.patience("the clocks to be compared")
+            repr(self._interpreter.clock.origin_s), self._interpreter.clock.deadline("the clocks to be compared")
         )
         return float(words[0])
 
@@ -227,17 +229,17 @@ class Session:
             self._evaluate(end.step)
         self._recorder.end_step()
         if self._transport.rank == 0:
-            self._replica.control_out = self._helm.heard()
+            self._replica.control_out = self._controller.heard()
         stop = end.step == self._stop_after
-        if self._replica.control_seen > self._helm.num_taken:
+        if self._replica.control_seen > self._controller.num_taken:
             self._interpreter.complete_all(end.state)  # nothing is under way while the run is held
             left = end.step + 1 < self._worker.num_steps
-            stop = self._helm.take(end.step + 1, left=left, admit=self._grower.ask)[1] or stop
+            stop = self._controller.take(end.step + 1, left=left, admit=self._grower.ask)[1] or stop
             ctx.num_steps = self._grower.end_of(self._algorithm, end.step, ctx.num_steps)
         if stop:
-            self._keeper.keep(self._algorithm, end, None)
+            self._writer.keep(self._algorithm, end, None)
         else:
-            self._keeper.after(self._algorithm, end)
+            self._writer.after(self._algorithm, end)
         return stop
 
     def _end_step_alone(self, end: EndStep, ctx: Context) -> None:
@@ -250,8 +252,8 @@ class Session:
             self._due.add(self._row_of_evaluation(end.step), self._worker.snapshot())
         self._recorder.end_step()
         if self._algorithm.replicas == Replicas.NEVER:
-            self._keeper.after(self._algorithm, end)
-        if not self._replica.control_out and self._helm.heard() > self._helm.num_taken:
+            self._writer.after(self._algorithm, end)
+        if not self._replica.control_out and self._controller.heard() > self._controller.num_taken:
             self._replica.control_out = NEWS
             self._recorder.event({"strand": 0, "control": end.step})
         alone = self._algorithm.replicas == Replicas.NEVER and self._replica.control_out >= NEWS  # nobody else need know
@@ -262,8 +264,8 @@ class Session:
     def _on_update(self, request: Apply, end_s: float) -> None:
         """A server on this rank has made an update: keep its shard for the evaluations that are due now."""
         assert self._milestones is not None
-        master, algorithm, ledger = self._replica.master, self._algorithm, self._interpreter.ledger
-        num_workers = algorithm.num_computing(self._transport.num_workers) - len(ledger.left)
+        master, algorithm, clock = self._replica.master, self._algorithm, self._interpreter.clock
+        num_workers = algorithm.num_computing(self._transport.num_workers) - len(clock.left)
         with self._keeping:
             self._updated_s = max(end_s, self._updated_s or 0.0)
             for step in self._milestones.count(master.progress, request, algorithm, num_workers):
@@ -281,20 +283,20 @@ class Session:
         """Give rank 0 what servers on other ranks kept for evaluations; every rank comes here. When the last update was."""
         updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
         mine = {"steps": {step: sorted(parts) for step, parts in self._parts.items()}, "came_s": self._came_s, "updated_s": updated_s}
-        patience = self._interpreter.ledger.patience("all ranks to say what servers kept for evaluations")
-        texts = self._transport.gather_texts(json.dumps(mine), patience)
+        deadline = self._interpreter.clock.deadline("all ranks to say what servers kept for evaluations")
+        texts = self._transport.gather_texts(json.dumps(mine), deadline)
         told = [json.loads(text) if text != LEFT_TEXT else None for text in texts]
         if self._transport.rank != 0:
             for parts in self._parts.values():
                 for number in sorted(parts):
-                    self._transport.start_send(0, parts[number].reshape(-1).contiguous(), PART_TAG).wait(patience)
+                    self._transport.start_send(0, parts[number].reshape(-1).contiguous(), PART_TAG).wait(deadline)
             self._parts.clear()
         else:
-            self._take_parts(told, patience)
+            self._take_parts(told, deadline)
         last = [one["updated_s"] for one in told if one is not None and one["updated_s"] is not None]
         return max(last, default=None)
 
-    def _take_parts(self, told: list[dict[str, Any] | None], patience: Patience) -> None:
+    def _take_parts(self, told: list[dict[str, Any] | None], deadline: Deadline) -> None:
         """On rank 0: the other ranks' parts, in the order in which they send them."""
         parameters = self._replica.parameters
         for rank, one in enumerate(told):
@@ -304,7 +306,7 @@ class Session:
                 step = int(word)
                 for number in numbers:
                     value = torch.empty_like(parameters[number].detach()).reshape(-1)
-                    self._transport.start_recv(rank, value, PART_TAG).wait(patience)
+                    self._transport.start_recv(rank, value, PART_TAG).wait(deadline)
                     self._parts.setdefault(step, {})[number] = value
                 self._came_s[step] = max(self._came_s.get(step, 0.0), one["came_s"][word])
         buffers = [buffer.cpu().clone() for buffer in self._replica.float_buffers()]
@@ -317,7 +319,7 @@ class Session:
     def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
         """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
         if stopped:
-            self._keeper.keep(self._algorithm, self._last_end, None)
+            self._writer.keep(self._algorithm, self._last_end, None)
         if self._transport.rank == 0 and self._worker.can_evaluate:
             newest = self._due.newest()
             for row, snapshot in self._due.take():
@@ -362,10 +364,10 @@ class Session:
 
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
-        begin = interpreter.ledger.now()
+        begin = interpreter.clock.now()
         share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics are the model's
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
-        end = interpreter.ledger.now()
+        end = interpreter.clock.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", "compute", begin, end, step)
         row = {"step": step, "seconds": round(self._seconds(end), 6), "samples": worker.sampler.samples_before(step + 1)}
@@ -375,7 +377,7 @@ class Session:
         """The parameters to look at; where replicas differ between steps, their mean."""
         parameters = self._worker.evaluated_parameters()
         if self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1:
-            self._transport.all_reduce(parameters, self._interpreter.ledger.patience("all ranks to evaluate"))
+            self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))
             parameters /= self._transport.num_workers
         return parameters
 

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any, final
 
 from workbench.ops import EndStep, Ticket
 from workbench.runtimes.checkpoint.rank_state import take_checkpoint
-from workbench.runtimes.checkpoint.staging import Snapshot
-from workbench.runtimes.checkpoint.writer import meets, rest_after
+from workbench.runtimes.checkpoint.staging import StagingBuffers
+from workbench.runtimes.checkpoint.writer import needs_sync_point, sync_point_after
 from workbench.runtimes.simulator.course import take_turn, when_complete
 from workbench.runtimes.simulator.worker import SimWorker
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
     from workbench.runtimes.simulator.simulation import Simulation
 
 
 @final
-class SimKeeper:
+class SimCheckpoints:
     """A simulation's.
 
     Attributes:
@@ -44,9 +44,9 @@ class SimKeeper:
     def _rest_from(self, step: int) -> None:
         simulation, self._rest = self._simulation, None
         every = simulation.settings.checkpoint_every
-        if every is not None and meets(simulation.algorithm):
+        if every is not None and needs_sync_point(simulation.algorithm):
             end = simulation.end_of(simulation.workers[0])
-            rest = rest_after(step, every, end)
+            rest = sync_point_after(step, every, end)
             self._rest = rest if rest < end else None
 
     def at_rest(self) -> bool:
@@ -64,15 +64,15 @@ class SimKeeper:
         memory = simulation.contexts[worker.rank].memory
         saved = take_checkpoint(simulation.algorithm, worker.trained, simulation.num_workers, end, memory, worker.sampler)
         kept = simulation.checkpoints if place is None else self.kept.setdefault(place, [{} for _ in simulation.workers])
-        kept[worker.rank] = Snapshot().take(saved)
+        kept[worker.rank] = StagingBuffers().take(saved)
 
     def _due(self, step: int) -> bool:
         """Whether each worker keeps one behind that step, for which the workers need not meet."""
         simulation, every = self._simulation, self._simulation.settings.checkpoint_every
         within = every is not None and (step + 1) % every == 0 and step + 1 < simulation.workers[0].num_steps
-        return within and not meets(simulation.algorithm)
+        return within and not needs_sync_point(simulation.algorithm)
 
-    def behind(self, thread: SimThread, end: EndStep) -> bool:
+    def behind(self, thread: SimProcess, end: EndStep) -> bool:
         """Keep a checkpoint if one is due, take what was set there; whether the program waits for that."""
         due = self._due(end.step)
         if due:

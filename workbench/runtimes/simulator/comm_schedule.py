@@ -2,7 +2,7 @@
 
 What a rank of a ring sends, receives and sums depends on its rank, on how many there are and on the size of the value, and
 on nothing else. `rehearse` runs its sub-program once, answers every request at once, and writes down what it asked; a
-`Player` then goes through that tape in virtual time: the same messages at the same times, without a generator.
+`SchedulePlayer` then goes through that tape in virtual time: the same messages at the same times, without a generator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workbench.ops import Message, Program, Request, Ticket, Value
 from workbench.runtimes.execution.endpoint import size_of
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
 
 SEND, RECEIVE, WAIT, WORK = range(4)
 Instruction = tuple[int, int, int, int, Any]
@@ -25,7 +25,7 @@ share instructions."""
 
 
 @final
-class Tape(ops.Request):
+class CommSchedule(ops.Request):
     """What a sub-program asks, from its begin to its end; as a request, to be gone through in its place. The answer is `value`."""
 
     __slots__ = ("instructions", "num_slots", "value")
@@ -38,7 +38,7 @@ class Tape(ops.Request):
 
 
 @final
-class Repertoire:
+class ScheduleCache:
     """The tapes of one rank.
 
     Args:
@@ -51,7 +51,7 @@ class Repertoire:
     ) -> None:
         self._rank, self._num_workers, self._shared = rank, num_workers, shared
         self._seconds, self._traced = seconds, traced
-        self._known: dict[Any, Tape | None] = {}
+        self._known: dict[Any, CommSchedule | None] = {}
 
     def __call__(self, key: Any, begin: Callable[[Value], Request | Program], value: Value) -> Request | Program:
         """The sub-program `begin(value)`, or its tape; `key` names what it depends on beside the value's size."""
@@ -61,7 +61,7 @@ class Repertoire:
         known = self._known[key, size]
         return begin(value) if known is None else _play(known, value)
 
-    def _learn(self, work: Request | Program) -> Tape | None:
+    def _learn(self, work: Request | Program) -> CommSchedule | None:
         tape = rehearse(work)
         if tape is None:
             return None
@@ -69,15 +69,15 @@ class Repertoire:
         relative = ((op, slot, (peer - rank) % p if op < WAIT else 0, tag, size) for op, slot, peer, tag, size in tape.instructions)
         kept = (item for item in relative if item[0] != WORK or self._traced or self._seconds(item[4], item[1]) > 0)
         instructions = tuple(shared.setdefault(item, item) for item in kept)
-        return Tape(shared.setdefault(instructions, instructions), tape.num_slots)
+        return CommSchedule(shared.setdefault(instructions, instructions), tape.num_slots)
 
 
-def _play(tape: Tape, value: Value) -> Program:
-    yield Tape(tape.instructions, tape.num_slots)
+def _play(tape: CommSchedule, value: Value) -> Program:
+    yield CommSchedule(tape.instructions, tape.num_slots)
     return value
 
 
-def rehearse(work: Request | Program) -> Tape | None:
+def rehearse(work: Request | Program) -> CommSchedule | None:
     """The tape of a sub-program that asks for messages and local work alone; None of any other."""
     if isinstance(work, Request):
         return None
@@ -89,7 +89,7 @@ def rehearse(work: Request | Program) -> Tape | None:
         try:
             request = work.send(answer)
         except StopIteration:
-            return Tape(tuple(tape), num_slots)
+            return CommSchedule(tuple(tape), num_slots)
         inner = request.work if isinstance(request, ops.Start) else request
         answer = None
         match inner:
@@ -119,12 +119,12 @@ def rehearse(work: Request | Program) -> Tape | None:
 
 
 @final
-class Player:
+class SchedulePlayer:
     """Goes through a tape for a simulated program, and says when it is through."""
 
     __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_key", "_position", "_since_s", "_tape", "_then", "_thread", "_traced")
 
-    def __init__(self, thread: SimThread, tape: Tape, then: Callable[[Any], None]) -> None:
+    def __init__(self, thread: SimProcess, tape: CommSchedule, then: Callable[[Any], None]) -> None:
         simulation = thread.simulation
         self._thread, self._then = thread, then
         self._tape = tape.instructions
@@ -148,7 +148,7 @@ class Player:
         """Go on as far as possible."""
         tape, done, fabric = self._tape, self._done, self._fabric
         key, priority, rank, p = self._key
-        if self._blocked >= 0 and self._traced and self._thread.strand == 0:
+        if self._blocked >= 0 and self._traced and self._thread.task == 0:
             self._span("wait", "compute", self._since_s)
         self._blocked = -1
         for position in range(self._position, len(tape)):

@@ -16,7 +16,7 @@ from workbench.runtimes.execution.endpoint import bucket_of, size_of
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
 
 Then = Callable[[Any], None]
 Load = tuple[torch.Tensor, int, bool]  # content, stamp, whether it has one
@@ -24,7 +24,7 @@ PENDING = object()  # the answer to a request that takes time
 Combine = Callable[[list[Any]], None]
 
 
-def communicate(thread: SimThread, request: Request, then: Then, channel: str) -> None:
+def communicate(thread: SimProcess, request: Request, then: Then, channel: str) -> None:
     """Begin a request; `then` is called with its answer when it is done. `channel` names the collectives it is in step with."""
     if request.__class__ is ops.Send:
         return _send(thread, request, then)
@@ -54,7 +54,7 @@ def communicate(thread: SimThread, request: Request, then: Then, channel: str) -
             raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
 
 
-def _send(thread: SimThread, request: ops.Send, then: Then) -> None:
+def _send(thread: SimProcess, request: ops.Send, then: Then) -> None:
     worker, value = thread.worker, request.value
     flat = flat_of(value)
     snapshot = flat.clone() if worker.has_values else flat  # what a wire would have copied
@@ -71,7 +71,7 @@ def _send(thread: SimThread, request: ops.Send, then: Then) -> None:
     fabric.send(thread.key, request.tag, request.to, worker.rank, num_bytes, load, sent, fabric.clock.now_s, thread.priority)
 
 
-def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
+def _receive(thread: SimProcess, request: ops.Recv, then: Then) -> None:
     worker, simulation, like = thread.worker, thread.simulation, request.like
 
     def received(begin: float, sender: int, load: Load) -> None:
@@ -87,7 +87,7 @@ def _receive(thread: SimThread, request: ops.Recv, then: Then) -> None:
         simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, begin)
 
 
-def receive_here(thread: SimThread, request: ops.Recv) -> Any:
+def receive_here(thread: SimProcess, request: ops.Recv) -> Any:
     """Begin a receive for which the thread waits."""
     thread.pending, fabric, source = request, thread.simulation.fabric, request.source
     thread.begun_s = fabric.clock.now_s
@@ -100,7 +100,7 @@ def receive_here(thread: SimThread, request: ops.Recv) -> Any:
     return PENDING
 
 
-def _received_here(thread: SimThread, sender: int, load: Load) -> None:
+def _received_here(thread: SimProcess, sender: int, load: Load) -> None:
     request, worker = thread.pending, thread.worker
     assert isinstance(request, ops.Recv)
     if load[0] is not thread.agreed[0] or request is not thread.agreed[1]:
@@ -110,7 +110,7 @@ def _received_here(thread: SimThread, sender: int, load: Load) -> None:
     if worker.traced:
         num_bytes, now_s = 0 if sender == worker.rank else size_of(request.like), thread.simulation.clock.now_s
         worker.recorder.span("recv", "comm", thread.begun_s, now_s, worker.step, -1, num_bytes, sender)
-        if thread.strand == 0:
+        if thread.task == 0:
             worker.recorder.span("wait", "compute", thread.begun_s, now_s, worker.step)
     thread.resume(Message(sender, load[0], load[1]))
 
@@ -126,7 +126,7 @@ def check_arrived(rank: int, like: torch.Tensor, stamped: bool, sender: int, loa
 
 
 def _join(
-    thread: SimThread,
+    thread: SimProcess,
     channel: str,
     kind: str,
     value: Any,
@@ -151,7 +151,7 @@ def _join(
     thread.simulation.fabric.join(channel, (thread.worker.rank, (value, seal), finish), seconds, combine_checked)
 
 
-def span(thread: SimThread, kind: str, begin: float, value: Any, num_bytes: float, peer: int = -1) -> None:
+def span(thread: SimProcess, kind: str, begin: float, value: Any, num_bytes: float, peer: int = -1) -> None:
     """Draw a message or a collective."""
     worker = thread.worker
     if not worker.traced:

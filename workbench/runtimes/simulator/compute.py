@@ -10,10 +10,10 @@ from workbench.gradients import Gradient
 from workbench.ops import Ticket
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
 
 
-def begin_backward(thread: SimThread, request: ops.Backward) -> None:
+def begin_backward(thread: SimProcess, request: ops.Backward) -> None:
     """Forward, in pieces where buckets must arrive first, then backward; the program goes on when it is through."""
     worker, simulation = thread.worker, thread.simulation
     clock, compute, layout = simulation.clock, simulation.compute, worker.replica.layout
@@ -40,7 +40,7 @@ def begin_backward(thread: SimThread, request: ops.Backward) -> None:
     need(0) if needed else _last(thread, request, 1.0)
 
 
-def _last(thread: SimThread, request: ops.Backward, part: float) -> None:
+def _last(thread: SimProcess, request: ops.Backward, part: float) -> None:
     """The last piece of the forward pass, which is all of it but for what had to arrive first, and the backward pass."""
     worker, on_bucket = thread.worker, request.on_bucket
     tickets: list[Ticket] = []
@@ -67,7 +67,7 @@ def _last(thread: SimThread, request: ops.Backward, part: float) -> None:
 
 
 def begin_pass(
-    thread: SimThread,
+    thread: SimProcess,
     step: int,
     part: float,
     launch: Callable[[int], None] | None,

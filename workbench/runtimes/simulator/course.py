@@ -12,7 +12,7 @@ from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.control.reconfigure import changed
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
     from workbench.runtimes.simulator.simulation import Simulation
 
 
@@ -101,7 +101,7 @@ class Course:
         return method, rate
 
 
-def take_turn(thread: SimThread, end: EndStep) -> bool:
+def take_turn(thread: SimProcess, end: EndStep) -> bool:
     """Behind a step of ranks in step: take what was set for the next one; whether another program begins with it, as soon as all that
 
     is under way is complete.
@@ -125,7 +125,7 @@ def take_turn(thread: SimThread, end: EndStep) -> bool:
     return True
 
 
-def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
+def goes_on(simulation: Simulation, threads: list[SimProcess]) -> bool:
     """Where ranks are at steps of their own, and all their programs have ended: begin the next ones, if the run went on from there."""
     simulation.num_meetings += 1
     rate = None
@@ -135,7 +135,7 @@ def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
         if found is None or all(worker.last_end.step + 1 >= simulation.end_of(worker) for worker in computing):
             return False
         simulation.algorithm, rate = found
-    elif not simulation.keeper.at_rest():
+    elif not simulation.writer.at_rest():
         return False
     simulation.ending.clear()
     for thread, ctx in zip(threads, simulation.contexts, strict=True):
@@ -143,7 +143,7 @@ def goes_on(simulation: Simulation, threads: list[SimThread]) -> bool:
         if rate is not None:
             worker.trained.set_lr(rate)
         worker.trained.forget_words()
-        ctx.stopping, ctx.num_steps = False, simulation.keeper.end_of(worker)
+        ctx.stopping, ctx.num_steps = False, simulation.writer.end_of(worker)
         begin_again(ctx, worker.last_end)
         thread.take_up(simulation.algorithm.worker(ctx))
     return True

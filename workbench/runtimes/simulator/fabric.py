@@ -13,7 +13,7 @@ from typing import Any, final
 
 from workbench.costs import AnyNetwork, Route
 from workbench.runtimes.simulator.fair_sharing import FairLinks
-from workbench.runtimes.simulator.mailboxes import Asked, Offer, Open, every, put, take
+from workbench.runtimes.simulator.mailboxes import AnySourceQueue, Asked, Offer, every, put, take
 
 
 @final
@@ -70,7 +70,7 @@ class Fabric:
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
-        self._open: dict[Any, Open] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
+        self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
         self._gone: set[int] = set()  # whose messages are lost
 
     # -- collectives -------------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ class Fabric:
                 return True
         return False
 
-    def _opened(self, key: Any, tag: int, to: int) -> Open:
+    def _opened(self, key: Any, tag: int, to: int) -> AnySourceQueue:
         """From now on anybody's offer may be asked for: those that wait already, the oldest first."""
-        there, target = Open(), (key, tag, to)
+        there, target = AnySourceQueue(), (key, tag, to)
         for box in [box for box in self._offers if (box[0], box[1], box[3]) == target]:
             there.offers.extend(every(self._offers.pop(box)))
         there.offers = deque(sorted(there.offers, key=itemgetter(5)))

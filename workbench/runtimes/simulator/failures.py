@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, final
 
 from workbench import ops
 from workbench.errors import ConfigError
-from workbench.ops import Left, Program
+from workbench.ops import PeerLeft, Program
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
     from workbench.runtimes.simulator.simulation import Simulation
 
 Then = Callable[[Any], None]
 
 
 @final
-class Nothing(ops.Request):
+class Halted(ops.Request):
     """Asked for by a program whose process has ended; never answered."""
 
 
@@ -68,7 +68,7 @@ class Departures:
             if simulation.fabric.withdraw(box, received, argument):
                 self._tell(box, then)
 
-    def receive(self, thread: SimThread, request: ops.Recv, received: Any, argument: Any, then: Then) -> bool:
+    def receive(self, thread: SimProcess, request: ops.Recv, received: Any, argument: Any, then: Then) -> bool:
         """Whether a receive from any rank is answered by a departure; else it may be, until its message comes."""
         box = (thread.key, request.tag, thread.worker.rank)
         if self._told.get(box, 0) < len(self.gone):
@@ -82,7 +82,7 @@ class Departures:
         self._told[box] = self._told.get(box, 0) + 1
         now_s = self._simulation.clock.now_s
         self._simulation.workers[box[2]].recorder.events.append({"left": rank, "seconds": now_s, "tag": box[1]})
-        self._simulation.clock.at(now_s, then, Left(rank))
+        self._simulation.clock.at(now_s, then, PeerLeft(rank))
 
     def record(self) -> list[dict[str, Any]]:
         """For `run.json`."""
@@ -94,7 +94,7 @@ def _nothing() -> Program:
 
     def program() -> Program:
         while True:
-            yield Nothing()
+            yield Halted()
 
     begun = program()
     next(begun)

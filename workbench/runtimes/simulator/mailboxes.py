@@ -15,7 +15,7 @@ Asked = tuple[Callable[[Any, int, Any], None], Any]
 
 
 @final
-class Open:
+class AnySourceQueue:
     """What waits where a receive from any rank was asked for: offers and receives, the oldest first."""
 
     __slots__ = ("asked", "offers")

@@ -11,12 +11,12 @@ from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.execution.interpreter import update_event
-from workbench.runtimes.simulator.comm_schedule import Player, Tape
+from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
 from workbench.runtimes.simulator.communication import PENDING, communicate, receive_here
 from workbench.runtimes.simulator.compute import begin_backward
 from workbench.runtimes.simulator.course import when_complete
-from workbench.runtimes.simulator.failures import Nothing
-from workbench.runtimes.simulator.recorded_answers import Script
+from workbench.runtimes.simulator.failures import Halted
+from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.visits import Reply, Visit, play_reply, play_visit
 from workbench.runtimes.simulator.worker import SimWorker
 
@@ -28,27 +28,27 @@ CLOSED = object()
 
 
 @final
-class SimThread:
+class SimProcess:
     """A program of one worker: its own, or one that it started.
 
     Args:
         key: whose messages it sends and receives: 0 for the worker's own program and for servers beside it.
-        strand: which program of this worker it is, in order of starting; the worker's own is 0.
+        task: which program of this worker it is, in order of starting; the worker's own is 0.
         then: called with what the program returns.
         priority: of its messages among those that wait for an interface.
     """
 
-    def __init__(self, simulation: Simulation, worker: SimWorker, program: Program, then: Then, *, key: int = 0, strand: int = 0) -> None:
+    def __init__(self, simulation: Simulation, worker: SimWorker, program: Program, then: Then, *, key: int = 0, task: int = 0) -> None:
         self.simulation, self.worker = simulation, worker
-        self.pending: Request | Player | None = None
-        self.key, self.strand, self.priority = key, strand, 0
+        self.pending: Request | SchedulePlayer | None = None
+        self.key, self.task, self.priority = key, task, 0
         self.channel = "foreground"  # of its collectives
         self.free = False  # runs beside everything, and may still wait when a run is stopped
-        self.script: Script | None = simulation.script_of(worker.rank, strand)
+        self.script: RecordedAnswers | None = simulation.script_of(worker.rank, task)
         self._then = then
         self._program, self._ask = program, program.send
         self.agreed: Any = (None, None)  # without values: what arrived last, and what it was asked for as
-        self._lanes: dict[int, deque[SimThread]] = {}
+        self._lanes: dict[int, deque[SimProcess]] = {}
         self.num_started = self._num_strands = 0  # works in the background
         self._waiting_since = self.begun_s = 0.0  # `begun_s`: the receive that it waits for
 
@@ -89,8 +89,8 @@ class SimThread:
         communicate(self, request, lambda value: self._waited(value, begin), self.channel)
         return PENDING
 
-    def _play(self, tape: Tape) -> Any:
-        self.pending = player = Player(self, tape, self.resume)
+    def _play(self, tape: CommSchedule) -> Any:
+        self.pending = player = SchedulePlayer(self, tape, self.resume)
         player.go()
         return PENDING
 
@@ -129,12 +129,12 @@ class SimThread:
             worker.end_step(request, simulation.clock.now_s)
             return None
         if simulation.end_step(worker, request):
-            when_complete(request.state, lambda: simulation.keeper.keep(worker, request))  # in virtual time that no longer counts
+            when_complete(request.state, lambda: simulation.writer.keep(worker, request))  # in virtual time that no longer counts
             return CLOSED
-        return PENDING if simulation.keeper.behind(self, request) else None
+        return PENDING if simulation.writer.behind(self, request) else None
 
     def _waited(self, answer: Any, begin: float | None = None) -> None:
-        if self.strand == 0 and self.worker.traced:
+        if self.task == 0 and self.worker.traced:
             since, now = self._waiting_since if begin is None else begin, self.simulation.clock.now_s
             self.worker.recorder.span("wait", "compute", since, now, self.worker.step)
         self.resume(answer)
@@ -151,7 +151,7 @@ class SimThread:
 
     def inline(self, program: Program, then: Then) -> None:
         """Run a sub-program to its end, inside another request."""
-        thread = SimThread(self.simulation, self.worker, program, then)
+        thread = SimProcess(self.simulation, self.worker, program, then)
         self.simulation.threads[thread] = None
         thread.begin()
 
@@ -161,7 +161,7 @@ class SimThread:
         end = now_s + simulation.compute.update_s * gradient.flat.numel() / gradient.layout.numel
         if request.master:
             update, bucket = worker.apply_master(gradient, request.lr_scale), -1 if gradient.bucket is None else gradient.bucket
-            if self.strand == 0:  # a server on a rank of its own: its updates are its steps
+            if self.task == 0:  # a server on a rank of its own: its updates are its steps
                 worker.step = update - 1
             worker.recorder.events.append(update_event(request, bucket, update, end))
             if worker.has_values:
@@ -203,13 +203,13 @@ class SimThread:
         if isinstance(work, ops.AllReduce | ops.Send | ops.Recv):
             communicate(self, work, finish, f"lane {lane}")
             return ticket
-        assert self.strand == 0, f"a sub-program cannot start {type(work).__name__} in the background"
-        strand, program = -1, perform(work) if isinstance(work, Request) else work
+        assert self.task == 0, f"a sub-program cannot start {type(work).__name__} in the background"
+        task, program = -1, perform(work) if isinstance(work, Request) else work
         if not isinstance(work, Request):
             self._num_strands += 1
-            strand = self._num_strands
+            task = self._num_strands
         key = 0 if request.shares_tags else self.num_started
-        thread = SimThread(self.simulation, self.worker, program, finish, key=key, strand=strand)
+        thread = SimProcess(self.simulation, self.worker, program, finish, key=key, task=task)
         thread.priority, thread.free, thread.channel = request.priority, lane == FREE, f"lane {lane}"
         self.simulation.threads[thread] = None
         if lane == FREE:
@@ -218,7 +218,7 @@ class SimThread:
             self._queue(thread, lane, finish)
         return ticket
 
-    def _queue(self, thread: SimThread, lane: int, finish: Then) -> None:
+    def _queue(self, thread: SimProcess, lane: int, finish: Then) -> None:
         """Sub-programs of one lane run one after the other, in order of starting."""
         line = self._lanes.setdefault(lane, deque())
 
@@ -275,24 +275,24 @@ def _first_done(tickets: tuple[Ticket, ...]) -> tuple[int, Any] | None:
     return next(((position, ticket.value) for position, ticket in enumerate(tickets) if ticket.done), None)
 
 
-_ANSWERS: dict[type, Callable[[SimThread, Any], Any]] = {
-    Nothing: lambda thread, request: PENDING,
-    ops.Apply: SimThread._apply,
-    ops.Backward: SimThread._backward,
-    ops.Discard: SimThread._discard,
-    ops.EndStep: SimThread._end_step,
-    ops.Local: SimThread._local,
-    ops.Now: SimThread._now,
-    ops.PackParameters: SimThread._pack,
-    ops.ReadParameters: SimThread._read,
+_ANSWERS: dict[type, Callable[[SimProcess, Any], Any]] = {
+    Halted: lambda thread, request: PENDING,
+    ops.Apply: SimProcess._apply,
+    ops.Backward: SimProcess._backward,
+    ops.Discard: SimProcess._discard,
+    ops.EndStep: SimProcess._end_step,
+    ops.Local: SimProcess._local,
+    ops.Now: SimProcess._now,
+    ops.PackParameters: SimProcess._pack,
+    ops.ReadParameters: SimProcess._read,
     ops.Recv: receive_here,
-    ops.Start: SimThread.start,
+    ops.Start: SimProcess.start,
     ops.UnpackParameters: lambda thread, request: thread.worker.replica.unpack_parameters(request.value),
-    ops.Wait: SimThread._wait,
-    ops.WaitAny: SimThread._wait_any,
-    ops.WriteParameters: SimThread._write,
+    ops.Wait: SimProcess._wait,
+    ops.WaitAny: SimProcess._wait_any,
+    ops.WriteParameters: SimProcess._write,
     Reply: play_reply,
-    Tape: SimThread._play,
+    CommSchedule: SimProcess._play,
     Visit: play_visit,
 }
-_COMMUNICATE: Callable[[SimThread, Any], Any] = SimThread._communicate  # what is not there
+_COMMUNICATE: Callable[[SimProcess, Any], Any] = SimProcess._communicate  # what is not there

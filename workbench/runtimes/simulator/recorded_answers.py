@@ -9,17 +9,17 @@ from workbench.errors import ConfigError
 
 
 @final
-class Script:
+class RecordedAnswers:
     """The answers of one program of one rank, in the order in which it asked.
 
     Args:
         events: the rank's recorded events.
-        rank, strand: whose.
+        rank, task: whose.
     """
 
-    def __init__(self, events: list[dict[str, Any]], rank: int, strand: int) -> None:
-        mine = [row for row in events if row.get("strand") == strand]
-        self._name = f"rank {rank}, program {strand}"
+    def __init__(self, events: list[dict[str, Any]], rank: int, task: int) -> None:
+        mine = [row for row in events if row.get("strand") == task]
+        self._name = f"rank {rank}, program {task}"
         self._sources = deque(row["source"] for row in sorted((row for row in mine if "any" in row), key=lambda row: row["any"]))
         self._positions = deque(row["position"] for row in mine if "wait_any" in row)
         self._nows = deque(row["now"] for row in mine if "now" in row)

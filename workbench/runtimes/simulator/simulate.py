@@ -20,7 +20,7 @@ from workbench.replica.local_training import check_what
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.execution.endpoint import size_of
 from workbench.runtimes.simulator.lockstep.lockstep import Formula, Lockstep
-from workbench.runtimes.simulator.lockstep.worker_group import Cohort
+from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
 from workbench.runtimes.simulator.simulation import Simulation, run_info_of, without_what_is_there
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -92,24 +92,24 @@ def run_simulation(
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
     algorithm.check(workers)
-    cohort = Cohort(algorithm, problem, settings, workers, compute, timing_only=timing_only)
-    ctx = Context(0, workers, num_steps=cohort.num_steps, layout=cohort.replica.layout, seed=settings.seed, link=network)
+    group = WorkerGroup(algorithm, problem, settings, workers, compute, timing_only=timing_only)
+    ctx = Context(0, workers, num_steps=group.num_steps, layout=group.replica.layout, seed=settings.seed, link=network)
     ctx.rehearsed = _by_formula(network)
     with torch.random.fork_rng(devices=[]), compute_threads(settings.threads or 1):
-        ended_s = Lockstep(cohort, network).run(algorithm.worker(ctx))
+        ended_s = Lockstep(group, network).run(algorithm.worker(ctx))
         seconds = float(ended_s.max())
-        cohort.evaluate(cohort.num_steps - 1, seconds)
-        cohort.finish()
-    info = run_info_of(algorithm, problem, settings, workers, cohort.replica.layout, network, compute, cohort.sampler)
-    waited = float(cohort.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
-    result = {"steps": cohort.num_steps, "seconds": seconds, "last_step": cohort.num_steps - 1, "waited_share": waited}
+        group.evaluate(group.num_steps - 1, seconds)
+        group.finish()
+    info = run_info_of(algorithm, problem, settings, workers, group.replica.layout, network, compute, group.sampler)
+    waited = float(group.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
+    result = {"steps": group.num_steps, "seconds": seconds, "last_step": group.num_steps - 1, "waited_share": waited}
     note = f"one program for {workers} workers"
     if detail == "formula" and not native:
         note += ", collectives by formula"
-    if len(cohort.recorders) < workers:
-        note += f": rank 0's rows of metrics stand for all, spans are of the first {len(cohort.recorders)}"
+    if len(group.recorders) < workers:
+        note += f": rank 0's rows of metrics stand for all, spans are of the first {len(group.recorders)}"
     info["notes"].append(note)
-    return Run.from_memory({**info, "status": "finished", "result": result}, cohort.recorders)
+    return Run.from_memory({**info, "status": "finished", "result": result}, group.recorders)
 
 
 def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:

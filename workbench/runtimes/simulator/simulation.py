@@ -23,14 +23,14 @@ from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.local_training import check_what, model_info, num_steps_of, run_info, trace_note
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.checkpoint.rank_state import resume as go_on
-from workbench.runtimes.execution.evaluation_schedule import Milestones
-from workbench.runtimes.simulator.checkpoints import SimKeeper
-from workbench.runtimes.simulator.comm_schedule import Repertoire
+from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
+from workbench.runtimes.simulator.checkpoints import SimCheckpoints
+from workbench.runtimes.simulator.comm_schedule import ScheduleCache
 from workbench.runtimes.simulator.course import Course, goes_on
 from workbench.runtimes.simulator.fabric import Clock, Fabric
 from workbench.runtimes.simulator.failures import Departures
-from workbench.runtimes.simulator.process import SimThread
-from workbench.runtimes.simulator.recorded_answers import Script
+from workbench.runtimes.simulator.process import SimProcess
+from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.visits import Learner
 from workbench.runtimes.simulator.worker import Shapes, SimWorker, build_workers, ready_shares
 from workbench.settings import Settings
@@ -83,14 +83,14 @@ class Simulation:
         self.late = tuple(bucket for bucket, share in shares if share >= 1)  # those that are final at its end
         self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
-        self.keeper = SimKeeper(self)
+        self.writer = SimCheckpoints(self)
         self.num_meetings = 0  # how often all programs have ended
         self.stop_after: int | None = None
-        self.threads: dict[SimThread, None] = {}  # that have not ended, in order of beginning
+        self.threads: dict[SimProcess, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
         self.stopped = self.alone = False
         self.scripts: dict[int, list[dict[str, Any]]] | None = None  # rank -> recorded events, for a replay
-        self._scripts: dict[tuple[int, int], Script] = {}
+        self._scripts: dict[tuple[int, int], RecordedAnswers] = {}
         self._ended_s = 0.0
         self.departures: Departures | None = None
         self.timed = compute.timed  # what work takes depends on when it begins
@@ -98,7 +98,7 @@ class Simulation:
         self.factors: dict[int, list[float]] = {}  # step -> of each worker
         self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
-        self._milestones = Milestones(self.workers[0].due_steps() if algorithm.has_servers else [])
+        self._milestones = EvaluationSchedule(self.workers[0].due_steps() if algorithm.has_servers else [])
         self._parts: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have come to it, by number
         self._num_evaluated = 0  # steps that were evaluated, or before one that was
         self._updated_s: float | None = None  # the last update of a server
@@ -122,21 +122,21 @@ class Simulation:
             threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                threads.append(SimThread(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
+                threads.append(SimProcess(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
             if self.departures is not None:
                 self.departures.begin()
-            self.keeper.begin()
+            self.writer.begin()
             self._run_programs(threads)
             while self.algorithm.asynchronous and goes_on(self, threads):
                 self._run_programs(threads)
             if self.algorithm.asynchronous and (stop_after is not None or self.ending):
                 for worker in self.workers:
-                    self.keeper.keep(worker, worker.last_end)
+                    self.writer.keep(worker, worker.last_end)
             if stop_after is None or self.algorithm.asynchronous:
                 self._evaluate_at_end()
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
 
-    def _run_programs(self, threads: list[SimThread]) -> None:
+    def _run_programs(self, threads: list[SimProcess]) -> None:
         """Until all have ended, or nobody can move."""
         for thread in threads:
             self.threads[thread] = None
@@ -152,7 +152,7 @@ class Simulation:
         settings, layout = self.settings, worker.replica.layout
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
-            ctx.rehearsed = Repertoire(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
+            ctx.rehearsed = ScheduleCache(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
             ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None and self.departures is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
@@ -190,13 +190,13 @@ class Simulation:
         """When this worker ends work of so many seconds that it begins at `begin_s`."""
         return self.compute.finish_s(self.settings.seed, rank, begin_s, seconds) if self.timed else begin_s + seconds
 
-    def script_of(self, rank: int, strand: int) -> Script | None:
+    def script_of(self, rank: int, task: int) -> RecordedAnswers | None:
         """The recorded answers of a program; None where nothing is replayed."""
-        if self.scripts is None or strand < 0:
+        if self.scripts is None or task < 0:
             return None
-        if (rank, strand) not in self._scripts:
-            self._scripts[rank, strand] = Script(self.scripts.get(rank, []), rank, strand)
-        return self._scripts[rank, strand]
+        if (rank, task) not in self._scripts:
+            self._scripts[rank, task] = RecordedAnswers(self.scripts.get(rank, []), rank, task)
+        return self._scripts[rank, task]
 
     def end_step(self, worker: SimWorker, end: EndStep) -> bool:
         """Book a worker's step; True if it stops here."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workbench.gradients import Gradient
-    from workbench.runtimes.simulator.process import SimThread
+    from workbench.runtimes.simulator.process import SimProcess
     from workbench.runtimes.simulator.worker import Shapes
 
 
@@ -93,7 +93,7 @@ class Visit(ops.Request):
                 return f"Recv(source={of[0]}, tag={of[1]}, stamped=True)"
         return f"push and pull of step {self.step}"
 
-    def begin(self, thread: SimThread) -> None:
+    def begin(self, thread: SimProcess) -> None:
         """Before anything is asked; the program of the thread goes on with the answer."""
         tape = self._tape
         if self._thread is not thread:
@@ -108,7 +108,7 @@ class Visit(ops.Request):
         thread, fabric, done, instructions = self._thread, self._fabric, self._done, self._tape.instructions
         if self._blocked >= 0:
             self._blocked = -1
-            if self._worker.traced and thread.strand == 0:
+            if self._worker.traced and thread.task == 0:
                 self._span("wait", "compute", self._since_s)
         for position in range(self._position, len(instructions)):
             what, slot, of = instructions[position]
@@ -187,7 +187,7 @@ class Visit(ops.Request):
         self._worker.recorder.span(kind, lane, begin, self._fabric.clock.now_s, self.step, bucket, num_bytes, peer)
 
 
-def play_visit(thread: SimThread, visit: Visit) -> Any:
+def play_visit(thread: SimProcess, visit: Visit) -> Any:
     """In place of what it asks."""
     visit.begin(thread)
     visit.go()
@@ -205,7 +205,7 @@ class Reply(tuple[Sending, int, int], ops.Request):
         return f"Send(to={self[1]}, tag={self[0].tag}, stamp={self[2]})"
 
 
-def play_reply(thread: SimThread, reply: Reply) -> tuple[Gradient, Ticket]:
+def play_reply(thread: SimProcess, reply: Reply) -> tuple[Gradient, Ticket]:
     """Send it in the background."""
     sending, to, stamp = reply
     worker, fabric = thread.worker, thread.simulation.fabric
@@ -217,7 +217,7 @@ def play_reply(thread: SimThread, reply: Reply) -> tuple[Gradient, Ticket]:
     return worker.replica.pack_parameters(sending.bucket, master=True), ticket
 
 
-def _replied(what: tuple[SimThread, Reply, Ticket, float]) -> None:
+def _replied(what: tuple[SimProcess, Reply, Ticket, float]) -> None:
     """It has arrived."""
     thread, (sending, to, _), ticket, begin_s = what
     worker = thread.worker

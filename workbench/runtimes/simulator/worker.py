@@ -14,7 +14,7 @@ from workbench.ops import EndStep
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
-from workbench.replica.local_training import Worker, num_steps_of
+from workbench.replica.local_training import LocalTraining, num_steps_of
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
@@ -25,7 +25,7 @@ class SimWorker:
     """One simulated worker's replica, ledger and recorder."""
 
     def __init__(
-        self, rank: int, settings: Settings, worker: Worker | None, replica: Replica | Shapes, sampler: Sampler, taken: Taken
+        self, rank: int, settings: Settings, worker: LocalTraining | None, replica: Replica | Shapes, sampler: Sampler, taken: Taken
     ) -> None:
         self.rank = rank
         self.num_steps = num_steps_of(settings, sampler)
@@ -217,5 +217,5 @@ def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, nu
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
-        workers = [Worker(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)]
+        workers = [LocalTraining(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)]
     return [SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, Taken(worker.sampler)) for worker in workers]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.runtimes.liveness.deadline import SPINS as SPINS
-from workbench.runtimes.liveness.deadline import Patience as Patience
+from workbench.runtimes.liveness.deadline import Deadline as Deadline
 from workbench.streams import Streams, streams_of
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class Handle(ABC):
         """Whether it is complete; makes progress where the library needs that. Raises what went wrong."""
 
     @abstractmethod
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         """Until it is complete."""
 
-    def wait_inside(self, patience: Patience) -> None:
+    def wait_inside(self, deadline: Deadline) -> None:
         """The same on a thread that need not hear of anything else meanwhile: it may wait in the library, which wakes it without others."""
-        self.wait(patience)
+        self.wait(deadline)
 
 
 class Transport(ABC):
@@ -64,7 +64,7 @@ class Transport(ABC):
         return streams_of(self.device)
 
     @abstractmethod
-    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+    def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
         """Sum over ranks, on the calling thread."""
 
     @abstractmethod
@@ -75,19 +75,19 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+    def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
         """Sum over ranks, each rank its own block of `gradients.block_bounds`."""
 
     @abstractmethod
-    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+    def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
         """Each rank's own block to all."""
 
     @abstractmethod
-    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+    def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
         """Copy the root's tensor to all."""
 
     @abstractmethod
-    def barrier(self, patience: Patience) -> None:
+    def barrier(self, deadline: Deadline) -> None:
         """Until all ranks are here."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Transport(ABC):
         """Begin to receive into `flat`; the handle's `source` says from whom it came."""
 
     @abstractmethod
-    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+    def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         """Every rank's text, in order of rank."""
 
     @abstractmethod
@@ -155,11 +155,11 @@ class Transport(ABC):
     def cut(self) -> None:  # noqa: B027 - most libraries need nothing
         """At the end of the process: whatever still waits in the library for other ranks comes back at once, with an error."""
 
-    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+    def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         """Go on as these ranks alone, numbered anew in this order; each of them must call it. They meet at `place`, a new file."""
         raise NotImplementedError(f"{self.library} cannot go on with ranks {ranks} alone")
 
-    def admit(self, ranks: list[int], place: Path, patience: Patience, agreed: Callable[[bool], bool]) -> bool:
+    def admit(self, ranks: list[int], place: Path, deadline: Deadline, agreed: Callable[[bool], bool]) -> bool:
         """Go on among these ranks if that is agreed, told whether this one has met the others; whether it was.
 
         Their numbers stay, or where members shrink are theirs in this order.
@@ -179,7 +179,7 @@ class _Done(Handle):
     def poll(self) -> bool:
         return True
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         """At once."""
 
 
@@ -192,7 +192,7 @@ class SoloTransport(Transport):
         self.library = "none (one process)"
         self.notes = []
 
-    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+    def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
         """The sum of one value is that value; like every other transport, it returns when the value is there."""
         self.streams.finish()
 
@@ -200,16 +200,16 @@ class SoloTransport(Transport):
         self.streams.finish()
         return _Done()
 
-    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+    def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
         """There is nobody else."""
 
-    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+    def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
         """There is nobody else."""
 
-    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
+    def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
         """There is nobody else."""
 
-    def barrier(self, patience: Patience) -> None:
+    def barrier(self, deadline: Deadline) -> None:
         """There is nobody else."""
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
@@ -218,7 +218,7 @@ class SoloTransport(Transport):
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         raise ValueError("one process has nobody to receive from")
 
-    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+    def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         return [text]
 
     def announce_failure(self, words: str) -> None:
@@ -228,7 +228,7 @@ class SoloTransport(Transport):
         return None
 
 
-def offset_to_rank0(transport: Transport, patience: Patience, rounds: int = 16) -> float:
+def offset_to_rank0(transport: Transport, deadline: Deadline, rounds: int = 16) -> float:
     """Seconds to add to this rank's `time.perf_counter` to get rank 0's: the quickest round trip decides (Cristian 1989).
 
     Every rank must call it; rank 0 answers the others one after the other.
@@ -237,15 +237,15 @@ def offset_to_rank0(transport: Transport, patience: Patience, rounds: int = 16) 
     if transport.rank == 0:
         for peer in range(1, transport.num_workers):
             for _ in range(rounds):
-                transport.start_recv(peer, word, CLOCK_TAG).wait(patience)
+                transport.start_recv(peer, word, CLOCK_TAG).wait(deadline)
                 word[0] = time.perf_counter()
-                transport.start_send(peer, word, CLOCK_TAG).wait(patience)
+                transport.start_send(peer, word, CLOCK_TAG).wait(deadline)
         return 0.0
     best = (float("inf"), 0.0)
     for _ in range(rounds):
         before = time.perf_counter()
-        transport.start_send(0, word, CLOCK_TAG).wait(patience)
-        transport.start_recv(0, word, CLOCK_TAG).wait(patience)
+        transport.start_send(0, word, CLOCK_TAG).wait(deadline)
+        transport.start_recv(0, word, CLOCK_TAG).wait(deadline)
         after = time.perf_counter()
         best = min(best, (after - before, float(word[0]) - (before + after) / 2))
     return best[1]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.errors import PeerFailed
 from workbench.runtimes.liveness.membership import Membership
-from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.base import Deadline, Handle
 
 GRACE_S = 5.0  # from an error of the library until it must be known who has left
 
@@ -71,13 +71,13 @@ class PeerHandle(Handle):
             raise PeerFailed(words)
         return True
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
             event = getattr(self._inner, "event", None)
             if event is None:
-                patience.pause()
+                deadline.pause()
             elif not event.wait(0.1):
-                patience.check()
+                deadline.check()
 
 
 @final
@@ -141,9 +141,9 @@ class AnyHandle(Handle):
             self._error, self._failed_s = error, time.monotonic()
         check(self._members, error, self._failed_s, peer)
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
-            patience.pause()
+            deadline.pause()
 
 
 def check(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.errors import RankMismatch
 from workbench.runtimes.liveness.membership import LEFT_TEXT
-from workbench.runtimes.transport.base import Handle, Patience, Transport
+from workbench.runtimes.transport.base import Deadline, Handle, Transport
 from workbench.runtimes.transport.framing import HEADER_BYTES, Path, stamp_in
 
 STAMP_BYTES = HEADER_BYTES  # the stamp is in the header, and nothing else goes before the values
@@ -38,7 +38,7 @@ def without_header(message: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @final
-class Post:
+class Mailbox:
     """One rank's letter box, and its receives from any rank that were posted and not used.
 
     A message to oneself never reaches the library (gloo refuses it). A receive from any rank looks into the box and at
@@ -133,11 +133,11 @@ class Post:
         """(tag, bytes) of each receive that is still posted."""
         return [key for key, left in self._posted.items() for handle, _ in left if not handle.poll()]
 
-    def finish(self, patience: Patience) -> None:
+    def finish(self, deadline: Deadline) -> None:
         """Wait for the messages that a peer sent to get rid of what is posted."""
         for left in self._posted.values():
             for handle, _ in left:
-                handle.wait(patience)
+                handle.wait(deadline)
         self._posted.clear()
 
 
@@ -151,7 +151,7 @@ class Delivered(Handle):
     def poll(self) -> bool:
         return True
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         """At once."""
 
 
@@ -168,10 +168,10 @@ class Announced(Handle):
             self.finished_s = self._handle.finished_s
         return self.finished_s is not None
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
-            self._before.wait(patience)
-            self._handle.wait(patience)
+            self._before.wait(deadline)
+            self._handle.wait(deadline)
 
 
 @final
@@ -183,11 +183,11 @@ class StampedHandle(Handle):
         dtype: of its values.
     """
 
-    def __init__(self, post: Post, source: int, flat: Tensor, tag: int, dtype: torch.dtype) -> None:
+    def __init__(self, mailbox: Mailbox, source: int, flat: Tensor, tag: int, dtype: torch.dtype) -> None:
         self.started_s = time.perf_counter()
         self.source, self.flat, self.stamp = source, flat, 0
-        self._post, self._tag, self._dtype = post, tag, dtype
-        self._inner = post.start_recv(source, flat, tag)
+        self._mailbox, self._tag, self._dtype = mailbox, tag, dtype
+        self._inner = mailbox.start_recv(source, flat, tag)
 
     def poll(self) -> bool:
         if self.finished_s is not None:
@@ -195,24 +195,24 @@ class StampedHandle(Handle):
         if not self._inner.poll():
             return False
         try:
-            stamp = self._post.judge(self._inner, self.flat, self._dtype, self.source, self._tag)
+            stamp = self._mailbox.judge(self._inner, self.flat, self._dtype, self.source, self._tag)
         except RankMismatch:
-            if not self._post.lacks(self.source):
+            if not self._mailbox.lacks(self.source):
                 raise
             stamp = 0  # nothing came: whoever waits for a rank that has left hears of it by its next look
         if stamp is None:
-            self._inner = self._post.start_recv(self.source, self.flat, self._tag)
+            self._inner = self._mailbox.start_recv(self.source, self.flat, self._tag)
             return False
         self.stamp, self.finished_s = stamp, self._inner.finished_s or time.perf_counter()
         return True
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
-            self._inner.wait(patience)
+            self._inner.wait(deadline)
 
 
 @final
-class BoxHandle(Handle):
+class AnySourceRecv(Handle):
     """A receive from oneself, or from any rank.
 
     Args:
@@ -220,7 +220,15 @@ class BoxHandle(Handle):
     """
 
     def __init__(
-        self, post: Post, rank: int, flat: Tensor, tag: int, *, others: bool, departures: bool = False, dtype: torch.dtype | None = None
+        self,
+        mailbox: Mailbox,
+        rank: int,
+        flat: Tensor,
+        tag: int,
+        *,
+        others: bool,
+        departures: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.started_s = time.perf_counter()
         self.stamp = 0
@@ -229,47 +237,47 @@ class BoxHandle(Handle):
         self.left: int | None = None  # in place of a message: who has left
         self._departures = departures and others
         self.flat = flat
-        self._post, self._tag = post, tag
-        self._remote: tuple[Handle, Tensor] | None = post.post_any(flat, tag) if others else None
+        self._mailbox, self._tag = mailbox, tag
+        self._remote: tuple[Handle, Tensor] | None = mailbox.post_any(flat, tag) if others else None
 
     def poll(self) -> bool:
         if self.finished_s is not None:
             return True
         if self._remote is not None and self._remote[0].poll():
-            if self._departures and self._post.is_told(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
-                self._remote = self._post.post_any(torch.empty_like(self.flat), self._tag)  # it came after the news of its sender's end
+            if self._departures and self._mailbox.is_told(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
+                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # it came after the news of its sender's end
                 return False
             handle, flat = self._remote
             source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one
-            stamp = 0 if self._dtype is None else self._post.judge(handle, flat, self._dtype, source, self._tag)
+            stamp = 0 if self._dtype is None else self._mailbox.judge(handle, flat, self._dtype, source, self._tag)
             if stamp is None:
-                self._remote = self._post.post_any(flat, self._tag)
+                self._remote = self._mailbox.post_any(flat, self._tag)
                 return False
             self.source, self.flat, self.stamp = source, flat, stamp
             self.finished_s = max(handle.finished_s or time.perf_counter(), self.started_s)  # it may have been posted for an earlier one
             return True
-        found = self._post.take(self._tag)
+        found = self._mailbox.take(self._tag)
         if found is not None:
             self.flat = found[0].view(self.flat.dtype)
             self.stamp = 0 if self._dtype is None else stamp_in(header_of(self.flat))
         elif self._departures:
-            self.left = self._post.departure(self._tag)
+            self.left = self._mailbox.departure(self._tag)
         if found is None and self.left is None:
             return False
         if self._remote is not None:
-            self._post.park(*self._remote, self._tag)
+            self._mailbox.park(*self._remote, self._tag)
         self.finished_s = time.perf_counter()
         return True
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
-            patience.pause()
+            deadline.pause()
 
 
-def flush(post: Post, transport: Transport, patience: Any) -> None:
+def flush(mailbox: Mailbox, transport: Transport, deadline: Any) -> None:
     """At the end of a run, on every rank: the next rank sends something for each receive that is still posted."""
-    mine = ";".join(f"{tag}:{size}" for tag, size in post.parked())
-    texts = transport.gather_texts(mine, patience("all ranks to leave the run"))
+    mine = ";".join(f"{tag}:{size}" for tag, size in mailbox.parked())
+    texts = transport.gather_texts(mine, deadline("all ranks to leave the run"))
     if LEFT_TEXT in texts:
         return  # the library stays as it is: what was posted may wait for one that has left
     neighbour = texts[(transport.rank + 1) % transport.num_workers]
@@ -278,6 +286,6 @@ def flush(post: Post, transport: Transport, patience: Any) -> None:
         tag, size = map(int, item.split(":"))
         nothing = torch.zeros(size, dtype=torch.uint8, device=transport.device)
         sends.append(transport.start_send((transport.rank + 1) % transport.num_workers, nothing, tag))
-    post.finish(patience("a message for what is still posted"))
+    mailbox.finish(deadline("a message for what is still posted"))
     for handle in sends:
-        handle.wait(patience("the next rank to receive"))
+        handle.wait(deadline("the next rank to receive"))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.collectives import Ring
 from workbench.runtimes.liveness.membership import of_all
-from workbench.runtimes.transport.base import CLOCK_TAG, Patience, Transport
+from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Transport
 
 SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
 ROUNDS, LARGE_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 4, 5, 3
@@ -55,7 +55,7 @@ class MeasuredLink:
         return self.native_latency_s + short * self.native_s_per_byte + (num_bytes - short) * self.long_s_per_byte
 
 
-def measure_link(transport: Transport, patience: Callable[[str], Patience], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
+def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
     """Measure; all ranks call it. None for one rank.
 
     Args:
@@ -66,7 +66,7 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience], num_
     """
     if transport.num_workers == 1:
         return None
-    quickest, usual = (partial(way, waits=partial(patience, "the network to be measured")) for way in (_quickest, _usual))
+    quickest, usual = (partial(way, waits=partial(deadline, "the network to be measured")) for way in (_quickest, _usual))
     short, long = (torch.ones(size // 4, device=transport.device) for size in (SMALL_BYTES, LARGE_BYTES))
     span = LARGE_BYTES - SMALL_BYTES
     hop = quickest(ROUNDS, lambda waits: _hop(transport, short, waits))
@@ -75,7 +75,7 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience], num_
     long_own = quickest(LARGE_ROUNDS, lambda waits: transport.all_reduce(long, waits))
     gamma = quickest(ROUNDS, lambda _: long.add_(long)) / LARGE_BYTES
     mine = (hop, max(long_hop - hop, 1e-9) / span, gamma, own, max(long_own - own, 0.0) / span)
-    latency, beta, gamma, native, native_beta = _slowest(transport, mine, patience)
+    latency, beta, gamma, native, native_beta = _slowest(transport, mine, deadline)
     link = MeasuredLink(
         latency_s=latency,
         bandwidth_bytes_per_s=1.0 / beta,
@@ -92,52 +92,52 @@ def measure_link(transport: Transport, patience: Callable[[str], Patience], num_
         usual(lambda waits: transport.all_reduce(longer, waits)),
         usual(lambda waits: _ring(transport, longer, waits)),
     )
-    own_s, found_s = _slowest(transport, long_s, patience)
+    own_s, found_s = _slowest(transport, long_s, deadline)
     long_beta = max(own_s - link.native_s(LARGE_BYTES), 0.0) / (LONG_BYTES - LARGE_BYTES)
     link = replace(link, long_s_per_byte=long_beta, slowdown=found_s / ring_s)
     if num_bytes < LONGEST_BYTES or link.native_s(LONGEST_BYTES) > LONG_LIMIT_S:
         return link
     longest = torch.ones(LONGEST_BYTES // 4, device=transport.device)
     own = usual(lambda waits: transport.all_reduce(longest, waits), LONGEST_WARM, LONGEST_ROUNDS)
-    return replace(link, longest_s_per_byte=_slowest(transport, (own,), patience)[0] / LONGEST_BYTES)
+    return replace(link, longest_s_per_byte=_slowest(transport, (own,), deadline)[0] / LONGEST_BYTES)
 
 
-def _slowest(transport: Transport, mine: tuple[float, ...], patience: Callable[[str], Patience]) -> list[float]:
+def _slowest(transport: Transport, mine: tuple[float, ...], deadline: Callable[[str], Deadline]) -> list[float]:
     """The largest of all ranks' numbers, place by place; the same on all."""
-    texts = of_all(transport.gather_texts(" ".join(map(repr, mine)), patience("all ranks to measure the network")), "a measurement")
+    texts = of_all(transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to measure the network")), "a measurement")
     return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
 
 
-def _quickest(rounds: int, work: Callable[[Patience], object], waits: Callable[[], Patience]) -> float:
+def _quickest(rounds: int, work: Callable[[Deadline], object], waits: Callable[[], Deadline]) -> float:
     return min(_seconds(rounds, work, waits))
 
 
-def _usual(work: Callable[[Patience], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS, *, waits: Callable[[], Patience]) -> float:
+def _usual(work: Callable[[Deadline], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS, *, waits: Callable[[], Deadline]) -> float:
     """Of long ones, when they are warm."""
     return median(_seconds(warm + rounds, work, waits)[warm:])
 
 
-def _seconds(rounds: int, work: Callable[[Patience], object], waits: Callable[[], Patience]) -> list[float]:
+def _seconds(rounds: int, work: Callable[[Deadline], object], waits: Callable[[], Deadline]) -> list[float]:
     """Of each round, which has all of the time-out to itself."""
     found = []
     for _ in range(rounds):
-        patience = waits()
+        deadline = waits()
         begin = time.perf_counter()
-        work(patience)
+        work(deadline)
         found.append(time.perf_counter() - begin)
     return found
 
 
-def _hop(transport: Transport, message: Tensor, patience: Patience) -> None:
+def _hop(transport: Transport, message: Tensor, deadline: Deadline) -> None:
     """To the next rank and from the one before, at once."""
     rank, p = transport.rank, transport.num_workers
     coming = transport.start_recv((rank - 1) % p, torch.empty_like(message), CLOCK_TAG)
     going = transport.start_send((rank + 1) % p, message, CLOCK_TAG)
-    coming.wait(patience)
-    going.wait(patience)
+    coming.wait(deadline)
+    going.wait(deadline)
 
 
-def _ring(transport: Transport, flat: Tensor, patience: Patience) -> None:
+def _ring(transport: Transport, flat: Tensor, deadline: Deadline) -> None:
     """A ring, one message after the other, in blocks of one length: what is left over is not summed."""
     rank, p = transport.rank, transport.num_workers
     blocks = flat[: flat.numel() // p * p].view(p, -1)
@@ -145,8 +145,8 @@ def _ring(transport: Transport, flat: Tensor, patience: Patience) -> None:
         coming = torch.empty_like(blocks[0])
         into = transport.start_recv((rank - 1) % p, coming, CLOCK_TAG)
         out = transport.start_send((rank + 1) % p, blocks[(rank - hop - 1) % p], CLOCK_TAG)
-        into.wait(patience)
-        out.wait(patience)
+        into.wait(deadline)
+        out.wait(deadline)
         if hop < p - 1:
             blocks[(rank - hop - 2) % p].add_(coming)
         else:

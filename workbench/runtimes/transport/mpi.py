@@ -23,7 +23,7 @@ from torch import Tensor
 
 from workbench.errors import LaunchError, PeerFailed
 from workbench.gradients import block_bounds
-from workbench.runtimes.transport.base import HOST_TIMES, Handle, Patience, Transport, pick_device
+from workbench.runtimes.transport.base import HOST_TIMES, Deadline, Handle, Transport, pick_device
 from workbench.runtimes.transport.mpi_fault_tolerant import is_fault_tolerant, shrunk
 from workbench.runtimes.transport.mpi_finalize import bound_finalize
 from workbench.runtimes.transport.mpi_requests import MpiHandle, buffer_of
@@ -52,7 +52,7 @@ class MpiTransport(Transport):
         parent = MPI.COMM_WORLD if communicator is None else communicator
         if communicator is None:
             _refuse_to_be_alone()
-        _join(parent, Patience("all ranks to join the run", failure, timeout_s))  # Dup itself would wait for ever
+        _join(parent, Deadline("all ranks to join the run", failure, timeout_s))  # Dup itself would wait for ever
         self._comm = parent.Dup()
         self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
         self._control = parent.Dup()
@@ -86,8 +86,8 @@ class MpiTransport(Transport):
         while len(self._lanes) < num_lanes:
             self._lanes.append(self._comm.Dup())
 
-    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
-        with self._together(patience, flat.nbytes):
+    def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
+        with self._together(deadline, flat.nbytes):
             host = self._to_host(flat)
             self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
             self._from_host(flat, host)
@@ -98,16 +98,16 @@ class MpiTransport(Transport):
         host = self._to_host(flat)
         return MpiHandle(self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
 
-    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
-        with self._together(patience, flat.nbytes):
+    def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
+        with self._together(deadline, flat.nbytes):
             host = self._to_host(flat)
             counts, start = self._blocks(flat)
             mine = torch.empty(counts[self.rank], dtype=flat.dtype)
             self._collectives.Reduce_scatter(buffer_of(host), buffer_of(mine), counts, MPI.SUM)
             flat[start[self.rank] : start[self.rank] + counts[self.rank]].copy_(mine)
 
-    def all_gather(self, flat: Tensor, patience: Patience) -> None:
-        with self._together(patience, flat.nbytes):
+    def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
+        with self._together(deadline, flat.nbytes):
             host = self._to_host(flat)
             counts, start = self._blocks(flat)
             memory, _, kind = buffer_of(host)
@@ -118,33 +118,33 @@ class MpiTransport(Transport):
         bounds = block_bounds(flat.numel(), self.num_workers)
         return [bounds[block + 1] - bounds[block] for block in range(self.num_workers)], bounds[:-1]
 
-    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
-        with self._together(patience, flat.nbytes):
+    def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
+        with self._together(deadline, flat.nbytes):
             host = self._to_host(flat)
             self._collectives.Bcast(buffer_of(host), root)
             self._from_host(flat, host)
 
-    def barrier(self, patience: Patience) -> None:
+    def barrier(self, deadline: Deadline) -> None:
         request = self._collectives.Ibarrier()
         if not request.Test():  # looked at before a handle is made, for short sums
-            MpiHandle(request).wait(patience)
+            MpiHandle(request).wait(deadline)
 
-    def _together(self, patience: Patience, num_bytes: int = 0) -> _Together:
-        return _Together(self, patience, num_bytes)
+    def _together(self, deadline: Deadline, num_bytes: int = 0) -> _Together:
+        return _Together(self, deadline, num_bytes)
 
-    def gather_here(self, patience: Patience, num_bytes: int) -> None:
+    def gather_here(self, deadline: Deadline, num_bytes: int) -> None:
         """All ranks are here for a call that none can leave before all have made it: who has come to the barrier must make it too,
 
         and who comes to it after another has left all the same must not.
         """
         self._bound = True
-        self.barrier(patience)
+        self.barrier(deadline)
         words = self.peer_failure()
         if words is not None:
             raise PeerFailed(words)
         if num_bytes >= LONG_BYTES:
             # To ask for words moves messages too, those of who is in the call already: MPICH then copies them once more.
-            self.barrier(patience)
+            self.barrier(deadline)
             if self._failure:  # heard meanwhile, by this thread or another: who spoke does not come
                 raise PeerFailed(self._failure[0])
 
@@ -167,11 +167,11 @@ class MpiTransport(Transport):
 
         return MpiHandle(request, came)
 
-    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+    def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         if self.members is not None:
-            texts = self.members.gather_texts(text, patience)
+            texts = self.members.gather_texts(text, deadline)
             return [texts[rank] for rank in self._ranks]
-        with self._together(patience):
+        with self._together(deadline):
             mine = np.frombuffer(text.encode(), np.uint8)  # as bytes: `allgather` would unpickle what a peer says
             lengths = np.empty(self.num_workers, np.int64)
             self._comm.Allgather(np.array([len(mine)], np.int64), lengths)
@@ -234,9 +234,9 @@ class MpiTransport(Transport):
             if not communicator.Is_revoked():
                 communicator.Revoke()
 
-    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+    def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         me = self._ranks[self.rank]
-        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), patience)  # all open the other lanes anew
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all open the other lanes anew
         self._collectives, self._failure, self._announced = self._comm, [], []
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 
@@ -277,14 +277,14 @@ class MpiTransport(Transport):
 class _Together:
     """A block in which all ranks make a call; a class of its own, since a generator's takes as long again as a short sum."""
 
-    __slots__ = ("_num_bytes", "_patience", "_transport")
+    __slots__ = ("_deadline", "_num_bytes", "_transport")
 
-    def __init__(self, transport: MpiTransport, patience: Patience, num_bytes: int) -> None:
-        self._transport, self._patience, self._num_bytes = transport, patience, num_bytes
+    def __init__(self, transport: MpiTransport, deadline: Deadline, num_bytes: int) -> None:
+        self._transport, self._deadline, self._num_bytes = transport, deadline, num_bytes
 
     def __enter__(self) -> None:
         try:
-            self._transport.gather_here(self._patience, self._num_bytes)
+            self._transport.gather_here(self._deadline, self._num_bytes)
         except BaseException:
             self._transport.part()
             raise
@@ -302,12 +302,12 @@ def _bound_finalize() -> None:
 atexit.register(_bound_finalize)  # when this module is imported, so that it runs after what the user registers later
 
 
-def _join(communicator: Any, patience: Patience) -> None:
+def _join(communicator: Any, deadline: Deadline) -> None:
     """Until all ranks are here. A barrier to which not all came is the next run's: whoever did not come to it comes to it there."""
     key = communicator.py2f()
     if key not in _JOINING:
         _JOINING[key] = MpiHandle(communicator.Ibarrier())
-    _JOINING[key].wait(patience)
+    _JOINING[key].wait(deadline)
     del _JOINING[key]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 from workbench.errors import PeerFailed
-from workbench.runtimes.liveness.deadline import Patience, on_a_thread
+from workbench.runtimes.liveness.deadline import Deadline, on_a_thread
 from workbench.runtimes.liveness.membership import ENDS_ALONE
 
 FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")  # set by Open MPI's launcher where it was asked for both
@@ -23,7 +23,7 @@ def is_fault_tolerant() -> bool:
     return all(os.environ.get(name, "") in ("1", "true") for name in FAULT_TOLERANCE) and hasattr(MPI.Comm, "Shrink")
 
 
-def shrunk(communicator: Any, number: int, size: int, patience: Patience) -> list[Any]:
+def shrunk(communicator: Any, number: int, size: int, deadline: Deadline) -> list[Any]:
     """So many communicators of those that remain of one; all of them call it.
 
     Args:
@@ -35,7 +35,7 @@ def shrunk(communicator: Any, number: int, size: int, patience: Patience) -> lis
 
     def check() -> None:
         with suppress(PeerFailed):  # one more has left: the library finds it out by itself, and all that remain come to the same end
-            patience.check()
+            deadline.check()
 
     made = on_a_thread(lambda: [communicator.Shrink() for _ in range(number)], check)
     if any(each.Get_size() != size for each in made):

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from workbench.errors import PeerFailed, RankMismatch, Stalled
-from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.base import Deadline, Handle
 
 _LEFT: list[MpiHandle] = []  # requests whose waiting was given up: the library may still write to their memory
 TYPES = {
@@ -60,11 +60,11 @@ class MpiHandle(Handle):
             )
             raise RankMismatch(f"{words}. Run one version of workbench, one method and one model on all ranks") from error
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         try:
             while not self.poll():
                 try:
-                    patience.pause()
+                    deadline.pause()
                 except (PeerFailed, Stalled):
                     if not self.poll():  # complete after all: a request left behind would meet the wrong one later
                         raise

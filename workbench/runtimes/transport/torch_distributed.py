@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.errors import ConfigError, LaunchError, Stalled
 from workbench.gradients import block_bounds
-from workbench.runtimes.transport.base import HOST_TIMES, Handle, Patience, Transport, pick_device, ranks_here
+from workbench.runtimes.transport.base import HOST_TIMES, Deadline, Handle, Transport, pick_device, ranks_here
 from workbench.runtimes.transport.fault_tolerant import AnyHandle, PeerHandle
 from workbench.runtimes.transport.torch_groups import Meeting
 from workbench.runtimes.transport.torch_handles import JOIN_S, StreamHandle, Waiters, Works, close_connections, wait_inside
@@ -91,10 +91,10 @@ class TorchTransport(Transport):
         place = FAILURE_KEY if among is None else f"{FAILURE_KEY}/{'-'.join(map(str, self._ranks))}"
         run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run
         self._key = f"{place}/{run}"
-        patience = Patience("all ranks to join the run", failure, timeout_s)  # new_group itself would wait for half an hour
+        deadline = Deadline("all ranks to join the run", failure, timeout_s)  # new_group itself would wait for half an hour
         try:
             while int(self._store.get(f"{place}/runs")) < (run + 1) * self.num_workers:
-                patience.pause()
+                deadline.pause()
         except BaseException:
             self._store.add(f"{place}/runs", -1)  # has not come after all: or the ranks would count their next run differently
             raise
@@ -162,19 +162,19 @@ class TorchTransport(Transport):
         """One, and on gloo others beside it for the parts of long sums."""
         parts = LONG_PARTS if self._backend == "gloo" else 1
         if self._meeting is not None:
-            return self._meeting.groups(parts, Patience("the ranks that remain", self.peer_failure, self._timeout_s))
+            return self._meeting.groups(parts, Deadline("the ranks that remain", self.peer_failure, self._timeout_s))
         return [dist.new_group(backend=self._backend, timeout=self._limit, **self._some) for _ in range(parts)]
 
     @property
     def _group(self) -> dist.ProcessGroup:
         return self._groups[0]
 
-    def all_reduce(self, flat: Tensor, patience: Patience) -> None:
+    def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
         self._check_type(flat)
         parts = flat.tensor_split(len(self._groups)) if flat.nbytes >= LONG_BYTES else (flat,)
         begun = [dist.all_reduce(part, group=group, async_op=True) for part, group in zip(parts, self._groups, strict=False)]
         for work in begun:
-            self._wait(work, flat, patience)
+            self._wait(work, flat, deadline)
 
     def _check_type(self, flat: Tensor) -> None:
         if flat.dtype == torch.int16:
@@ -188,19 +188,19 @@ class TorchTransport(Transport):
         work = dist.all_reduce(flat, group=self._group, async_op=True)
         return StreamHandle(work) if flat.is_cuda else self._works.watch(work)
 
-    def reduce_scatter(self, flat: Tensor, patience: Patience) -> None:
+    def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
         bounds, table = self._table(flat)
         for block, row in enumerate(table):
             row[: bounds[block + 1] - bounds[block]].copy_(flat[bounds[block] : bounds[block + 1]])
         out = torch.empty_like(table[0])
-        self._plain(dist.reduce_scatter_tensor(out, table.view(-1), group=self._group, async_op=True), out).wait(patience)
+        self._plain(dist.reduce_scatter_tensor(out, table.view(-1), group=self._group, async_op=True), out).wait(deadline)
         flat[bounds[self.rank] : bounds[self.rank + 1]].copy_(out[: bounds[self.rank + 1] - bounds[self.rank]])
 
-    def all_gather(self, flat: Tensor, patience: Patience) -> None:
+    def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
         bounds, table = self._table(flat)
         mine = flat.new_zeros(table.shape[1])
         mine[: bounds[self.rank + 1] - bounds[self.rank]].copy_(flat[bounds[self.rank] : bounds[self.rank + 1]])
-        self._plain(dist.all_gather_into_tensor(table.view(-1), mine, group=self._group, async_op=True), table).wait(patience)
+        self._plain(dist.all_gather_into_tensor(table.view(-1), mine, group=self._group, async_op=True), table).wait(deadline)
         for block, row in enumerate(table):
             flat[bounds[block] : bounds[block + 1]].copy_(row[: bounds[block + 1] - bounds[block]])
 
@@ -213,18 +213,18 @@ class TorchTransport(Transport):
         """gloo reports the end of these only to a thread that waits for it."""
         return StreamHandle(work) if flat.is_cuda else self._waiters.watch(work, flat, self.rank)
 
-    def broadcast(self, flat: Tensor, root: int, patience: Patience) -> None:
-        self._wait(dist.broadcast(flat, self._ranks[root], group=self._group, async_op=True), flat, patience)
+    def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
+        self._wait(dist.broadcast(flat, self._ranks[root], group=self._group, async_op=True), flat, deadline)
 
-    def barrier(self, patience: Patience) -> None:
-        wait_inside(dist.all_reduce(torch.zeros(1), group=self._host_group, async_op=True), patience)
+    def barrier(self, deadline: Deadline) -> None:
+        wait_inside(dist.all_reduce(torch.zeros(1), group=self._host_group, async_op=True), deadline)
 
-    def _wait(self, work: Any, flat: Tensor, patience: Patience) -> None:
+    def _wait(self, work: Any, flat: Tensor, deadline: Deadline) -> None:
         """On the calling thread, for what it began itself."""
         if flat.is_cuda:
-            StreamHandle(work).wait(patience)
+            StreamHandle(work).wait(deadline)
         else:
-            wait_inside(work, patience)
+            wait_inside(work, deadline)
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = self._to_host(flat)  # NCCL knows no tags and needs both ends in step: single messages go through the host
@@ -256,17 +256,17 @@ class TorchTransport(Transport):
         work = dist.irecv(host, None if source < 0 else self._ranks[source], group=self._host_group, tag=tag)
         return self._waiters.watch(work, host, source, flat if flat.is_cuda else None, self._numbers)
 
-    def gather_texts(self, text: str, patience: Patience) -> list[str]:
+    def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         if self.members is not None:
-            texts = self.members.gather_texts(text, patience)
+            texts = self.members.gather_texts(text, deadline)
             return [texts[rank] for rank in self._ranks]
         encoded = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
         lengths = torch.zeros(self.num_workers, dtype=torch.int64)
         lengths[self.rank] = len(encoded)
-        wait_inside(dist.all_reduce(lengths, group=self._host_group, async_op=True), patience)
+        wait_inside(dist.all_reduce(lengths, group=self._host_group, async_op=True), deadline)
         table = torch.zeros(self.num_workers, int(lengths.max()), dtype=torch.uint8)
         table[self.rank, : len(encoded)] = encoded
-        wait_inside(dist.all_reduce(table, group=self._host_group, async_op=True), patience)
+        wait_inside(dist.all_reduce(table, group=self._host_group, async_op=True), deadline)
         return [bytes(row[: int(length) - 1].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
 
     @property
@@ -274,14 +274,14 @@ class TorchTransport(Transport):
         """Whether what is sent to a rank that has left is simply lost."""
         return self.members is not None and any(self.members.losable)
 
-    def shrink(self, ranks: list[int], place: Path, patience: Patience) -> None:
+    def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         self._lanes = self._lanes[:1]  # of others some may have been opened already where one left meanwhile: all open them anew
-        self._adopt(*self._meet(ranks, place, patience))
+        self._adopt(*self._meet(ranks, place, deadline))
         self._number(ranks)
 
-    def admit(self, ranks: list[int], place: Path, patience: Patience, agreed: Callable[[bool], bool]) -> bool:
+    def admit(self, ranks: list[int], place: Path, deadline: Deadline, agreed: Callable[[bool], bool]) -> bool:
         try:
-            met = self._meet(ranks, place, patience)
+            met = self._meet(ranks, place, deadline)
         except (RuntimeError, Stalled):  # PeerFailed is a RuntimeError
             met = None
         if not agreed(met is not None) or met is None:
@@ -297,10 +297,10 @@ class TorchTransport(Transport):
         """Ranks are numbered in this order from here on."""
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(self._ranks[self.rank]), len(ranks)
 
-    def _meet(self, ranks: list[int], place: Path, patience: Patience) -> tuple[Meeting, list[dist.ProcessGroup]]:
+    def _meet(self, ranks: list[int], place: Path, deadline: Deadline) -> tuple[Meeting, list[dist.ProcessGroup]]:
         """All groups anew, among these."""
         meeting = Meeting(place, self._ranks[self.rank], ranks, self._timeout_s)
-        return meeting, meeting.groups((1 + len(self._lanes)) * LONG_PARTS, patience)
+        return meeting, meeting.groups((1 + len(self._lanes)) * LONG_PARTS, deadline)
 
     def _adopt(self, meeting: Meeting, groups: list[dist.ProcessGroup]) -> None:
         pairs = [groups[start : start + LONG_PARTS] for start in range(0, len(groups), LONG_PARTS)]
@@ -364,11 +364,11 @@ class TorchTransport(Transport):
         if self.members is not None and self.members.look(now=True):
             return False
         key = f"{self._key}/ended"
-        patience = Patience("all ranks to leave the run", self.peer_failure, CLOSE_S)
+        deadline = Deadline("all ranks to leave the run", self.peer_failure, CLOSE_S)
         try:
             self._store.add(key, 1)
             while int(self._store.get(key)) < self.num_workers:  # to add nothing would make a store of a file longer
-                patience.check()
+                deadline.check()
                 time.sleep(1e-4)
             return self.peer_failure() is None
         except (RuntimeError, Stalled):  # a peer failed (PeerFailed is a RuntimeError), or took the store with it

@@ -14,7 +14,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from workbench.runtimes.liveness.deadline import Patience, on_a_thread
+from workbench.runtimes.liveness.deadline import Deadline, on_a_thread
 
 LIMIT = timedelta(minutes=30)  # of an operation, as torch has it: ours ends before
 _KEPT: list[dist.ProcessGroup] = []  # what has lost a peer would wait for it where it is given back
@@ -37,11 +37,11 @@ class Meeting:
         self._timeout = LIMIT if timeout_s is None else timedelta(seconds=timeout_s)
         self._num_made = 0
 
-    def groups(self, number: int, patience: Patience) -> list[dist.ProcessGroup]:
+    def groups(self, number: int, deadline: Deadline) -> list[dist.ProcessGroup]:
         """So many new groups; every one of the ranks calls it. A rank that is gone meanwhile ends it here, though not in the library."""
         names = [f"group-{self._num_made + more}" for more in range(number)]
         self._num_made += number
-        made = on_a_thread(lambda: [self._group(name) for name in names], patience.check)
+        made = on_a_thread(lambda: [self._group(name) for name in names], deadline.check)
         _KEPT.extend(made)
         return made
 

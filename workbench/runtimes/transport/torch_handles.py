@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.runtimes.transport.base import Handle, Patience
+from workbench.runtimes.transport.base import Deadline, Handle
 
 LOOK = timedelta(seconds=0.1)  # between two looks for failed peers
 CUT_TAG = 31_000  # nobody sends with it
 JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
 
 
-def wait_inside(work: Any, patience: Patience) -> None:
+def wait_inside(work: Any, deadline: Deadline) -> None:
     """Until a collective on host memory is complete: in the library, which wakes this thread without another one's help."""
     while True:
         over = work.is_completed()  # looked at before: what it raises then is its own error, and not that this wait took too long
@@ -30,7 +30,7 @@ def wait_inside(work: Any, patience: Patience) -> None:
         except RuntimeError:
             if over:
                 raise
-            patience.check()
+            deadline.check()
         else:
             return
 
@@ -60,9 +60,9 @@ class WorkHandle(Handle):
             raise self._error
         return done
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self._event.wait(0.1):
-            patience.check()
+            deadline.check()
         self.poll()
 
 
@@ -112,9 +112,9 @@ class StreamHandle(Handle):
     def poll(self) -> bool:
         return bool(self._work.is_completed())
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         while not self.poll():
-            patience.pause()
+            deadline.pause()
         self._work.wait()  # orders the stream, and raises what went wrong
         self.finished_s = time.perf_counter()
 
@@ -172,16 +172,16 @@ class PointHandle(Handle):
             self._target = None
         return done
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, deadline: Deadline) -> None:
         event = self.event
         while not event.wait(0.1):
-            patience.check()
+            deadline.check()
         self.poll()
 
-    def wait_inside(self, patience: Patience) -> None:
+    def wait_inside(self, deadline: Deadline) -> None:
         if self._free.acquire(blocking=False):
             self.run()
-        self.wait(patience)
+        self.wait(deadline)
 
 
 @final

@@ -20,11 +20,11 @@ from workbench.gradients import BucketSlice, Gradient, Layout, Slot
 from workbench.ops import Program, Request
 from workbench.program import Context, perform
 from workbench.rng import derive_seed
-from workbench.runtimes.execution.endpoint import Endpoint, Ledger
+from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.execution.progress import NUM_TAG_RANGES, TAG_SPAN
-from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Strand, StrandHandle
+from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Task, TaskHandle
 from workbench.runtimes.rank.main import cause_of
-from workbench.runtimes.transport.mailbox import Post
+from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.runtimes.transport.torch_distributed import TorchTransport, backend_of
 from workbench.runtimes.user_loop.peers import explained, keep_company, part
@@ -61,10 +61,10 @@ class DDPHook:
         self.collective, self.seed, self.step, self._num_started = collective, seed, 0, 0
         self._transport = TorchTransport(device, timeout_s, process_group)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
-        self._presence = keep_company(self, self._transport, timeout_s, announces=False)
-        self._ledger = Ledger(self._transport, NullRecorder(), timeout_s)
-        self._link = measure_link(self._transport, self._ledger.patience) if collective.needs_link else None
-        self._post, self._lane = Post(self._transport), Lane(self._ledger)
+        self._detector = keep_company(self, self._transport, timeout_s, announces=False)
+        self._clock = RankClock(self._transport, NullRecorder(), timeout_s)
+        self._link = measure_link(self._transport, self._clock.deadline) if collective.needs_link else None
+        self._mailbox, self._lane = Mailbox(self._transport), Lane(self._clock)
         weakref.finalize(self, self._lane.leave).atexit = False
         self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order in which DDP first brought them
         self._buckets: dict[int, Bucket] = {}
@@ -76,7 +76,7 @@ class DDPHook:
     @property
     def bytes_sent(self) -> float:
         """Bytes this rank has put on the wire."""
-        return self._ledger.bytes_sent
+        return self._clock.bytes_sent
 
     # -- a bucket ----------------------------------------------------------------------------------------------
 
@@ -106,10 +106,10 @@ class DDPHook:
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
         self._num_started += 1
         tags = (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
-        endpoint = Endpoint(self._transport.for_lane(0), self._ledger, self._post, spins=LANE_SPINS, tags=tags, strand=self._num_started)
-        strand = Strand(program or self._average(known, buffer, self.step, ready), endpoint, self._ledger, _refuse)
-        strand.handle.then = partial(self._end, strand.handle, future, buffer, self.step)
-        self._lane.submit(strand)
+        endpoint = Endpoint(self._transport.for_lane(0), self._clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=self._num_started)
+        task = Task(program or self._average(known, buffer, self.step, ready), endpoint, self._clock, _refuse)
+        task.handle.then = partial(self._end, task.handle, future, buffer, self.step)
+        self._lane.submit(task)
 
     def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
         """The first step after a state was loaded: DDP has cut its buckets as at its very start, and what is remembered belongs to
@@ -149,7 +149,7 @@ class DDPHook:
             raise self._error
         if ready is not None:  # the lane works on its thread's stream
             torch.cuda.current_stream(buffer.device).wait_event(ready)
-        self._ledger.step = step
+        self._clock.step = step
         if not self.collective.lossy:
             yield from perform(self.collective.all_reduce(bucket.ctx, buffer.div_(self.num_workers)))
             return
@@ -158,7 +158,7 @@ class DDPHook:
         if flat is not buffer:
             buffer.copy_(flat)
 
-    def _end(self, handle: StrandHandle, future: Future[Tensor], buffer: Tensor, step: int) -> None:
+    def _end(self, handle: TaskHandle, future: Future[Tensor], buffer: Tensor, step: int) -> None:
         error = handle.error
         if error is None:
             future.set_result(buffer)
@@ -168,7 +168,7 @@ class DDPHook:
 
     def _fail(self, error: BaseException, step: int) -> BaseException:
         """Tell the other ranks, and every later bucket of this one; what is to be raised."""
-        error = cause_of(error, self._transport, self._presence)
+        error = cause_of(error, self._transport, self._detector)
         if self._error is None:
             self._error = error
             if not isinstance(error, PeerFailed):
@@ -250,7 +250,7 @@ class DDPHook:
     def close(self) -> None:
         """Give threads and groups back; every rank calls it. Who makes many hooks in one process should: groups stay else until its end."""
         self._lane.close()
-        part(self._presence)
+        part(self._detector)
         self._transport.close()
 
 
@@ -325,7 +325,7 @@ def _value(future: Future[Tensor]) -> Tensor:
     return future.value()
 
 
-def _refuse(request: Request, _strand: int) -> Any:
+def _refuse(request: Request, _task: int) -> Any:
     raise TypeError(f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums")
 
 

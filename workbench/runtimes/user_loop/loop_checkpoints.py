@@ -26,7 +26,7 @@ from workbench.gradients import Gradient
 from workbench.ops import EndStep, Ticket
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.backward import Micro
-from workbench.replica.gradient_guard import Guard
+from workbench.replica.gradient_guard import GradientGuard
 from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
 from workbench.runtimes.checkpoint.reader import said_by, save_part
@@ -137,7 +137,7 @@ def _unit_of(everyone: list[str]) -> int | None:
 
 
 @final
-class LoopKeeper:
+class LoopCheckpoints:
     """Keeps a rank's parts of checkpoints, and finds them."""
 
     def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context) -> None:
@@ -146,7 +146,7 @@ class LoopKeeper:
         self._run = ""
 
     def _gather(self, text: str, what: str) -> list[str]:
-        return self._transport.gather_texts(text, self._interpreter.ledger.patience(what))
+        return self._transport.gather_texts(text, self._interpreter.clock.deadline(what))
 
     def save(self, folder: Path, end: EndStep, own: Any, counted: dict[str, Any], keep: int) -> str:
         """Write all that ranks need to go on behind a step. Every rank comes here, and leaves when all have written.
@@ -212,10 +212,10 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
         model = describe(type(interpreter.replica.model))
         problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
         name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))
-    folder = Path(transport.gather_texts(name, interpreter.ledger.patience("rank 0 to open the record"))[0])
+    folder = Path(transport.gather_texts(name, interpreter.clock.deadline("rank 0 to open the record"))[0])
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), **when_begun()}
     recorder = FileRecorder(folder, transport.rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()})
-    interpreter.recorder = interpreter.ledger.recorder = recorder
+    interpreter.recorder = interpreter.clock.recorder = recorder
     return folder, recorder
 
 
@@ -233,12 +233,12 @@ class Ahead:
 
     def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context, end: EndStep) -> None:
         self._interpreter, self._replica = interpreter, interpreter.replica
-        replica, self._bytes_sent = interpreter.replica, interpreter.ledger.bytes_sent
+        replica, self._bytes_sent = interpreter.replica, interpreter.clock.bytes_sent
         buffers = replica.float_buffers()
         self._values: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in buffers]
         self._restored: list[Callable[[], object]] = []
         self._recorder = interpreter.recorder
-        interpreter.recorder = interpreter.ledger.recorder = NullRecorder()
+        interpreter.recorder = interpreter.clock.recorder = NullRecorder()
         try:
             if end.step >= 0 and _owes(algorithm, end.state):
                 interpreter.complete_all(end.state)
@@ -272,7 +272,7 @@ class Ahead:
             updater.of_step, updater.kept, updater.grad_norm = of_step, kept, norm
             if replica.loss_scale is not None and scale is not None:
                 replica.loss_scale.value, replica.loss_scale.good = scale
-            if isinstance(replica.guard, Guard):
+            if isinstance(replica.guard, GradientGuard):
                 replica.guard.take()
 
         self._restored.append(restore)
@@ -284,8 +284,8 @@ class Ahead:
             tensor.copy_(value)
         for restore in self._restored:
             restore()
-        self._interpreter.recorder = self._interpreter.ledger.recorder = self._recorder
-        self._interpreter.ledger.bytes_sent = self._bytes_sent
+        self._interpreter.recorder = self._interpreter.clock.recorder = self._recorder
+        self._interpreter.clock.bytes_sent = self._bytes_sent
 
 
 def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:

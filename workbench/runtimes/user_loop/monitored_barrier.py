@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import final
 
 from workbench.errors import RankMismatch
-from workbench.runtimes.transport.base import Patience, Transport
+from workbench.runtimes.transport.base import Deadline, Transport
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1e-4, 5e-3  # between two looks at the barrier
 LEAVES = "end"  # what a rank calls that leaves without `finish`
@@ -49,7 +49,7 @@ class MonitoredBarrier:
         self._number = 0  # of the next barrier
         self._text = ""  # what this rank has said at it
 
-    def wait(self, what: str, patience: Patience, tick: Callable[[], bool], *, counted: bool = True) -> None:
+    def wait(self, what: str, deadline: Deadline, tick: Callable[[], bool], *, counted: bool = True) -> None:
         """Until all ranks have called the same, after as many steps.
 
         Args:
@@ -68,7 +68,7 @@ class MonitoredBarrier:
             if not tick():
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
-            patience.check()
+            deadline.check()
         self._number, self._text = self._number + 1, ""
 
     def leave(self) -> None:

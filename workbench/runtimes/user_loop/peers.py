@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workbench.runtimes.liveness.deadline import Patience
-from workbench.runtimes.liveness.failure_detector import Presence, present, state_of
+from workbench.runtimes.liveness.deadline import Deadline
+from workbench.runtimes.liveness.failure_detector import FailureDetector, present, state_of
 from workbench.runtimes.transport.base import Transport
 
 
-def keep_company(owner: Any, transport: Transport, timeout_s: float | None, *, announces: bool) -> Presence | None:
+def keep_company(owner: Any, transport: Transport, timeout_s: float | None, *, announces: bool) -> FailureDetector | None:
     """This rank's presence, in a temporary folder of rank 0's name; every rank calls it. None for one process on its own.
 
     Which step a rank was at that is gone, its peers know to a second, for it keeps no record.
@@ -27,22 +27,22 @@ def keep_company(owner: Any, transport: Transport, timeout_s: float | None, *, a
     if transport.num_workers == 1:
         return None
     name = tempfile.mkdtemp(prefix="workbench-ranks-") if transport.rank == 0 else ""
-    folder = Path(transport.gather_texts(name, Patience("all ranks to begin", transport.peer_failure, timeout_s))[0])
+    folder = Path(transport.gather_texts(name, Deadline("all ranks to begin", transport.peer_failure, timeout_s))[0])
     folder.mkdir(parents=True, exist_ok=True)  # on another machine, one that nobody else sees
     tells = announces and transport.library.startswith("torch")
-    presence = Presence(folder, transport.rank, transport.num_workers, transport.announce_failure if tells else None)
-    weakref.finalize(owner, part, presence)  # else who ends without a word would be taken for one that was killed
-    return presence.__enter__()
+    detector = FailureDetector(folder, transport.rank, transport.num_workers, transport.announce_failure if tells else None)
+    weakref.finalize(owner, part, detector)  # else who ends without a word would be taken for one that was killed
+    return detector.__enter__()
 
 
-def part(presence: Presence | None, words: str = "") -> None:
+def part(detector: FailureDetector | None, words: str = "") -> None:
     """Leave in order, if one is there, and say why if that is before the end; the last takes the folder away."""
-    if presence is None:
+    if detector is None:
         return
-    presence.leave(words)
-    rows = [present(presence.folder, rank) for rank in range(presence.num_ranks)]
+    detector.leave(words)
+    rows = [present(detector.folder, rank) for rank in range(detector.num_ranks)]
     if all(row is None or state_of(row) == "gone" for row in rows):
-        shutil.rmtree(presence.folder, ignore_errors=True)
+        shutil.rmtree(detector.folder, ignore_errors=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import final
 
 from workbench.errors import LaunchError, RankMismatch
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.transport.base import Transport
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 
@@ -30,9 +30,9 @@ class ProcessEnd:
         failed: the others have been told already.
     """
 
-    def __init__(self, transport: Transport, interpreter: Interpreter, presence: Presence | None, barrier: MonitoredBarrier) -> None:
+    def __init__(self, transport: Transport, interpreter: Interpreter, detector: FailureDetector | None, barrier: MonitoredBarrier) -> None:
         self.failed = False
-        self._transport, self._interpreter, self._presence, self._barrier = transport, interpreter, presence, barrier
+        self._transport, self._interpreter, self._detector, self._barrier = transport, interpreter, detector, barrier
         atexit.register(self._end)
 
     def forget(self) -> None:
@@ -50,8 +50,8 @@ class ProcessEnd:
             words = f"rank {self._transport.rank} ended after {steps} without trainer.finish()"
             error = getattr(sys, "last_value", None)
             why = f", because of {type(error).__name__}: {error}" if error is not None else f": {FIX}"
-            if self._presence is not None:
-                self._presence.leave(words + why)
+            if self._detector is not None:
+                self._detector.leave(words + why)
             self.collected()
             if error is None:
                 with contextlib.suppress(Warning):  # as an error it would only be printed here
@@ -65,11 +65,11 @@ class ProcessEnd:
         while not self._interpreter.ended and time.monotonic() < deadline and not self._others_failed():
             time.sleep(1e-3)  # what is in flight comes to its end where the others take part
         if not self._interpreter.ended:
-            self._interpreter.ledger.failure = LaunchError("this process ends")
+            self._interpreter.clock.failure = LaunchError("this process ends")
             self._transport.cut()
             self._interpreter.close()
-        if self._presence is not None:
-            self._presence.end_thread()
+        if self._detector is not None:
+            self._detector.end_thread()
 
     def _others_failed(self) -> bool:
         try:

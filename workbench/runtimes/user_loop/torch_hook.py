@@ -16,7 +16,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient
 from workbench.ops import AllReduce, Local, Program, Value
 from workbench.program import Context
-from workbench.runtimes.transport.base import Patience
+from workbench.runtimes.transport.base import Deadline
 from workbench.runtimes.transport.torch_distributed import failure_in_last_run
 from workbench.settings import describe
 
@@ -92,9 +92,9 @@ class TorchHook(Collective):
     def _through(self, bucket: HookBucket, body: Tensor, num_workers: int) -> None:
         body.mul_(num_workers)
         future = self.hook(self.state, bucket)
-        patience = Patience(f"other ranks in {self}", failure_in_last_run, None)  # the group of the hook has a time-out of its own
+        deadline = Deadline(f"other ranks in {self}", failure_in_last_run, None)  # the group of the hook has a time-out of its own
         while not future.done():
-            patience.pause()
+            deadline.pause()
         body.copy_(future.wait())
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:

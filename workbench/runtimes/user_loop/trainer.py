@@ -18,17 +18,17 @@ from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.backward import Micro
-from workbench.replica.gradient_guard import Guard
-from workbench.replica.gradient_report import Found, entries_of
+from workbench.replica.gradient_guard import GradientGuard
+from workbench.replica.gradient_report import GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
-from workbench.runtimes.liveness.failure_detector import Presence
+from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, transport_here
 from workbench.runtimes.transport.measure_link import measure_link
-from workbench.runtimes.user_loop.loop_checkpoints import Ahead, LoopKeeper, Losses, Shares, open_record
+from workbench.runtimes.user_loop.loop_checkpoints import Ahead, LoopCheckpoints, Losses, Shares, open_record
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.user_loop.peers import explained, keep_company, part
 from workbench.runtimes.user_loop.process_end import ProcessEnd
@@ -119,21 +119,21 @@ class Trainer:
         self._end = EndStep(-1)
         self._finished = self._is_evaluating = False
         self._evaluated_s = 0.0
-        self._presence: Presence | None = None
-        self._guard: Guard | None = None
-        self._late: tuple[Found, ...] = ()  # what the device may not have found yet
+        self._detector: FailureDetector | None = None
+        self._guard: GradientGuard | None = None
+        self._late: tuple[GradientReport, ...] = ()  # what the device may not have found yet
         self._late_event: Any = None  # after which it has
         self.num_skipped = 0
         with explained(self._fail):
-            self._presence = keep_company(self, self._transport, timeout_s, announces=True)
+            self._detector = keep_company(self, self._transport, timeout_s, announces=True)
             options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
             options["num_buckets"] = algorithm.num_buckets
             self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
             self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
-                self._guard = self.replica.guard = Guard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
+                self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
             helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "presence": self._presence}
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "detector": self._detector}
             here = weakref.ref(self)  # or what outlives this would hold it
 
             def micros(_step: int) -> list[Micro]:
@@ -141,10 +141,10 @@ class Trainer:
                 return [] if trainer is None else trainer._next
 
             self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, **more)
-            self._patience = self._interpreter.ledger.patience
+            self._deadline = self._interpreter.clock.deadline
             self._barrier = MonitoredBarrier(self._transport)
-            self._interpreter.ledger.watch = self._barrier.look
-            self._process_end = ProcessEnd(self._transport, self._interpreter, self._presence, self._barrier)
+            self._interpreter.clock.watch = self._barrier.look
+            self._process_end = ProcessEnd(self._transport, self._interpreter, self._detector, self._barrier)
             self._collected = weakref.finalize(self, self._process_end.collected)
             self._collected.atexit = False
             algorithm.check(self.num_workers)
@@ -157,10 +157,10 @@ class Trainer:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
         if algorithm.needs_link:
-            self._ctx.link = measure_link(self._transport, self._patience, self.replica.layout.message_bytes)
+            self._ctx.link = measure_link(self._transport, self._deadline, self.replica.layout.message_bytes)
         self._algorithm, self._program = algorithm, algorithm.worker(self._ctx)
-        self._keeper = LoopKeeper(algorithm, self._interpreter, self._ctx)
-        self._interpreter.ledger.origin_s = time.perf_counter()
+        self._writer = LoopCheckpoints(algorithm, self._interpreter, self._ctx)
+        self._interpreter.clock.origin_s = time.perf_counter()
 
     @property
     def num_updates(self) -> int:
@@ -279,7 +279,7 @@ class Trainer:
         self._check_goes_on()
         with explained(self._fail):
             self._meet("save")
-            words = self._keeper.save(
+            words = self._writer.save(
                 Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
             )
         if words:
@@ -301,7 +301,7 @@ class Trainer:
             if self._end.step >= 0:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
             self._meet("load")
-            num_steps, kept = self._keeper.load(Path(folder))
+            num_steps, kept = self._writer.load(Path(folder))
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
             self._barrier.steps = num_steps
@@ -323,9 +323,9 @@ class Trainer:
         with explained(self._fail):
             self._meet("finish", counted=self._algorithm.replicas != Replicas.NEVER)
             self._interpreter.advance(self._program)
-            self._look(self._interpreter.ledger.step, last=True)
+            self._look(self._interpreter.clock.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
-            self._transport.barrier(self._patience("all ranks to finish"))
+            self._transport.barrier(self._deadline("all ranks to finish"))
         self._release()
         if self._folder is None:
             return None
@@ -333,7 +333,7 @@ class Trainer:
             update_run(
                 self._folder,
                 status="finished",
-                result={"steps": self.num_updates, "seconds": self._interpreter.ledger.now() - self._evaluated_s},
+                result={"steps": self.num_updates, "seconds": self._interpreter.clock.now() - self._evaluated_s},
             )
         return Run.load(self._folder)
 
@@ -359,10 +359,10 @@ class Trainer:
 
     def _meet(self, what: str, *, counted: bool = True) -> None:
         """Wait until all ranks have called the same: what follows are collectives, which must not meet those of another call."""
-        self._barrier.wait(what, self._patience(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
+        self._barrier.wait(what, self._deadline(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
     def _gather(self, text: str) -> list[str]:
-        return self._transport.gather_texts(text, self._patience("all ranks' first step"))
+        return self._transport.gather_texts(text, self._deadline("all ranks' first step"))
 
     def _book(self, step: int, loss: Tensor | None) -> None:
         found = self._look(step)
@@ -371,7 +371,7 @@ class Trainer:
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
             )
         if self._folder is not None:
-            seconds = self._interpreter.ledger.now() - self._evaluated_s
+            seconds = self._interpreter.clock.now() - self._evaluated_s
             row = {"step": step, "seconds": seconds, "samples": self._shares.samples, "bytes_sent": int(self._interpreter.bytes_sent)}
             value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
             numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
@@ -399,12 +399,12 @@ class Trainer:
 
     def _fail(self, error: BaseException) -> BaseException:
         """Tell the others, and let the model go; what is to be raised."""
-        error = cause_of(error, self._transport, self._presence)
+        error = cause_of(error, self._transport, self._detector)
         words = ""
         if not isinstance(error, PeerFailed):
             words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             if hasattr(self, "_interpreter"):
-                words = words.replace("failed:", f"failed at step {self._interpreter.ledger.step}:", 1)
+                words = words.replace("failed:", f"failed at step {self._interpreter.clock.step}:", 1)
             with suppress(RuntimeError):  # the process that kept the store is gone
                 self._transport.announce_failure(words)
             if self._folder is not None:
@@ -414,7 +414,7 @@ class Trainer:
         return error
 
     def _release(self, words: str = "") -> None:
-        part(self._presence, words)
+        part(self._detector, words)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
             if hasattr(self, name):  # not after a failure while this was made
                 getattr(self, name).close()

@@ -10,14 +10,14 @@ import torch
 
 from workbench.gradients import USED, WEIGHT, Gradient
 from workbench.replica.backward import Hooks, Micro
-from workbench.replica.gradient_guard import Guard
+from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.replica import Replica
 
 Minibatch = Sequence[Micro]
 
 
 @final
-class Summation:
+class GradientSum:
     """Adds up gradients in order of rank, to the last bit as an all-reduce of the messages would.
 
     The first worker's is computed as on a real rank, with all that a `Replica` looks after, and so are all where that matters
@@ -25,7 +25,7 @@ class Summation:
     them to views of one buffer.
     """
 
-    def __init__(self, replica: Replica, guard: Guard | None = None) -> None:
+    def __init__(self, replica: Replica, guard: GradientGuard | None = None) -> None:
         self._replica, self._guard = replica, guard
         layout = replica.layout
         self._plain = replica.precision == "fp32" and all(slot.dtype == layout.dtype for slot in layout.slots)

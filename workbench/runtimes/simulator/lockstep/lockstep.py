@@ -28,7 +28,7 @@ from workbench.errors import ConfigError
 from workbench.ops import FREE, Program, Request, Ticket, Value
 from workbench.program import perform
 from workbench.runtimes.execution.endpoint import size_of
-from workbench.runtimes.simulator.lockstep.worker_group import Cohort
+from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
 
 _PENDING = object()
 
@@ -77,12 +77,12 @@ class Lockstep:
     """Runs the one program.
 
     Args:
-        cohort: the workers: their replica, their compute, their record.
+        group: the workers: their replica, their compute, their record.
         network: what collectives cost.
     """
 
-    def __init__(self, cohort: Cohort, network: AnyNetwork) -> None:
-        self.cohort, self.network = cohort, network
+    def __init__(self, group: WorkerGroup, network: AnyNetwork) -> None:
+        self.group, self.network = group, network
         self._meetings: list[tuple[float, int, float, Callable[[float], None]]] = []
         self._num_met = self._num_started = 0
         self._free_s = 0.0  # when the network is done with what it has
@@ -91,7 +91,7 @@ class Lockstep:
 
     def run(self, program: Program) -> Array:
         """To the end; returns (p,) when each worker was done."""
-        main = _Thread([program], np.zeros(self.cohort.num_workers), lambda value: None, main=True)
+        main = _Thread([program], np.zeros(self.group.num_workers), lambda value: None, main=True)
         self._ready.append((main, None))
         while self._ready or self._meetings:
             while self._ready:
@@ -122,46 +122,46 @@ class Lockstep:
                 return
 
     def _answer(self, thread: _Thread, request: Request) -> Any:
-        cohort = self.cohort
+        group = self.group
         match request:
             case ops.Wait(ticket):
                 return self._wait(thread, ticket)
             case ops.Start():
                 return self._start(request, thread.now_s)
             case ops.Apply():
-                thread.now_s = cohort.apply(request, thread.now_s)
+                thread.now_s = group.apply(request, thread.now_s)
                 return None
             case ops.Backward():
                 thread.programs.append(self._pass(thread, request))
                 return None
             case ops.EndStep():
-                cohort.end_step(request, thread.now_s)
+                group.end_step(request, thread.now_s)
                 return None
             case ops.ReadParameters():
-                return cohort.replica.read_parameters()
+                return group.replica.read_parameters()
             case ops.WriteParameters(value):
-                return cohort.replica.write_parameters(value)
+                return group.replica.write_parameters(value)
             case ops.Discard(gradient):
-                return cohort.replica.discard(gradient)
+                return group.replica.discard(gradient)
             case _:
                 self._meet(request, thread.now_s, partial(self._met, thread, request))
                 return _PENDING
 
     def _pass(self, thread: _Thread, request: ops.Backward) -> Program:
         """Forward, in pieces where buckets must arrive first, then backward."""
-        cohort, parts = self.cohort, self.cohort.forward_parts
-        cohort.step = request.step
+        group, parts = self.group, self.group.forward_parts
+        group.step = request.step
         if request.before_forward is None:
-            thread.now_s = cohort.forward(request.step, thread.now_s, 1.0)
+            thread.now_s = group.forward(request.step, thread.now_s, 1.0)
         else:
             for bucket in reversed(range(len(parts))):
                 yield from request.before_forward(bucket)
-                thread.now_s = cohort.forward(request.step, thread.now_s, parts[bucket])
-        gradient, begin_s, thread.now_s = cohort.backward(request.step, thread.now_s)
+                thread.now_s = group.forward(request.step, thread.now_s, parts[bucket])
+        gradient, begin_s, thread.now_s = group.backward(request.step, thread.now_s)
         if request.on_bucket is None:
             return gradient
         tickets = []
-        for piece, share in zip(gradient.layout.buckets, cohort.ready_shares, strict=True):
+        for piece, share in zip(gradient.layout.buckets, group.ready_shares, strict=True):
             work = request.on_bucket(gradient.part(piece.index))
             ready_s = np.minimum(begin_s + (thread.now_s - begin_s) * share, thread.now_s)
             tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work), ready_s))
@@ -216,7 +216,7 @@ class Lockstep:
     def _waited(self, thread: _Thread, end_s: Array | float) -> None:
         later = np.maximum(thread.now_s, end_s)
         if thread.main:
-            self.cohort.waited(thread.now_s, later)
+            self.group.waited(thread.now_s, later)
         thread.now_s = later
 
     # -- collectives -------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Lockstep:
         kind, value, seconds, num_bytes = self._cost(request)
 
         def end(end_s: float) -> None:
-            self.cohort.communicated(kind, value, now_s, end_s, num_bytes)
+            self.group.communicated(kind, value, now_s, end_s, num_bytes)
             then(end_s)
 
         self._num_met += 1
@@ -239,7 +239,7 @@ class Lockstep:
 
     def _cost(self, request: Request) -> tuple[str, Value | None, float, float]:
         """Kind, value, seconds, bytes that a worker sends on average."""
-        network, p = self.network, self.cohort.num_workers
+        network, p = self.network, self.group.num_workers
         match request:
             case ops.AllReduce(value):
                 return "all_reduce", value, network.all_reduce_s(size_of(value), p), native_bytes(p, size_of(value))

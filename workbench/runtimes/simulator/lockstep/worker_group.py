@@ -18,10 +18,10 @@ from workbench.ops import Value
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
 from workbench.replica.gradient_report import entries_of
-from workbench.replica.local_training import Worker, num_steps_of
+from workbench.replica.local_training import LocalTraining, num_steps_of
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import bucket_of
-from workbench.runtimes.simulator.lockstep.gradient_sum import Summation
+from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
 from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
@@ -31,7 +31,7 @@ SINGLE_WORKERS = 64  # a figure shows no more rows
 
 
 @final
-class Cohort:
+class WorkerGroup:
     """`num_workers` workers that all hold the same parameters.
 
     Up to `SINGLE_WORKERS` of them have a record each. Of more, rank 0's rows of metrics stand for all: the loss is the mean over all
@@ -42,8 +42,8 @@ class Cohort:
         self, algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, compute: Compute, *, timing_only: bool
     ) -> None:
         self.num_workers, self.compute, self.settings = num_workers, compute, settings
-        self._worker: Worker | None = None
-        self._summation: Summation | None = None
+        self._worker: LocalTraining | None = None
+        self._summation: GradientSum | None = None
         self.replica: Replica | Shapes
         if timing_only:
             batch_size = settings.batch_size or problem.batch_size
@@ -51,9 +51,9 @@ class Cohort:
             self.replica = Shapes(shape_of(problem, algorithm))
         else:
             with torch.random.fork_rng(devices=[]):
-                self._worker = Worker(algorithm, problem, settings, 0, num_workers, torch.device("cpu"))
+                self._worker = LocalTraining(algorithm, problem, settings, 0, num_workers, torch.device("cpu"))
             self.sampler, self.replica = self._worker.sampler, self._worker.replica
-            self._summation = Summation(self._worker.replica, self._worker.guard)
+            self._summation = GradientSum(self._worker.replica, self._worker.guard)
         self.num_steps = num_steps_of(settings, self.sampler)
         self.ready_shares = ready_shares(compute, self.replica.layout, settings)
         self.forward_parts = compute.forward_parts(self.replica.layout)
@@ -164,7 +164,7 @@ class Cohort:
         if self._worker is not None and self._worker.evaluates_after(step):
             self.evaluate(step, now_s[0])
 
-    def _look_back(self, worker: Worker, step: int) -> None:
+    def _look_back(self, worker: LocalTraining, step: int) -> None:
         """What was found in the step's gradients, and what losses are left."""
         self._entries = [{"loss": loss} for loss in self._losses]
         for found in worker.found():

@@ -18,7 +18,7 @@ from workbench.clusters.local.fork_server import ForkServer, serve
 from workbench.errors import WorkbenchError
 
 FIRST = ("torch", "workbench.run_spec", "workbench.runtimes.simulator.simulate", "workbench.costs", "workbench.analysis")
-COMMAND = (sys.executable, "-c", "from workbench.experiments.warm import main; main()")
+COMMAND = (sys.executable, "-c", "from workbench.experiments.fork_cells import main; main()")
 
 
 def warm_server(env: dict[str, str], command: Sequence[str] = COMMAND) -> ForkServer:

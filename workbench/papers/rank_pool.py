@@ -18,7 +18,7 @@ from workbench.clusters.slurm.queue import Allocation
 from workbench.clusters.supervision import registry as register
 from workbench.clusters.supervision.reaper import end_marked, start_warden
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
-from workbench.papers.lending import LENT
+from workbench.papers.pool_client import LENT
 from workbench.papers.sizes import parse_ranks
 
 
