@@ -15,8 +15,12 @@ from workbench.calibration import calibrate, predict
 from workbench.calibration.model_error import RESIDUALS, band
 from workbench.costs import Compute, Lognormal, Network
 
+RECORDS = Path(__file__).parents[2] / "records"
 ROWS: list[dict[str, Any]] = [
-    row for row in json.loads((Path(__file__).parents[2] / "records" / "predictions.json").read_text())["rows"] if not row["fitted"]
+    {**row, "session": session}
+    for session in ("predictions", "predictions-second")
+    for row in json.loads((RECORDS / f"{session}.json").read_text())["rows"]
+    if not row["fitted"]
 ]
 
 
@@ -24,19 +28,19 @@ def residual(row: dict[str, Any]) -> float:
     return math.log(row["measured_s"] / row["predicted_s"])
 
 
-def test_the_residuals_are_those_of_the_record() -> None:
+def test_the_residuals_are_those_of_the_records() -> None:
     assert pytest.approx([residual(row) for row in ROWS], abs=6e-5) == list(RESIDUALS)
 
 
-@pytest.mark.parametrize("left_out", [("model", "hosts", "rate"), ("method",), ("model",)], ids=" ".join)
+@pytest.mark.parametrize("left_out", [("session",), ("model", "hosts", "rate"), ("method",), ("model",), ("hosts",)], ids=" ".join)
 def test_four_of_five_cells_of_a_configuration_left_out_are_in_the_band(left_out: tuple[str, ...]) -> None:
-    """Nominal 80 %. A band of the calibration's uncertainty alone held 15 of 80."""
+    """Nominal 80 %; two standard deviations of a share of 156 are 6 %. A band of the calibration's uncertainty alone held 15 of 80."""
     inside = 0
     for row in ROWS:
         others = [residual(other) for other in ROWS if any(other[name] != row[name] for name in left_out)]
         low, high = band(row["predicted_s"], residuals=others)
         inside += low <= row["measured_s"] <= high
-    assert inside / len(ROWS) >= 0.8
+    assert inside / len(ROWS) >= 0.74
     assert inside < len(ROWS)  # a band that holds all is too wide to be of use
 
 

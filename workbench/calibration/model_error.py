@@ -1,7 +1,8 @@
 """How far predictions were from what was then measured, and the band of a prediction that follows from it.
 
-`RESIDUALS` are those of records/predictions.json: ln(measured / predicted) of each cell that the calibration had not seen (two models,
-two and four hosts, four rates, five algorithms; gloo on an emulated network). A band joins three causes, taken as independent:
+`RESIDUALS` are those of two measuring sessions, records/predictions.json and records/predictions-second.json: ln(measured / predicted) of
+each cell that the calibration had not seen (two models, two and four hosts, four rates, five algorithms; gloo on an emulated network). A
+band joins three causes, taken as independent:
 
     measured = predicted * c * v * exp(e)
 
@@ -9,11 +10,12 @@ two and four hosts, four rates, five algorithms; gloo on an emulated network). A
     v   the mean of a few steps: 1 + z sd / sqrt(STEPS_OF_A_MEAN), z normal, sd of a step relative to its mean, as simulated
     e   the model's own error: each of RESIDUALS, with both signs
 
-The sign of an error depends on the machine, and the record is of one machine: so e and -e are as likely. The band is from the 10 %
-to the 90 % quantile of all products. With one configuration (model, hosts, rate) left out in turn, the band of the others holds 81 %
-of its cells; with one of the two models left out, 82 %; with one algorithm, 83 %; with one number of hosts, 78 %
-(`tests/unit/test_model_error.py`). The record is of a quiet machine: on a
-machine with other load the error is larger.
+The sign of an error depends on the machine: so e and -e are as likely. The band is from the 10 % to the 90 % quantile of all products.
+It was tested on the second session, whose cells were measured after the band was made: of 78 cells, 55 lay in the band of that day (71 %,
+not 80 %). Steps that overlap communication with computation on shared cores took longer than predicted, by 5 % at the median and by
+25 % at most. The band holds both sessions since. With one session left out, the band of the other holds 78 % (94 % and 62 %); with one
+configuration (model, hosts, rate) left out in turn, 79 %; with one algorithm, 79 %; with one model, 80 %; with one number of hosts, 77 %
+(`tests/unit/test_model_error.py`). Both sessions are of quiet machines: under other load the error is larger.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LEVELS = (0.1, 0.9)
 STEPS_OF_A_MEAN = 8
 NORMAL = tuple(NormalDist().inv_cdf((number + 0.5) / 9) for number in range(9))
 
-RESIDUALS: tuple[float, ...] = (
+FIRST_SESSION: tuple[float, ...] = (
     -0.0041,
     -0.0126,
     -0.0014,
@@ -108,6 +110,87 @@ RESIDUALS: tuple[float, ...] = (
     0.087,
     -0.062,
 )
+SECOND_SESSION: tuple[float, ...] = (
+    0.0073,
+    0.0113,
+    -0.0018,
+    0.0019,
+    -0.0098,
+    -0.0004,
+    0.004,
+    0.0493,
+    0.0003,
+    0.0208,
+    0.036,
+    0.0269,
+    0.1817,
+    0.0182,
+    0.016,
+    0.065,
+    0.1387,
+    0.0872,
+    0.0289,
+    0.0005,
+    0.022,
+    0.0124,
+    0.0506,
+    0.0523,
+    0.0103,
+    0.0101,
+    -0.079,
+    0.0229,
+    0.0979,
+    0.0242,
+    0.1132,
+    0.0817,
+    0.1632,
+    0.0798,
+    0.0473,
+    0.0997,
+    0.1042,
+    0.2427,
+    0.0705,
+    0.0309,
+    -0.0041,
+    0.0017,
+    0.0103,
+    -0.0062,
+    0.0006,
+    0.011,
+    0.1052,
+    0.0086,
+    0.0086,
+    0.0472,
+    0.1832,
+    0.0903,
+    0.0194,
+    -0.004,
+    0.1608,
+    0.0989,
+    0.2812,
+    0.0668,
+    0.0253,
+    -0.001,
+    0.0106,
+    0.0564,
+    0.0282,
+    0.0234,
+    0.0114,
+    -0.0021,
+    0.1172,
+    0.0386,
+    0.0272,
+    0.0863,
+    0.1978,
+    0.1846,
+    -0.0739,
+    0.001,
+    0.1108,
+    0.0798,
+    0.1218,
+    -0.0797,
+)
+RESIDUALS = FIRST_SESSION + SECOND_SESSION
 
 
 def band(
