@@ -31,7 +31,7 @@ def mapped() -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class StagingBuffers:
+class Snapshot:
     """What there is now, of this machine and of this process; others may work on the machine too."""
 
     shared: frozenset[str]
@@ -64,7 +64,7 @@ class StagingBuffers:
             time.sleep(0.5)
 
     def _look(self, temporary: Path, more_files: int) -> list[str]:
-        now = StagingBuffers.now()
+        now = Snapshot.now()
         found = [f"folder {name} in the place for temporary files" for name in sorted(names(temporary))]
         if new := now.shared - self.shared:
             used = mapped()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.leaks import StagingBuffers
+from tests.distributed.leaks import Snapshot
 from tests.distributed.test_cluster import plane
 from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
@@ -73,20 +73,20 @@ def holder_killed(launcher: str) -> None:
 
 
 def test_cycles_of_starts_and_ends_leave_nothing(runs: Path, temporary: Path, no_process_left: None) -> None:
-    before = StagingBuffers.now()
+    before = Snapshot.now()
     for number in range(NUM_CYCLES):
         launcher = ("local", "torch")[number // 3 % 2] if NUM_CYCLES > 3 else ("local", "torch", "local")[number]
         (stopped, rank_killed, holder_killed)[number % 3](launcher)
         assert within(10, lambda: os.listdir(temporary / "cache" / "workbench" / "clusters") == [])
         shutil.rmtree(temporary / "cache")
         assert before.left(temporary, more_files=8 if number else 64) == [], f"after cycle {number}"
-        before = before if number else StagingBuffers.now()  # what is imported and opened at the first time is no leak
+        before = before if number else Snapshot.now()  # what is imported and opened at the first time is no leak
 
 
 @pytest.mark.root
 @pytest.mark.skipif(NUM_CYCLES < 4, reason="make soak starts emulated networks over and over; one is in test_emulated")
 def test_cycles_of_emulated_networks_leave_nothing(runs: Path, temporary: Path, no_process_left: None) -> None:
-    before = StagingBuffers.now()
+    before = Snapshot.now()
     for number in range(max(1, NUM_CYCLES // 4)):
         (stopped, rank_killed, holder_killed)[number % 3]("emulated:1gbit")
         assert within(10, lambda: os.listdir(temporary / "cache" / "workbench" / "clusters") == [])

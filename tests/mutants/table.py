@@ -571,7 +571,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "master-weight",
-        "master.py",
+        "replica/server_copy.py",
         "if tail[WEIGHT] > 0:\n                flat.div_(tail[WEIGHT])",
         "if tail[WEIGHT] > 0:\n                flat.div_(1.0)",
         "a sum of shares is applied in place of the mean",
@@ -946,7 +946,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "unpack-weight",
-        "packing.py",
+        "replica/packing.py",
         "value / tail[WEIGHT])",
         "value)",
         "a sum of parameters in place of their average",
@@ -954,18 +954,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "pack-weight",
-        "packing.py",
+        "replica/packing.py",
         "tail.fill_(1.0)",
         "tail.fill_(2.0)",
         "an average is divided twice",
         (*REPLICA, ("tests/laws/test_updates.py", "tests/laws/test_convergence.py", "-k", f"(LocalSGD or DiLoCo) and {CHEAP}")),
     ),
-    _M("average-decay", "packing.py", "1.0 - self._decay)", "self._decay)", "the moving average follows too quickly", REPLICA),
-    _M("divide-twice", "replica.py", "flat.div_(weight)", "flat.div_(weight * weight)", "a short batch is divided twice", REPLICA),
-    _M("divide-never", "replica.py", "flat.div_(weight)", "pass", "a short batch counts less", REPLICA),
+    _M("average-decay", "replica/packing.py", "1.0 - self._decay)", "self._decay)", "the moving average follows too quickly", REPLICA),
+    _M("divide-twice", "replica/replica.py", "flat.div_(weight)", "flat.div_(weight * weight)", "a short batch is divided twice", REPLICA),
+    _M("divide-never", "replica/replica.py", "flat.div_(weight)", "pass", "a short batch counts less", REPLICA),
     _M(
         "unused-moves",
-        "replica.py",
+        "replica/replica.py",
         "if num_users > 0:",
         "if num_users >= 0:",
         "what no rank used is moved by momentum and weight decay",
@@ -973,7 +973,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "version-of-newest",
-        "replica.py",
+        "replica/replica.py",
         "gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))",
         "gradient = Gradient(self.pool.take(), self.layout, step, max(0, min(self.updates) - 1))",
         "staleness is off by one",
@@ -981,7 +981,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "schedule-by-bucket",
-        "replica.py",
+        "replica/replica.py",
         "if self._applied[key] == len(self.layout.buckets):",
         "if self._applied[key] >= 1:",
         "the schedule advances once a bucket",
@@ -989,7 +989,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "loss-of-last-micro",
-        "replica.py",
+        "replica/replica.py",
         "total = part if total is None else total + part",
         "total = part",
         "the loss is that of the last micro-batch",
@@ -997,7 +997,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "master-of-replica",
-        "replica.py",
+        "replica/replica.py",
         "return self.master.pack(bucket)",
         "return pack(self._parameters, self.layout, bucket, self.control_out, self.master.updates[bucket or 0])",
         "a server replies with its worker's parameters, and evaluates the wrong replica",
@@ -1005,7 +1005,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "micro-overwrites",
-        "backward.py",
+        "replica/backward.py",
         "view.add_(grad, alpha=factor)",
         "torch.mul(grad, factor, out=view)",
         "the last micro-batch overwrites the others",
@@ -1013,7 +1013,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "lr-scale-kept",
-        "updater.py",
+        "replica/optimizer_step.py",
         'saved = [{name: group[name] for name in ("params", *SCHEDULED) if name in group} for group in groups]',
         'saved = [{"params": group["params"]} for group in groups]',
         "a scaled learning rate stays",
@@ -1021,7 +1021,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "clip-after",
-        "updater.py",
+        "replica/optimizer_step.py",
         "nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)",
         "nn.utils.clip_grad_norm_(self._parameters, 2 * self._clip_norm)",
         "clips to twice the norm",
@@ -1029,7 +1029,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "master-average-early",
-        "master.py",
+        "replica/server_copy.py",
         "        if self.average is not None:\n            self.average.update()",
         "        if self.average is not None and staleness:\n            self.average.update()",
         "the server's moving average skips fresh updates",

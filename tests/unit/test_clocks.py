@@ -26,7 +26,7 @@ NAMES = {"time": ("time", "time_ns", "localtime", "gmtime", "ctime"), "datetime"
 ALLOWED: dict[str, tuple[int, str]] = {
     "analysis/runs_table.py": (1, "runs since a day that the user names"),
     "bench/records.py": (1, "the date of a record"),
-    "cluster_command.py": (1, "shown: since when a cluster is there"),
+    "cli/cluster.py": (1, "shown: since when a cluster is there"),
     "clusters/emulated/switch.py": (1, "beside the kernel's time of arrival, and within the latency: a jump is worth no more"),
     "clusters/engines/engines.py": (1, "shown: when a cluster was started"),
     "clusters/supervision/registry.py": (1, "shown: when a cluster was let go"),
@@ -40,10 +40,8 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "runtimes/rank/main.py": (1, "an entry of a trace's header that nothing is reckoned from"),
     "runtimes/liveness/membership.py": (1, "shown: when a rank left"),
     "runtimes/liveness/failure_detector.py": (1, "words: who is gone is decided by processes, and by changes of files on our own clock"),
-    "runtimes/elastic/admission.py": (
-        3,
-        "where a newcomer's curve begins, which a jump moves and nothing is decided by; an entry of a header",
-    ),
+    "runtimes/elastic/admission.py": (2, "where a newcomer's curve begins, which a jump moves and nothing is decided by"),
+    "runtimes/rank/join.py": (1, "an entry of a trace's header that nothing is reckoned from"),
     "trace/fate.py": (1, "with files' times: a run that goes on is heard of again within a second, and processes are looked for"),
     "trace/index.py": (1, "whether a file is kept in an index is a question of speed"),
     "trace/store.py": (2, "the name of a run; and a draft lives for milliseconds, not for an hour"),

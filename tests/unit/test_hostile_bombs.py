@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.yaml_file import read_yaml
 from workbench.naming import build, parse_value, unknown
 from workbench.papers.claims import Expectation
-from workbench.runtimes.control.commands import WordReader
+from workbench.runtimes.control.commands import CommandReader
 from workbench.trace import Run, from_profiler, list_runs
 from workbench.trace.follow import Follower
 
@@ -32,7 +32,7 @@ def all_of_run(folder):
     Follower(folder).poll()
 
 def words(folder):
-    reader = WordReader(folder)
+    reader = CommandReader(folder)
     for _ in range(200):  # a line that has no end is waited for, some megabytes a look
         reader.look()
 

@@ -222,7 +222,7 @@ def test_words_to_a_run(folder: Path, said: bytes) -> None:
     with calm("control.jsonl"):
         reader = CommandReader(folder)
         assert reader.look() == said.count(b"\n"), "every line has its number, whatever it is"
-        for word in reader.words:
+        for word in reader.commands:
             assert set(word) <= {"set", "pause", "resume", "stop"}
             assert isinstance(word.get("set", {}), dict) and all(word[name] is True for name in word if name != "set")
 
@@ -231,7 +231,7 @@ def test_a_word_cannot_pass_for_an_entry_of_the_record(tmp_path: Path) -> None:
     (tmp_path / "control.jsonl").write_bytes(lines([{"stop": 1, "strand": 7, "step": -1}, {"pause": True, "number": 99}]))
     reader = CommandReader(tmp_path)
     reader.look()
-    assert reader.words == [{}, {"pause": True}]
+    assert reader.commands == [{}, {"pause": True}]
 
 
 # ---------------------------------------------------------------- Chrome traces

@@ -38,8 +38,7 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
         "collectives",
         "codecs",
         "gradients.py",
-        "packing.py",
-        "replica.py",
+        "replica",
     }
 
 

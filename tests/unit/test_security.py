@@ -202,7 +202,7 @@ def test_a_pickle_is_read_from_a_folder_of_ones_own_alone(tmp_path: Path) -> Non
 
 
 def test_the_folder_of_clusters_is_for_its_owner_alone() -> None:
-    source = (PACKAGE / "clusters" / "engines.py").read_text()
+    source = (PACKAGE / "clusters" / "engines" / "engines.py").read_text()
     assert "mode=0o700" in source
 
 

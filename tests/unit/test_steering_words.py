@@ -48,17 +48,17 @@ def test_words_are_read_once_each_and_a_half_written_line_waits(tmp_path: Path) 
     reader = CommandReader(tmp_path)
     assert reader.look() == 0
     write_command(tmp_path, PAUSE)
-    assert (reader.look(), reader.words) == (1, [PAUSE])
+    assert (reader.look(), reader.commands) == (1, [PAUSE])
     path = tmp_path / "control.jsonl"
     with path.open("a") as file:
         file.write('{"set": {"lr"')
     assert reader.look() == 1
     with path.open("a") as file:
         file.write(": 0.5}}\nnonsense\n[1]\n")
-    assert (reader.look(), reader.words) == (4, [PAUSE, {"set": {"lr": 0.5}}, {}, {}])
+    assert (reader.look(), reader.commands) == (4, [PAUSE, {"set": {"lr": 0.5}}, {}, {}])
     write_command(tmp_path, RESUME)
     assert reader.look() == 5
-    assert read_commands(tmp_path) == reader.words
+    assert read_commands(tmp_path) == reader.commands
 
 
 def test_a_look_at_nothing_new_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

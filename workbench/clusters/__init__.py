@@ -32,8 +32,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"{__name__}.{_HOMES[name]}")
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "workbench":
+        package = (error.name or "").split(".")[0]
+        if package == "workbench":
             raise
-        raise ConfigError(f"clusters need {error.name}: pip install 'sgd-workbench[mpi,notebooks]'") from error
+        raise ConfigError(f"clusters need {package}: pip install 'sgd-workbench[mpi,notebooks]'") from error
     value = globals()[name] = getattr(module, name)  # in place of the module of that name, which its import put there
     return value

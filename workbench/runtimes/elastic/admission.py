@@ -165,4 +165,5 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
 
 
 def times_asked(folder: Path, rank: int) -> int:
+    """How often a process has asked to take that rank's place."""
     return sum(word.get("join") == rank for word in read_commands(folder))
