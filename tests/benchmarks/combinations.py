@@ -33,7 +33,7 @@ from workbench.algorithms import (
     SynchronousSGD,
 )
 from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
-from workbench.collectives import Collective, Once, PowerSGD, Ring
+from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
@@ -52,6 +52,7 @@ COLLECTIVES: tuple[Collective, ...] = (
     *(Ring(codec=codec) for codec in CODECS),
     *(Once(codec=codec, inner=Ring()) if isinstance(codec, type(SharedInt8())) else Once(codec=codec) for codec in CODECS),
     *(Once(codec=ErrorFeedback(codec=codec)) for codec in (TopK(fraction=SHARE), Sign(), Linear8())),
+    *(Hierarchical(group=2, codec=codec) for codec in CODECS),
     PowerSGD(rank=1, inner=Ring()),
     PowerSGD(rank=1, alternate=True, inner=Ring()),
     PowerSGD(rank=1, error_feedback=False, inner=Ring()),
