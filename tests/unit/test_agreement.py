@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.gradients import build_layout, trainable
+from workbench.resources import PACKAGE
 from workbench.runtimes.rank import fingerprint
 from workbench.runtimes.rank.consistency import MAY_DIFFER, compare, facts_of_run, versions
 from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
@@ -124,3 +127,12 @@ def test_code_is_told_apart_and_what_it_closes_over_is_not() -> None:
     assert code_digest(made(1.0)) == code_digest(made(2.0)) != code_digest(lambda x: x - 1)
     assert code_digest(partial(tiny.FailsAt, None, 3)) == code_digest(tiny.FailsAt) != code_digest(tiny.TiedMLP)
     assert code_digest(tiny.mlp, None) != code_digest(tiny.dropout_mlp, None)
+
+
+@pytest.mark.parametrize("file", ["ops.py", "algorithms/synchronous.py", "runtimes/rank/main.py"])
+def test_the_digest_is_of_every_module(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fingerprint, "PACKAGE", tmp_path / "workbench")
+    assert package_digest.__wrapped__() == (before := package_digest())
+    (tmp_path / "workbench" / file).write_text("# another text\n")
+    assert package_digest.__wrapped__() != before

@@ -7,10 +7,10 @@ import json
 import secrets
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, LaunchError
+from workbench.resources import PACKAGE
 from workbench.run_spec import add_train_options, check_train
 
 EXAMPLES = """
@@ -84,7 +84,7 @@ def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *
     slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
     name = f"{what}-{secrets.token_hex(4)}"
     folder = jobs_folder() / name
-    runner = Path(__file__).with_name("clusters") / "slurm_job.py"
+    runner = PACKAGE / "clusters" / "slurm" / "batch_job.py"
     command = [sys.executable, "-P", str(runner), str(folder / "job.json")]
     script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=requeue)
     if options.dry_run:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from workbench.resources import PACKAGE
 from workbench.units import MIB
 
 MOST_BYTES = 64 * MIB  # of data in memory that are gone through whole; of more, and of data that must be loaded, some items are
@@ -34,9 +34,8 @@ def _digest(*parts: bytes) -> str:
 @cache
 def package_digest() -> str:
     """Of this package's sources, as they lie on this rank's disk when it is first asked for."""
-    root = Path(__file__).parents[1]
-    paths = sorted(root.rglob("*.py"))
-    return _digest(*(part for path in paths for part in (path.relative_to(root).as_posix().encode(), path.read_bytes())))
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return _digest(*(part for path in paths for part in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes())))
 
 
 def code_digest(*functions: Any) -> str:
