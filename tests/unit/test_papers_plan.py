@@ -201,4 +201,4 @@ def test_a_job_runs_the_same_command(share: Path, capsys: pytest.CaptureFixture[
     script = capsys.readouterr().out
     for line in ("--ntasks=4", "--nodes=2", "--partition=gpu", "--time=02:00:00", "--no-requeue", "--signal=B:USR1@60"):
         assert f"#SBATCH {line}\n" in script
-    assert "slurm_job.py" in script.splitlines()[-1] and "--job-name=reproduce-" in script
+    assert "batch_job.py" in script.splitlines()[-1] and "--job-name=reproduce-" in script
