@@ -45,9 +45,7 @@ ENDLESS = {
     "experiments/sweeper.py": (1, "a cell's process, and a warden, that were killed"),
     "papers/rank_pool.py": (2, "wardens that were killed"),
     "papers/training.py": (1, "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted"),
-    "runtimes/execution/helper_process.py": (1, "a helper that was killed"),
     "runtimes/execution/tasks.py": (1, "a lane's own thread, which waits for work until it is closed"),
-    "runtimes/user_loop/torch_hook.py": (1, "a future that is done"),
     "runtimes/transport/torch_handles.py": (3, "a waiter's own thread, for which nobody waits without a deadline"),
 }
 

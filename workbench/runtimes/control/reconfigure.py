@@ -68,7 +68,7 @@ def changed(
     check_runtime(new, runtime)
     check_lanes(new, progress)
     collective = getattr(new, "collective", None)
-    if progress in ("library", "process") and collective is not None and not isinstance(collective, Native):
+    if progress == "library" and collective is not None and not isinstance(collective, Native):
         raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
     if any(getattr(new, name) != getattr(algorithm, name) for name in SAME) or new.num_computing(num_ranks) != algorithm.num_computing(
         num_ranks

@@ -19,7 +19,6 @@ from workbench.program import Context
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of
-from workbench.runtimes.execution.helper_process import Helper
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.liveness.failure_detector import FailureDetector
@@ -39,7 +38,6 @@ class Interpreter:
         minibatch: step -> the micro-batches of this rank.
         timeout_s: how long to wait for peers; None for ever.
         progress: how what is started goes on (see `background`).
-        helper: for "process".
         presence: knows where the ranks are; made on the calling thread.
     """
 
@@ -52,7 +50,6 @@ class Interpreter:
         *,
         timeout_s: float | None = None,
         progress: str = "auto",
-        helper: Helper | None = None,
         detector: FailureDetector | None = None,
     ) -> None:
         self.transport = transport
@@ -66,18 +63,13 @@ class Interpreter:
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
         self._here = Endpoint(transport, self.clock, self._mailbox)
-        self._progress, self._helper = progress, helper
+        self._progress = progress
         self._background = self._in_background()
         self._num_waits = 0
         self._thread = threading.get_ident()  # the one that runs the program
-        if helper is not None:
-            layout = replica.layout
-            replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
 
     def _in_background(self) -> ProgressEngine:
-        return ProgressEngine(
-            self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress, helper=self._helper
-        )
+        return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
 
     def renew(self) -> None:
         """The transport is of other ranks from here on: what is in the background is abandoned, with its threads and its failures."""

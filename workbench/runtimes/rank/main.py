@@ -25,7 +25,6 @@ from workbench.replica.local_training import LocalTraining, check_runtime, model
 from workbench.runtimes.checkpoint.restore import restore
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.elastic.policy import enable_elasticity
-from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_connection
@@ -270,12 +269,11 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
     job.algorithm.check(num_workers)
     worker = LocalTraining(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    enable_elasticity(transport, detector, job.algorithm, settings.on_failure, helped=settings.progress == "process")
+    enable_elasticity(transport, detector, job.algorithm, settings.on_failure)
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
     header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
-    helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
-    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "helper": helper, "detector": detector}
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how)
     try:
         known = {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)

@@ -28,7 +28,6 @@ from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.runtimes.transport.torch_distributed import TorchTransport, backend_of
 from workbench.runtimes.user_loop.peers import explained, keep_company, part
-from workbench.runtimes.user_loop.torch_hook import TorchHook
 from workbench.trace.recorder import NullRecorder
 
 Signature = tuple[tuple[int, ...], ...]  # of each parameter in a bucket: its number, and its shape
@@ -308,8 +307,6 @@ def ddp_hook(
         if getattr(collective, "codec", None) is not None:
             raise ConfigError(f"codec={codec}: {collective} has a codec already: give one of the two")
         collective = with_codec(collective, codec)
-    if isinstance(collective, TorchHook):
-        raise ConfigError(f"{collective} is torch's own: give its hook to register_comm_hook itself")
     if not (dist.is_available() and dist.is_initialized()):
         raise LaunchError("torch.distributed is not initialised: call torch.distributed.init_process_group before ddp_hook")
     collective.check(dist.get_world_size(process_group))

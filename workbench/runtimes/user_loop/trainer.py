@@ -21,7 +21,6 @@ from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.gradient_report import GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
-from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
@@ -132,8 +131,7 @@ class Trainer:
             self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
-            helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "detector": self._detector}
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
             here = weakref.ref(self)  # or what outlives this would hold it
 
             def micros(_step: int) -> list[Micro]:
