@@ -23,15 +23,15 @@ def headers(modules: Any) -> Callable[[bytes], None]:
     header, torch = modules["header"], modules["torch"]
 
     def read(data: bytes) -> None:
-        path, sender = header.Path(1, 0, 3), header.Path(1, 0, 3)
+        channel, sender = header.Channel(1, 0, 3), header.Channel(1, 0, 3)
         row = [sender.announcement(48, torch.float64)]
         for begin in range(0, len(data) - 7, 8):
             noise = int.from_bytes(data[begin : begin + 8], "little")
-            row += [noise, sender.header(noise >> 24), row[data[begin] % len(row)]]
+            row += [noise, header.header(noise >> 24), row[data[begin] % len(row)]]
             try:
-                path.judge(row[data[begin + 1] % len(row)], 48, torch.float64)
+                channel.accept(row[data[begin + 1] % len(row)], 48, torch.float64)
             except modules["errors"].WorkbenchError:
-                path = header.Path(1, 0, 3)
+                channel = header.Channel(1, 0, 3)
 
     return read
 

@@ -82,31 +82,13 @@ def flaws_of(saved: Any) -> Iterator[str]:
         if not isinstance(saved.get(name), kind) or isinstance(saved[name], bool):
             yield f"its {name!r} is no {kind.__name__}"
             return
-    if saved["step"] < -1 or saved["num_workers"] < 1:  # -1: a server that takes no steps
-        yield f"step {saved['step']} of {saved['num_workers']} ranks"
     needed = IN_REPLICA if isinstance(saved["replica"].get("alike"), int) else (*IN_REPLICA, *AND_ALIKE)
     if missing := [name for name in needed if name not in saved["replica"]]:
         yield f"its 'replica' lacks {missing[0]!r}"
     if not isinstance(saved["replica"].get("model"), dict):
         yield "its 'replica' has no model"
-    for item in saved["program"]:
-        if not isinstance(item, dict) or not {"ticket", "value"} <= item.keys():
-            yield "its 'program' holds what is no state of a method"
-            break
-    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in saved["memory"].items()):
-        yield "its 'memory' holds what no codec remembers"
-    data = saved.get("data")
-    if data is not None and not _is_position(data):
-        yield "its 'data' are no place in the data"
     if any(_is_inflated(tensor) for tensor in _tensors(saved)):
         yield "a tensor of it is larger than its memory"
-
-
-def _is_position(data: Any) -> bool:
-    if not isinstance(data, dict) or not isinstance(data.get("origin"), list) or len(data["origin"]) != 2:
-        return False
-    numbers = [data.get("samples"), data.get("global_batch"), *data["origin"]]
-    return all(isinstance(number, int) and number >= 0 for number in numbers)
 
 
 def _is_inflated(tensor: Tensor) -> bool:

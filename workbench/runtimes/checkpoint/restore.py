@@ -15,7 +15,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
-from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, check_part, complete_checkpoints, run_of
+from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, check_part, complete_checkpoints, lacks_record, run_of
 from workbench.runtimes.checkpoint.rank_state import restore_random_state, resume
 from workbench.runtimes.checkpoint.reader import leaves, octets_of, read_part, said_by
 from workbench.runtimes.checkpoint.replicated import whole_part
@@ -35,7 +35,8 @@ def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Cont
         ConfigError: there is none, or it is of another kind of run.
     """
     saved, words = go_on_from(folder, algorithm, worker.replica, ctx, interpreter)
-    words += _deal(saved, worker)
+    with fits(folder):
+        words += _deal(saved, worker)
     ctx.num_steps = worker.num_steps
     return words
 
@@ -99,9 +100,9 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
         saved: dict[str, Any] | None = None
         for rank in range(ctx.rank, num_ranks, ctx.num_workers):
             try:
-                word = check_part(checkpoint.part(rank))
-                part, other = whole_part(checkpoint, rank)
-                found["words"] += filter(None, [word, other])
+                check_part(checkpoint.part(rank))
+                part, word = whole_part(checkpoint, rank)
+                found["words"] += filter(None, [word])
                 found["runs"] += filter(None, [run_of(checkpoint.part(rank))])
                 saved = part if num_ranks == ctx.num_workers else None
             except Damaged as error:
@@ -116,9 +117,11 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
         words.append(f"the checkpoint {folder.name} kept, {checkpoint}, is damaged and was passed over: {'; '.join(damaged)}")
     if words:
         raise ConfigError(f"{folder} kept no checkpoint that is whole. {' '.join(words)}. Train anew, or restore the files from a copy")
+    without_record = next(filter(lacks_record, sorted(folder.glob("checkpoint-*.pt"))), None)
+    more = f". {without_record.name} has no record: an earlier version wrote it, or its writer was killed" if without_record else ""
     raise ConfigError(
         f"{folder} kept no checkpoint (neither checkpoint-*.pt nor a complete one in checkpoints): only a stopped run, "
-        "one that is trained with checkpoint_every=, or a folder of Trainer.save can be resumed"
+        f"one that is trained with checkpoint_every=, or a folder of Trainer.save can be resumed{more}"
     )
 
 
@@ -128,7 +131,8 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     if data is None:
         return []
     if data["global_batch"] == batch:
-        worker.deal_anew(tuple(data["origin"]))
+        step, sample = data["origin"]
+        worker.deal_anew((step, sample))
         return []
     worker.deal_anew((saved["step"] + 1, data["samples"]))
     return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]

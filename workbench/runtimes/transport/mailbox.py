@@ -13,16 +13,16 @@ from torch import Tensor
 from workbench.errors import RankMismatch
 from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.runtimes.transport.base import Deadline, Handle, Transport
-from workbench.runtimes.transport.framing import HEADER_BYTES, Path, stamp_in
+from workbench.runtimes.transport.framing import HEADER_BYTES, Channel, header, stamp_in
 
 STAMP_BYTES = HEADER_BYTES  # the stamp is in the header, and nothing else goes before the values
 
 
-def with_header(flat: Tensor, header: int) -> Tensor:
+def with_header(flat: Tensor, word: int) -> Tensor:
     """A message of bytes: the header, then the values. A copy."""
     body = flat.contiguous().view(torch.uint8)
     message = torch.empty(HEADER_BYTES + body.numel(), dtype=torch.uint8, device=flat.device)
-    message[:HEADER_BYTES].view(torch.int64).fill_(header)
+    message[:HEADER_BYTES].view(torch.int64).fill_(word)
     message[HEADER_BYTES:].copy_(body)
     return message
 
@@ -52,8 +52,8 @@ class Mailbox:
         self._posted: dict[tuple[int, int], deque[tuple[Handle, Tensor]]] = defaultdict(deque)
         self._lock = Lock()
         self._told: dict[int, int] = {}  # tag -> of how many departures its receives have been told
-        self._outgoing: dict[tuple[int, int], Path] = {}  # (receiver, tag) of messages with stamps
-        self._incoming: dict[tuple[int, int], Path] = {}  # (sender, tag)
+        self._outgoing: dict[tuple[int, int], Channel] = {}  # (receiver, tag) of messages with stamps
+        self._incoming: dict[tuple[int, int], Channel] = {}  # (sender, tag)
 
     def put(self, flat: Tensor, tag: int) -> Handle:
         """Send to oneself: done at once, with a copy."""
@@ -68,27 +68,29 @@ class Mailbox:
             return self._box[tag].popleft() if self._box[tag] else None
 
     def send(self, to: int, flat: Tensor, tag: int, stamp: int) -> Handle:
-        """Send with a stamp, behind an announcement where none of this length has gone there yet."""
+        """Send with a stamp; announce the length first where it is new on this channel."""
+        message = with_header(flat, header(stamp))
         if to == self._transport.rank:
-            return self.put(with_header(flat, stamp), tag)
-        path = self._outgoing.get((to, tag))
-        if path is None:
-            path = self._outgoing[to, tag] = Path(self._transport.rank, to, tag)
-        announcement = path.announcement(HEADER_BYTES + flat.nbytes, flat.dtype)
-        before = None if announcement is None else self._transport.start_send(to, with_header(flat[:0], announcement), tag)
-        handle = self._transport.start_send(to, with_header(flat, path.header(stamp)), tag)
-        return handle if before is None else Announced(before, handle)
+            return self.put(message, tag)
+        channel = self._outgoing.get((to, tag))
+        if channel is None:
+            channel = self._outgoing[to, tag] = Channel(self._transport.rank, to, tag)
+        announcement = channel.announcement(message.nbytes, flat.dtype)
+        if announcement is None:
+            return self._transport.start_send(to, message, tag)
+        first = self._transport.start_send(to, with_header(flat[:0], announcement), tag)
+        return AnnouncedSend(first, self._transport.start_send(to, message, tag))
 
-    def judge(self, handle: Handle, message: Tensor, dtype: torch.dtype, source: int, tag: int) -> int | None:
-        """The stamp of a message that came; None: it is not to be used, wait for the next one.
+    def accept(self, handle: Handle, message: Tensor, dtype: torch.dtype, source: int, tag: int) -> int | None:
+        """The stamp of a message that arrived; None for an announcement: wait for the next message.
 
         Raises:
-            RankMismatch: it is not what its sender and this rank agreed on.
+            RankMismatch: it has another length or dtype than this rank expects.
         """
-        path = self._incoming.get((source, tag))
-        if path is None:
-            path = self._incoming[source, tag] = Path(source, self._transport.rank, tag)
-        return path.judge(header_of(message), message.nbytes, dtype, getattr(handle, "num_bytes", None))
+        channel = self._incoming.get((source, tag))
+        if channel is None:
+            channel = self._incoming[source, tag] = Channel(source, self._transport.rank, tag)
+        return channel.accept(header_of(message), message.nbytes, dtype, getattr(handle, "num_bytes", None))
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         """A receive of a message with a header from one other rank."""
@@ -156,8 +158,8 @@ class Delivered(Handle):
 
 
 @final
-class Announced(Handle):
-    """A message behind its announcement."""
+class AnnouncedSend(Handle):
+    """An announcement and the message that follows it."""
 
     def __init__(self, before: Handle, handle: Handle) -> None:
         self.started_s = before.started_s
@@ -195,7 +197,7 @@ class StampedHandle(Handle):
         if not self._inner.poll():
             return False
         try:
-            stamp = self._mailbox.judge(self._inner, self.flat, self._dtype, self.source, self._tag)
+            stamp = self._mailbox.accept(self._inner, self.flat, self._dtype, self.source, self._tag)
         except RankMismatch:
             if not self._mailbox.lacks(self.source):
                 raise
@@ -249,7 +251,7 @@ class AnySourceRecv(Handle):
                 return False
             handle, flat = self._remote
             source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one
-            stamp = 0 if self._dtype is None else self._mailbox.judge(handle, flat, self._dtype, source, self._tag)
+            stamp = 0 if self._dtype is None else self._mailbox.accept(handle, flat, self._dtype, source, self._tag)
             if stamp is None:
                 self._remote = self._mailbox.post_any(flat, self._tag)
                 return False
