@@ -28,7 +28,7 @@ from workbench.errors import WorkbenchError
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 from workbench.trace import FileRecorder, Run, list_runs, new_run, update_run
-from workbench.trace.fate import SILENT_S, YOUNG_S
+from workbench.trace.processes import SILENT_S, YOUNG_S
 from workbench.trace.store import LEFT_S, RESERVE_NAME, read_info, write_info
 
 NUM_KILLS = 40

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any, Literal, TextIO, final
 import psutil
 
 from workbench.runtimes.liveness.failure_detector import present, state_of, step_under_way
+from workbench.trace.atomic import write_atomic
 
 BEAT_S = 1.0
 SILENT_S = 5.0  # a rank that was not heard of for so long does not run, or its host is not reached
@@ -80,9 +80,7 @@ def memory_bytes() -> int:
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
     """So that a reader sees the old or the new one."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    draft.write_text(json.dumps(content, indent=1))
-    draft.replace(path)
+    write_atomic(path, json.dumps(content, indent=1))
 
 
 def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:

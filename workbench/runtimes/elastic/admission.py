@@ -25,6 +25,7 @@ from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.liveness.failure_detector import present, state_of
 from workbench.runtimes.liveness.membership import Membership
+from workbench.trace.atomic import atomic_file
 from workbench.trace.store import read_info, update_run
 
 WHAT = "all ranks to meet the one that comes"
@@ -123,10 +124,8 @@ def admit(
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    draft = path.with_suffix(".new")
-    with draft.open("wb") as file:
+    with atomic_file(path) as file:
         torch.save(value, file)
-    draft.rename(path)
 
 
 def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:

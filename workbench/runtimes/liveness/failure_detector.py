@@ -15,13 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, final
 
-import psutil
-
 from workbench.runtimes.liveness.watchdog import Watchdog, place_words
+from workbench.trace.atomic import write_atomic
+from workbench.trace.processes import pid_namespace, start_of, state_of_process
 from workbench.trace.recorder import metrics_name
 from workbench.trace.text import read_json
 
@@ -78,40 +77,8 @@ def present(folder: Path, rank: int) -> dict[str, Any] | None:
 
 
 def state_of(row: dict[str, Any]) -> Literal["alive", "stopped", "gone"] | None:
-    """What became of the process that left this; None for one of another machine."""
-    if row["place"] != _place():
-        return None
-    try:
-        letter, started_s = _process(row["pid"])
-    except psutil.NoSuchProcess:
-        return "gone"
-    except (psutil.Error, OSError):
-        return None
-    if abs(started_s - row["started_s"]) > 1.0 or letter in "ZX":  # its number was given to another; a zombie
-        return "gone"
-    return "stopped" if letter in "Tt" else "alive"
-
-
-def _process(pid: int) -> tuple[str, float]:
-    """The letter of a process's state, and when it began: since the machine's start where the system tells, for clocks are set."""
-    if Path("/proc/self/stat").exists():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            raise psutil.NoSuchProcess(pid) from None
-        return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    process = psutil.Process(pid)
-    letters = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X", psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t"}
-    return letters.get(process.status(), "S"), process.create_time()
-
-
-@cache
-def _place() -> str:
-    """Where a process's number means something: this start of this machine, and the numbers' own world (a container has another)."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.stat("/proc/self/ns/pid").st_ino)]
-    return ":".join(parts)
+    """State of the process that wrote this row; None for one of another machine."""
+    return state_of_process(row["pid"], row["started_s"]) if row["place"] == pid_namespace() else None
 
 
 @final
@@ -147,7 +114,7 @@ class FailureDetector:
         self._moved = (0, time.monotonic())  # this rank's step, and since when it is at it
         self._over, self._writing = threading.Event(), threading.RLock()  # it may leave while it writes: its owner is collected
         self._thread = threading.Thread(target=self._go_on, name="workbench-presence", daemon=True)
-        self._mine = {"host": socket.gethostname(), "place": _place(), "pid": (pid := os.getpid()), "started_s": _process(pid)[1]}
+        self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
     def __enter__(self) -> FailureDetector:
         self._write()
@@ -283,13 +250,12 @@ class FailureDetector:
         return self.folder / heartbeat_name(rank)
 
     def _write(self) -> None:
-        draft = (path := self._path(self.rank)).with_name(f".{heartbeat_name(self.rank)}")
+        path = self._path(self.rank)
         with self._writing, contextlib.suppress(OSError):  # a full disk, or the folder was removed under us
             if self._over.is_set():
                 return
             try:
-                draft.write_text(json.dumps({"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S)}))
-                draft.replace(path)
+                write_atomic(path, json.dumps({"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S)}))
             except OSError:
                 os.utime(path)
             if self._over.is_set():

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from workbench.errors import PeerFailed, RunNotFound
 from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
+from workbench.trace.atomic import write_atomic
 from workbench.trace.store import read_info, update_run
 
 if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
@@ -187,9 +188,7 @@ class Membership:
 
     def put(self, number: int | str, text: str) -> None:
         """Say this rank's text there."""
-        draft = self._text_path(number, self.rank).with_suffix(".new")
-        draft.write_text(text)
-        draft.rename(self._text_path(number, self.rank))
+        write_atomic(self._text_path(number, self.rank), text)
 
     def _text_path(self, number: int | str, rank: int) -> Path:
         return self.folder / f"text-{number}-{rank:05d}"

@@ -36,9 +36,9 @@ from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.settings import Settings
+from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
-from workbench.trace.who import when_begun
 
 RuntimeName = Literal["mpi", "torch"]
 _LEFT: list[Any] = []  # groups that were given back

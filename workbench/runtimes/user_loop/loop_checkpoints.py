@@ -35,9 +35,9 @@ from workbench.runtimes.checkpoint.restore import go_on_from
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.settings import describe
+from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.store import new_run
-from workbench.trace.who import when_begun
 
 Closure = Callable[[], Tensor]
 Losses = Closure | Sequence[Closure] | None
