@@ -80,6 +80,7 @@ class CheckpointWriter:
         """
         interpreter, replica = self._interpreter, self._worker.replica
         interpreter.complete_all(end.state)
+        interpreter.clock.activity = "keeping a checkpoint"
         self.finish_writing()
         if self._transport.members is not None and (missing := self._transport.members.missing()):
             self._words.append(f"rank {missing[0]} left, and no checkpoint was kept since: those before it stand")
@@ -97,6 +98,7 @@ class CheckpointWriter:
         lacks = alike if self._transport.rank and holds_alike(algorithm) else None
         self._thread = threading.Thread(target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True)
         self._thread.start()
+        interpreter.clock.activity = ""
         if place is None:
             self.finish_writing()
             if self._error is not None:

@@ -129,7 +129,7 @@ class Interpreter:
             case ops.Apply(gradient) if request.master:
                 return self._apply_master(request, gradient, task)
             case ops.Apply(gradient, lr_scale, local):
-                return self._apply(gradient, lr_scale, local)
+                return self._apply(gradient, lr_scale, local, task)
             case ops.Discard(gradient):
                 return self.replica.discard(gradient)
             case ops.ReadParameters():
@@ -164,6 +164,7 @@ class Interpreter:
             if phase:
                 self.recorder.span(phase, "compute", since, now, request.step)
             phase, since = name, now
+            self.clock.activity = f"in {name}" if name else ""
 
         def launch(bucket: Gradient) -> None:
             assert request.on_bucket is not None
@@ -189,7 +190,12 @@ class Interpreter:
         hooks = Hooks(
             turn, launch if request.on_bucket else None, need if request.before_forward else None, tick if self._background.ticks else None
         )
-        gradient, self.loss = self.replica.backward(request.step, self._minibatch(request.step), hooks)
+        try:
+            self.clock.activity = "reading data"
+            micros = self._minibatch(request.step)
+            gradient, self.loss = self.replica.backward(request.step, micros, hooks)
+        finally:
+            self.clock.activity = ""
         return tuple(tickets) if request.on_bucket else gradient
 
     def _is_elsewhere(self) -> bool:
@@ -205,16 +211,24 @@ class Interpreter:
             except StopIteration:
                 return
 
-    def _apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
+    def _apply(self, gradient: Gradient, lr_scale: float, local: bool, task: int) -> None:
         begin = self.clock.now()
+        if task == 0:
+            self.clock.activity = "in the update"
         staleness = self.replica.apply(gradient, lr_scale, local=local)
+        if task == 0:
+            self.clock.activity = ""
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
     def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
         begin = self.clock.now()
         master = self.replica.master
+        if task == 0:
+            self.clock.activity = "in the update"
         master.apply(gradient, request.lr_scale)
+        if task == 0:
+            self.clock.activity = ""
         update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
         if task == 0:  # a server on a rank of its own: its updates are its steps
             self.clock.step = update - 1

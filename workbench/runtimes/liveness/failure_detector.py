@@ -12,11 +12,14 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, final
+
+import psutil
 
 from workbench.runtimes.liveness.watchdog import Watchdog, place_words
 from workbench.trace.atomic import write_atomic
@@ -31,7 +34,16 @@ DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for who is gon
 NUM_WATCHED = 4  # so many ranks behind each one are looked at: all that are there watch the first of those that are gone
 LEFT = "left-"  # files of ranks that left before the end
 MOST_NAMED, TAIL_BYTES = 4, 8192
-KINDS: dict[str, Any] = {"host": str, "place": str, "pid": int, "started_s": float, "waits": str | None, "does": str, "step": int}
+KINDS: dict[str, Any] = {
+    "host": str,
+    "place": str,
+    "pid": int,
+    "started_s": float,
+    "waits": str | None,
+    "does": str,
+    "step": int,
+    "memory_bytes": int,
+}
 # What a rank whose peer died is told: by gloo, by the store that torch.distributed meets at, by an MPI that survives.
 CONNECTION = re.compile(
     r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to (recv|send)|got 0 bytes"
@@ -72,8 +84,17 @@ def present(folder: Path, rank: int) -> dict[str, Any] | None:
         silent_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    row = {"waits": None, "does": "", "step": -1, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
+    row = {"waits": None, "does": "", "step": -1, "memory_bytes": 0, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
     return row if all(isinstance(row.get(name), kind) for name, kind in KINDS.items()) else None
+
+
+def memory_bytes() -> int:
+    """Bytes that this process holds in the machine's memory, and on its GPU if it has one."""
+    held = int(psutil.Process().memory_info().rss)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        held += int(torch.cuda.memory_reserved())
+    return held
 
 
 def state_of(row: dict[str, Any]) -> Literal["alive", "stopped", "gone"] | None:
@@ -140,9 +161,11 @@ class FailureDetector:
         """After `leave`, where the process ends."""
         self._thread.join(BEAT_S)
 
-    def trains(self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None) -> None:
-        """From here on, on the calling thread: see `Watchdog`."""
-        self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s)
+    def trains(
+        self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None, activity: Callable[[], str]
+    ) -> None:
+        """Training begins on the calling thread. Arguments: see `Watchdog`."""
+        self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s, activity)
 
     def rests(self) -> None:
         """The rank trains no more, though it has not left."""
@@ -255,7 +278,8 @@ class FailureDetector:
             if self._over.is_set():
                 return
             try:
-                write_atomic(path, json.dumps({"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S)}))
+                row = {"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S), "memory_bytes": memory_bytes()}
+                write_atomic(path, json.dumps(row))
             except OSError:
                 os.utime(path)
             if self._over.is_set():
