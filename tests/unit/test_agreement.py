@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,15 @@ def test_code_is_told_apart_and_what_it_closes_over_is_not() -> None:
     assert code_digest(made(1.0)) == code_digest(made(2.0)) != code_digest(lambda x: x - 1)
     assert code_digest(partial(tiny.FailsAt, None, 3)) == code_digest(tiny.FailsAt) != code_digest(tiny.TiedMLP)
     assert code_digest(tiny.mlp, None) != code_digest(tiny.dropout_mlp, None)
+
+
+def test_the_digest_of_the_package_is_of_all_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of any room is seen, and not of `runtimes` alone."""
+    assert (fingerprint.PACKAGE / "__main__.py").is_file()
+    found = []
+    for text in ("x = 1", "x = 2"):
+        (tmp_path / "algorithms").mkdir(exist_ok=True)
+        (tmp_path / "algorithms" / "new.py").write_text(text)
+        monkeypatch.setattr(fingerprint, "PACKAGE", tmp_path)
+        found.append(package_digest.__wrapped__())
+    assert found[0] != found[1]

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from workbench.units import MIB
 
+PACKAGE = Path(__file__).parents[2]
 MOST_BYTES = 64 * MIB  # of data in memory that are gone through whole; of more, and of data that must be loaded, some items are
 NUM_ROWS, NUM_ITEMS = 1024, 8
 NUM_TWICE = 2  # items that are loaded twice, to see whether they are random
@@ -34,9 +35,8 @@ def _digest(*parts: bytes) -> str:
 @cache
 def package_digest() -> str:
     """Of this package's sources, as they lie on this rank's disk when it is first asked for."""
-    root = Path(__file__).parents[1]
-    paths = sorted(root.rglob("*.py"))
-    return _digest(*(part for path in paths for part in (path.relative_to(root).as_posix().encode(), path.read_bytes())))
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return _digest(*(part for path in paths for part in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes())))
 
 
 def code_digest(*functions: Any) -> str:
