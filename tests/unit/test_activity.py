@@ -13,8 +13,8 @@ from tests.laws.train import make_job
 from workbench.algorithms import SynchronousSGD
 from workbench.runtimes.execution import interpreter
 from workbench.runtimes.execution.endpoint import RankClock
-from workbench.runtimes.liveness.failure_detector import FailureDetector, present
-from workbench.runtimes.liveness.watchdog import place_words
+from workbench.runtimes.liveness.failure_detector import FailureDetector, read_heartbeat
+from workbench.runtimes.liveness.watchdog import describe_place
 from workbench.runtimes.rank.main import run_rank
 from workbench.runtimes.transport.base import SoloTransport
 from workbench.settings import Settings
@@ -59,9 +59,9 @@ def test_an_error_in_backward_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_heartbeat_holds_activity_and_memory(tmp_path: Path) -> None:
     with FailureDetector(tmp_path, 0, 2) as detector:
-        detector.trains(lambda: 7, lambda: None, None, lambda: "in backward")
+        detector.begin_training(lambda: 7, lambda: None, None, lambda: "in backward")
         detector._write()
-        row = present(tmp_path, 0)
+        row = read_heartbeat(tmp_path, 0)
     assert row is not None
-    assert place_words(row) == "in backward of step 7"
+    assert describe_place(row) == "in backward of step 7"
     assert row["memory_bytes"] > 10e6

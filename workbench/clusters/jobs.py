@@ -101,6 +101,6 @@ def checkpoint_of(resume: Any) -> str:
 
 def checkpoints(folder: Path) -> int:
     """How many ranks of a run kept one."""
-    from workbench.runtimes.checkpoint.files import ranks_kept
+    from workbench.runtimes.checkpoint.files import num_ranks_kept
 
-    return ranks_kept(folder)
+    return num_ranks_kept(folder)

@@ -18,7 +18,7 @@ from workbench.clusters.launchers.base import ended_here
 from workbench.clusters.supervision import registry as register
 from workbench.clusters.supervision.heartbeat import end_name, standing
 from workbench.errors import RunNotFound
-from workbench.runtimes.liveness.failure_detector import present
+from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.store import OVER, read_info
 from workbench.trace.tail import last_step_row
@@ -117,7 +117,7 @@ def _is_over(run: Path) -> bool:
 def _of_run(folder: Path, rank: int) -> dict[str, Any]:
     """What a rank has left in the run's folder so far."""
     found: dict[str, Any] = {}
-    if (beat := present(folder, rank)) is not None:
+    if (beat := read_heartbeat(folder, rank)) is not None:
         found |= {"beat_s": beat["silent_s"], "memory_bytes": beat["memory_bytes"]}
     with contextlib.suppress(OSError, ValueError), (folder / trace_name(rank)).open() as file:
         found["device"] = json.loads(file.readline())["device"]

@@ -14,7 +14,7 @@ from typing import Any, Self, final
 from workbench import units
 from workbench.clusters.supervision.start_progress import Line, in_notebook
 from workbench.errors import LaunchError
-from workbench.runtimes.liveness.failure_detector import present
+from workbench.runtimes.liveness.failure_detector import read_heartbeat
 
 SHOWN_S = 1.0  # how often a line moves
 POLL_S = 0.05
@@ -97,7 +97,7 @@ def silent_ranks(folder: Path, num_ranks: int) -> str:
     """Words for a wait for a training, "; last heard of: rank 1 20 s ago": of the ranks whose beat is old, "" if there are none."""
     ages = {}
     for rank in range(num_ranks):
-        if (beat := present(folder, rank)) is not None:
+        if (beat := read_heartbeat(folder, rank)) is not None:
             ages[rank] = beat["silent_s"]
     old = [f"rank {rank} {age_s:.0f} s ago" for rank, age_s in ages.items() if age_s > SILENT_S]
     return f"; last heard of: {', '.join(old[:4])}{', ...' if len(old) > 4 else ''}" if old else ""

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Literal, TextIO, final
 
-from workbench.runtimes.liveness.failure_detector import present, state_of, step_under_way
+from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of, step_under_way
 from workbench.trace.atomic import write_atomic
 
 SILENT_S = 5.0  # a rank that was not heard of for so long does not run, or its host is not reached
@@ -66,7 +66,7 @@ def write_whole(path: Path, content: dict[str, Any]) -> None:
 
 def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
     """What a rank of a run does, by its process on this machine, and by its pulse elsewhere; None: it is not in it, or no more."""
-    row = present(folder, rank)
+    row = read_heartbeat(folder, rank)
     if row is None:
         return None
     state = state_of(row)
@@ -79,7 +79,7 @@ def standing_words(folder: Path, num_ranks: int) -> str:
     """Who keeps a run waiting: "rank 1 is stopped (SIGSTOP: kill -CONT 4711) at step 17; rank 0 is alive at step 17"."""
     parts = []
     for rank in range(num_ranks):
-        state, row = standing(folder, rank), present(folder, rank)
+        state, row = standing(folder, rank), read_heartbeat(folder, rank)
         if row is None:
             continue
         words = {

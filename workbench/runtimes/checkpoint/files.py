@@ -50,19 +50,19 @@ class Checkpoint:
     def __str__(self) -> str:
         return "that of the stop" if self.step is None else f"that of step {self.step}"
 
-    def part(self, rank: int) -> Path:
+    def rank_file(self, rank: int) -> Path:
         """A rank's part."""
-        return part_of(self.folder, self.step, rank)
+        return rank_file_path(self.folder, self.step, rank)
 
 
-def part_of(folder: Path, step: int | None, rank: int) -> Path:
+def rank_file_path(folder: Path, step: int | None, rank: int) -> Path:
     """Where a rank's part lies."""
     if step is None:
         return folder / f"checkpoint-{rank:05d}.pt"
     return folder / FOLDER / f"step-{step:08d}-rank-{rank:05d}.pt"
 
 
-def record_of(part: Path) -> Path:
+def record_path(part: Path) -> Path:
     """Where a part's record lies."""
     stop = part.name.startswith("checkpoint-")
     return part.parent / FOLDER / f"stop-rank-{part.stem.split('-')[1]}.json" if stop else part.with_suffix(".json")
@@ -70,7 +70,7 @@ def record_of(part: Path) -> Path:
 
 def lacks_record(part: Path) -> bool:
     """Whether nothing says what was written into that part."""
-    return not record_of(part).exists()
+    return not record_path(part).exists()
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -78,14 +78,14 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     found = [Checkpoint(folder, step, num_ranks) for step, num_ranks in _whole_steps(folder).items()]
     found.sort(key=lambda checkpoint: checkpoint.step or 0, reverse=True)
     parts = sorted(folder.glob("checkpoint-*.pt"))
-    records = [_read(record_of(path)) for path in parts]
+    records = [_read(record_path(path)) for path in parts]
     num_ranks = next((int(record["num_workers"]) for record in records if record), 0)
     if parts and len(parts) == num_ranks and all(records):
         found.insert(0, Checkpoint(folder, None, num_ranks))
     return found
 
 
-def ranks_kept(folder: Path) -> int:
+def num_ranks_kept(folder: Path) -> int:
     """How many ranks the newest checkpoint is of; 0 without any."""
     return next((checkpoint.num_ranks for checkpoint in complete_checkpoints(folder)), 0)
 
@@ -113,15 +113,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("num_workers"), int) else None
 
 
-def write_part(path: Path, save: Callable[[BinaryIO], None], facts: dict[str, Any]) -> None:
+def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[str, Any]) -> None:
     """Write a part by `save` and then its record: `facts`, and format, size and checksum of the part."""
-    record_of(path).parent.mkdir(exist_ok=True)
-    record_of(path).unlink(missing_ok=True)
+    record_path(path).parent.mkdir(exist_ok=True)
+    record_path(path).unlink(missing_ok=True)
     with atomic_file(path, durable=True) as file:
         sink = _Sink(file)
         save(sink)  # type: ignore[arg-type]  # it writes and flushes, which is all that is used
     record = {"format": FORMAT, **facts, "bytes": sink.num_bytes, "crc32": sink.sum}
-    with atomic_file(record_of(path), durable=True) as file:
+    with atomic_file(record_path(path), durable=True) as file:
         file.write(json.dumps(record).encode())
 
 
@@ -143,7 +143,7 @@ class _Sink:
         self._file.flush()
 
 
-def check_part(path: Path) -> None:
+def verify_rank_file(path: Path) -> None:
     """Read all of a part and compare it with its record.
 
     Raises:
@@ -152,12 +152,12 @@ def check_part(path: Path) -> None:
     """
     if not path.is_file():
         raise Damaged(f"{path} is not there, or is no file")
-    record = _read(record_of(path))
+    record = _read(record_path(path))
     if record is None:
-        raise Damaged(f"{record_of(path)} cannot be read")
+        raise Damaged(f"{record_path(path)} cannot be read")
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
-        raise Damaged(f"{record_of(path)} is of rank {record.get('rank')} and of format {number!r}: it is another part's")
+        raise Damaged(f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it is another part's")
     if number != FORMAT:
         fix = "update workbench" if number > FORMAT else "resume with the version that wrote it, or train again from the start"
         raise ConfigError(f"{path} has format {number}, this version reads format {FORMAT}: {fix}")
@@ -176,12 +176,12 @@ def _checksum_of(path: Path) -> int:
     return found
 
 
-def run_of(path: Path) -> str:
+def run_name_of(path: Path) -> str:
     """Name of the run that a part is of; "" where its record does not say."""
-    return str((_read(record_of(path)) or {}).get("run", ""))
+    return str((_read(record_path(path)) or {}).get("run", ""))
 
 
-def remove_old_parts(folder: Path, rank: int, num_ranks: int, keep: int) -> None:
+def remove_old_rank_files(folder: Path, rank: int, num_ranks: int, keep: int) -> None:
     """Remove a rank's parts that are older than the last `keep` complete checkpoints, complete or not; records first.
 
     Rank 0 removes those of ranks that are no more, too.

@@ -40,7 +40,7 @@ class RankClock:
         self._lock = Lock()
         if detector is not None:  # a call that is over has sent something
             bound = lambda: self.bytes_sent if transport.bound else None  # noqa: E731
-            detector.trains(lambda: self.step, bound, timeout_s, lambda: self.activity)
+            detector.begin_training(lambda: self.step, bound, timeout_s, lambda: self.activity)
 
     def now(self) -> float:
         """Seconds since the origin, on this rank's clock."""
@@ -58,7 +58,7 @@ class RankClock:
     def close(self) -> None:
         """The rank trains no more."""
         if self._detector is not None:
-            self._detector.rests()  # else they hold each other, and with us the library's sockets
+            self._detector.end_training()  # else they hold each other, and with us the library's sockets
 
     def hold(self, on: bool) -> None:
         """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""

@@ -82,7 +82,7 @@ class Interpreter:
     def begin_again(self, state: tuple[Any, ...]) -> None:
         """Another program is to begin, from that state of the one before."""
         self.complete_all(state)
-        self._mailbox.tell_again()
+        self._mailbox.forget_departures()
 
     @property
     def bytes_sent(self) -> float:

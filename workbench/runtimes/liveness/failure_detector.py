@@ -21,7 +21,7 @@ from typing import Any, Literal, final
 
 import psutil
 
-from workbench.runtimes.liveness.watchdog import Watchdog, place_words
+from workbench.runtimes.liveness.watchdog import Watchdog, describe_place
 from workbench.trace.atomic import write_atomic
 from workbench.trace.processes import pid_namespace, start_of, state_of_process
 from workbench.trace.recorder import metrics_name
@@ -76,7 +76,7 @@ def step_under_way(folder: Path, rank: int) -> int:
     return 0
 
 
-def present(folder: Path, rank: int) -> dict[str, Any] | None:
+def read_heartbeat(folder: Path, rank: int) -> dict[str, Any] | None:
     """What a rank that is in the run left there, and since when its file was not touched: `silent_s`. None: it is not, or no more."""
     path = folder / heartbeat_name(rank)
     try:
@@ -127,14 +127,14 @@ class FailureDetector:
         lost_s: float = LOST_S,
     ) -> None:
         self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
-        self.announce, self.without = announce, frozenset[int]()
+        self.announce, self.ignored = announce, frozenset[int]()
         self._step, self._lost_s = step, lost_s
         self._here = Watchdog(folder, rank, step)
         self._known: dict[int, dict[str, Any]] = {}  # rank -> what it left when it came
         self._heard: dict[int, tuple[int, float]] = {}  # rank -> when its file was touched last, on its clock, and seen to be, on ours
         self._moved = (0, time.monotonic())  # this rank's step, and since when it is at it
         self._over, self._writing = threading.Event(), threading.RLock()  # it may leave while it writes: its owner is collected
-        self._thread = threading.Thread(target=self._go_on, name="workbench-presence", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="workbench-presence", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
     def __enter__(self) -> FailureDetector:
@@ -157,34 +157,34 @@ class FailureDetector:
             with contextlib.suppress(OSError):
                 self._path(self.rank).unlink()
 
-    def end_thread(self) -> None:
+    def join_thread(self) -> None:
         """After `leave`, where the process ends."""
         self._thread.join(BEAT_S)
 
-    def trains(
+    def begin_training(
         self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None, activity: Callable[[], str]
     ) -> None:
         """Training begins on the calling thread. Arguments: see `Watchdog`."""
         self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s, activity)
 
-    def rests(self) -> None:
+    def end_training(self) -> None:
         """The rank trains no more, though it has not left."""
         self._here = Watchdog(self.folder, self.rank, self._step)
 
-    def waits(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """The calling thread waits for that; called some times a second."""
-        self._here.waits(what)
+        self._here.note_wait(what)
 
-    def absent(self, what: str | None) -> str:
+    def describe_absent(self, what: str | None) -> str:
         """`: rank 2 has not come (alive, in backward)`; "" if nothing is known. `what`: that for which this rank waits."""
-        lines, others = [], [rank for rank in range(self.num_ranks) if rank != self.rank and rank not in self.without]
-        rows = {peer: row for peer in others if (row := present(self.folder, peer)) is not None}
+        lines, others = [], [rank for rank in range(self.num_ranks) if rank != self.rank and rank not in self.ignored]
+        rows = {peer: row for peer in others if (row := read_heartbeat(self.folder, peer)) is not None}
         for peer, row in rows.items():
             state: str = state_of(row) or "alive"
             if state == "alive" and row["silent_s"] > SILENT_S:
                 state = f"silent for {row['silent_s']:.0f} s"
             if row["waits"] is None or row["waits"] != what or state != "alive":
-                where = place_words(row)
+                where = describe_place(row)
                 lines.append(f"rank {peer} has not come ({state}, {where})" if what else f"rank {peer} is {state}, {where}")
         if not lines:
             return ": all ranks have come (is the network between them cut, or slow?)" if what and len(rows) == len(others) > 0 else ""
@@ -193,7 +193,7 @@ class FailureDetector:
 
     def leads(self) -> bool:
         """Whether every rank before this one is gone: it keeps the run's record now."""
-        return all((row := present(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
+        return all((row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
 
     def forget(self, peer: int) -> None:
         """Another process has that number from here on."""
@@ -207,7 +207,7 @@ class FailureDetector:
         Args:
             idle: go by the silence of other hosts only where nothing goes on here either: who takes steps has heard of all.
         """
-        row = self._known.get(peer) or present(self.folder, peer)
+        row = self._known.get(peer) or read_heartbeat(self.folder, peer)
         if row is None:
             return None
         self._known[peer] = row
@@ -216,20 +216,20 @@ class FailureDetector:
             return "its process has ended" if self._path(peer).exists() else None  # else it took its leave meanwhile
         if state is not None or not self._silent(peer, idle=idle):
             return None
-        there = [rank for rank in range(self.num_ranks) if (one := present(self.folder, rank)) and one["place"] == row["place"]]
+        there = [rank for rank in range(self.num_ranks) if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]]
         silent = [self._silent(rank, idle=idle) for rank in there]
         if all(silent):  # else its host is there, and the rank is stopped, or who is there sees its end
             return f"nobody on {row['host']} was heard of for {self._lost_s:.0f} s"
         return None
 
-    def who_is_gone(self) -> str | None:
+    def find_gone(self) -> str | None:
         """Words on the first rank that is gone, if one is."""
         return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
 
     def diagnose(self, told: Callable[[], str | None]) -> str | None:
         """Why a connection ended: who is gone, or what a peer that can see it told. Waits a little for either."""
         deadline = time.monotonic() + DIAGNOSIS_S
-        while (words := self.who_is_gone()) is None:
+        while (words := self.find_gone()) is None:
             with contextlib.suppress(RuntimeError):  # where peers leave word may be gone as well
                 words = told()
             words = words or self._words_left()
@@ -248,7 +248,7 @@ class FailureDetector:
         end = self.end_of(peer, idle=True)
         if end is None:
             return None
-        row = present(self.folder, peer) or self._known[peer]
+        row = read_heartbeat(self.folder, peer) or self._known[peer]
         at = f"at step {max(step_under_way(self.folder, peer), row['step'])}"
         if state_of(row) == "gone":
             return f"rank {peer}'s process is gone {at} (process {row['pid']} on {row['host']}): killed, or crashed in native code"
@@ -285,10 +285,10 @@ class FailureDetector:
             if self._over.is_set():
                 path.unlink()
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(BEAT_S):
             self._write()
-            self._here.look_after_the_library(2 * BEAT_S, self.absent)
+            self._here.look_after_the_library(2 * BEAT_S, self.describe_absent)
             if (step := self._here.step()) != self._moved[0]:
                 self._moved = (step, time.monotonic())
             if self.announce is not None:

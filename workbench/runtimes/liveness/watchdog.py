@@ -47,7 +47,7 @@ class Watchdog:
         self._blocked: tuple[float, int, float] | None = None  # in which call, of which step, since when
         self._says_after_s = 0.0
 
-    def waits(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """The calling thread waits for that, and looks after itself; called some times a second."""
         if threading.get_ident() == self._thread:
             self._waits = (what, time.monotonic())
@@ -86,7 +86,7 @@ class Watchdog:
         os._exit(EXIT_STATUS)
 
 
-def place_words(row: dict[str, Any]) -> str:
+def describe_place(row: dict[str, Any]) -> str:
     """Where a rank is, by its record: "in backward of step 17"."""
     if row["waits"] is not None:
         return f"waits for {row['waits']}"

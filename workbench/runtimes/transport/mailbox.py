@@ -98,7 +98,7 @@ class Mailbox:
             flat[:HEADER_BYTES].zero_()  # one that has left sends nothing, and what was here before must not pass for it
         return self._transport.start_recv(source, flat, tag)
 
-    def lacks(self, rank: int) -> bool:
+    def has_left(self, rank: int) -> bool:
         """Whether that rank has left."""
         members = self._transport.members
         return members is not None and members.has_left(rank)
@@ -109,19 +109,19 @@ class Mailbox:
             left = self._posted[tag, flat.numel() * flat.element_size()]
             return left.popleft() if left else (self._transport.start_recv(-1, flat, tag), flat)
 
-    def departure(self, tag: int) -> int | None:
+    def next_departure(self, tag: int) -> int | None:
         """A rank that has left, of which the receives of this tag have not been told; None where there is none."""
         members = self._transport.members
-        if members is None or len(gone := members.look()) <= self._told.get(tag, 0):
+        if members is None or len(gone := members.departures()) <= self._told.get(tag, 0):
             return None
         self._told[tag] = self._told.get(tag, 0) + 1
         return gone[self._told[tag] - 1].rank
 
-    def tell_again(self) -> None:
+    def forget_departures(self) -> None:
         """Another program begins, which knows of no departure."""
         self._told.clear()
 
-    def is_told(self, tag: int, rank: int) -> bool:
+    def is_reported(self, tag: int, rank: int) -> bool:
         """Whether they have been told that this rank has left."""
         members = self._transport.members
         return members is not None and any(row.rank == rank for row in members.gone[: self._told.get(tag, 0)])
@@ -199,7 +199,7 @@ class StampedHandle(Handle):
         try:
             stamp = self._mailbox.accept(self._inner, self.flat, self._dtype, self.source, self._tag)
         except RankMismatch:
-            if not self._mailbox.lacks(self.source):
+            if not self._mailbox.has_left(self.source):
                 raise
             stamp = 0  # nothing came: whoever waits for a rank that has left hears of it by its next look
         if stamp is None:
@@ -246,7 +246,7 @@ class AnySourceRecv(Handle):
         if self.finished_s is not None:
             return True
         if self._remote is not None and self._remote[0].poll():
-            if self._departures and self._mailbox.is_told(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
+            if self._departures and self._mailbox.is_reported(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
                 self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # it came after the news of its sender's end
                 return False
             handle, flat = self._remote
@@ -263,7 +263,7 @@ class AnySourceRecv(Handle):
             self.flat = found[0].view(self.flat.dtype)
             self.stamp = 0 if self._dtype is None else stamp_in(header_of(self.flat))
         elif self._departures:
-            self.left = self._mailbox.departure(self._tag)
+            self.left = self._mailbox.next_departure(self._tag)
         if found is None and self.left is None:
             return False
         if self._remote is not None:
