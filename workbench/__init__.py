@@ -40,7 +40,6 @@ _NAMES = MappingProxyType(
         "algorithms": "",
         "collectives": "",
         "codecs": "",
-        "TorchHook": "workbench.runtimes.user_loop.torch_hook",
         "schedules": "",
         "Settings": "workbench.settings",
         # where

@@ -57,6 +57,20 @@ def listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
+    """A question with the names that are like `name`, and a space; "" if none is.
+
+    >>> did_you_mean("pipe-sdg", ["pipe-sgd", "layerwise-sgd"]), did_you_mean("x", ["pipe-sgd"])
+    ('did you mean pipe-sgd? ', '')
+
+    Args:
+        most: how many names at most.
+        cutoff: how similar they must be, from 0 to 1.
+    """
+    near = get_close_matches(name[:MOST_WORD], list(known), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}? " if near else ""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that is none of `known`.
 
@@ -64,8 +78,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     no method is called 'pipe-sdg': did you mean pipe-sgd? There are pipe-sgd, layerwise-sgd
     """
     names = list(known)
-    near = get_close_matches(name[:MOST_WORD], names, n=2, cutoff=0.5)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    meant = did_you_mean(name, names, most=2)
     return ConfigError(f"no {what} is called {brief(name)}: {meant}There are {', '.join(names) or 'none'}")
 
 
@@ -78,8 +91,7 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
     valid = list(signature(make).parameters)
     for option in options:
         if option not in valid:
-            near = get_close_matches(option[:MOST_WORD], valid, n=1, cutoff=0.5)
-            meant = f"did you mean {near[0]}? " if near else ""
+            meant = did_you_mean(option, valid)
             raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}")
     try:
         return make(**options)

@@ -18,7 +18,7 @@ ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRS
 
 TRACE_STEPS = 2_000  # of which spans are kept unless asked otherwise: 0.8 to 7 MB a rank on digits
 BAD_GRADIENT = ("stop", "skip", "clip", "ignore")
-PROGRESS = ("auto", "blocking", "tests", "thread", "library", "process")
+PROGRESS = ("auto", "blocking", "tests", "thread", "library")
 
 
 @final
@@ -76,7 +76,7 @@ class Settings:
     divergence_ratio: float | None = None
     timeout_s: float = 120.0
     trace_steps: int | None = TRACE_STEPS
-    progress: Literal["auto", "blocking", "tests", "thread", "library", "process"] = "auto"
+    progress: Literal["auto", "blocking", "tests", "thread", "library"] = "auto"
     on_failure: Literal["stop", "shrink"] = "stop"
     threads: int | None = None
     checkpoint_every: int | None = None
@@ -107,8 +107,6 @@ class Settings:
             raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
         if self.on_failure not in ("stop", "shrink"):
             raise ConfigError(f"on_failure={self.on_failure!r}: choose stop or shrink")
-        if self.on_failure == "shrink" and self.progress == "process":
-            raise ConfigError("on_failure='shrink' cannot take a helper process along: use another progress")
         check_guard(self.on_bad_gradient, self.max_grad_norm)
         if self.divergence_ratio is not None and self.divergence_ratio <= 1:
             raise ConfigError(f"divergence_ratio={self.divergence_ratio!r}: of the loss that a rank began with, so above 1; 10, say")

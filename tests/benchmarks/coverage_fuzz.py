@@ -23,15 +23,15 @@ def headers(modules: Any) -> Callable[[bytes], None]:
     header, torch = modules["header"], modules["torch"]
 
     def read(data: bytes) -> None:
-        path, sender = header.Path(1, 0, 3), header.Path(1, 0, 3)
+        channel, sender = header.Channel(1, 0, 3), header.Channel(1, 0, 3)
         row = [sender.announcement(48, torch.float64)]
         for begin in range(0, len(data) - 7, 8):
             noise = int.from_bytes(data[begin : begin + 8], "little")
-            row += [noise, sender.header(noise >> 24), row[data[begin] % len(row)]]
+            row += [noise, header.header(noise >> 24), row[data[begin] % len(row)]]
             try:
-                path.judge(row[data[begin + 1] % len(row)], 48, torch.float64)
+                channel.accept(row[data[begin + 1] % len(row)], 48, torch.float64)
             except modules["errors"].WorkbenchError:
-                path = header.Path(1, 0, 3)
+                channel = header.Channel(1, 0, 3)
 
     return read
 
@@ -39,17 +39,17 @@ def headers(modules: Any) -> Callable[[bytes], None]:
 def records(modules: Any) -> Callable[[bytes], None]:
     """The record beside a part of a checkpoint, a piece of it replaced."""
     kept, folder = modules["kept"], FilePath(tempfile.mkdtemp(prefix="fuzz-"))
-    part = kept.part_of(folder, 1, 0)
+    part = kept.rank_file_path(folder, 1, 0)
     part.parent.mkdir()
     part.write_bytes(b"abc")
     good = json.dumps({"format": 4, "step": 1, "rank": 0, "num_workers": 1, "run": "a", "bytes": 3, "crc32": 0}).encode()
 
     def read(data: bytes) -> None:
         begin, end = sorted(place % len(good) for place in (*data[:2], 0, 0)[:2])
-        kept.record_of(part).write_bytes(good[:begin] + data[2:] + good[end:])
+        kept.record_path(part).write_bytes(good[:begin] + data[2:] + good[end:])
         for checkpoint in kept.complete_checkpoints(folder):
             try:
-                kept.run_of(checkpoint.part(0)), kept.check_part(checkpoint.part(0))
+                kept.run_name_of(checkpoint.rank_file(0)), kept.verify_rank_file(checkpoint.rank_file(0))
             except (kept.Damaged, modules["errors"].WorkbenchError):
                 continue
 

@@ -24,7 +24,7 @@ from workbench.problems.base import fetch
 from workbench.runtimes.user_loop.trainer import Trainer
 
 WAYS: list[tuple[str, Collective]] = [
-    *((progress, Native()) for progress in ("blocking", "auto", "tests", "thread", "library", "process")),
+    *((progress, Native()) for progress in ("blocking", "auto", "tests", "thread", "library")),
     *((progress, Ring()) for progress in ("blocking", "tests", "thread")),
 ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -24,7 +22,6 @@ from workbench.algorithms.quorum import NoiseScale
 from workbench.collectives import PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.replica.local_training import run_info
-from workbench.runtimes.execution.helper_process import Helper
 from workbench.runtimes.simulator.replay import replay
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -96,42 +93,6 @@ def test_looking_after_several_lanes_now_and_then_is_refused() -> None:
     lanes = LayerwiseSGD(bucket_bytes=0, lanes=2, collective=PowerSGD())
     with pytest.raises(ConfigError, match="looks after one lane"):
         train("torch", 2, lanes, tiny.problem(), settings(progress="tests"))
-
-
-def sums_in_a_helper(folder: str) -> list[float]:
-    """On a rank: sums of memory that is not shared, several in flight, some of it freed and had again."""
-    rank = torch.distributed.get_rank()
-    helper = Helper(rank, 2, Path(folder) / "store", 30.0)
-    try:
-        found = []
-        for _ in range(3):
-            values = [torch.full((5,), float(10 * number + rank)) for number in range(4)]
-            handles = [helper.start_all_reduce(value) for value in values]
-            while not all(handle.poll() for handle in handles):
-                time.sleep(1e-3)
-            found += [float(value[0]) for value in values]
-        return found
-    finally:
-        helper.close()
-
-
-def test_a_helper_keeps_sums_in_flight_apart(tmp_path: Path) -> None:
-    for found in shared_pool("torch", 2).run(sums_in_a_helper, str(tmp_path)):
-        assert found == [1.0, 21.0, 41.0, 61.0] * 3
-
-
-def test_a_helper_gives_back_what_its_rank_was_killed_with(tmp_path: Path) -> None:
-    """All it hears of that is that nobody tells it anything any more."""
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    (shared / "buffer-0").write_bytes(bytes(1000))
-    command = [sys.executable, "-m", "workbench.runtimes.execution.helper_process", "0", "1", str(tmp_path / "store"), "30.0", str(shared)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.stdin.close()
-        assert process.wait(20) == 0
-    assert not shared.exists()
 
 
 @on_all_runtimes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -39,15 +38,15 @@ from workbench.runtimes.checkpoint import writer as keeper
 from workbench.runtimes.checkpoint.files import (
     Checkpoint,
     Damaged,
-    check_part,
     complete_checkpoints,
-    part_of,
-    record_of,
-    remove_old_parts,
-    write_part,
+    rank_file_path,
+    record_path,
+    remove_old_rank_files,
+    verify_rank_file,
+    write_rank_file,
 )
-from workbench.runtimes.checkpoint.reader import save_part
-from workbench.runtimes.checkpoint.replicated import whole_part, without_alike
+from workbench.runtimes.checkpoint.reader import save_rank_file
+from workbench.runtimes.checkpoint.replicated import read_whole_state, without_replicated
 from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.rank.main import run_rank
 from workbench.runtimes.transport.base import SoloTransport
@@ -62,43 +61,34 @@ settings = partial(Settings, steps=8, batch_size=4, timeout_s=30, seed=3, checkp
 
 
 def write(folder: Path, step: int, rank: int = 0, num_ranks: int = 1, content: bytes = b"x" * 100) -> Path:
-    path = part_of(folder, step, rank)
-    write_part(path, lambda file: file.write(content), {"step": step, "rank": rank, "num_workers": num_ranks})
+    path = rank_file_path(folder, step, rank)
+    write_rank_file(path, lambda file: file.write(content), {"step": step, "rank": rank, "num_workers": num_ranks})
     return path
 
 
 def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> None:
     path = write(tmp_path, 3)
-    assert check_part(path) == ""
+    verify_rank_file(path)
     for damage, words in ((b"x" * 99, "99 bytes, 100 were written"), (b"x" * 99 + b"y", "checksum"), (None, "is not there")):
         path.write_bytes(damage) if damage else path.unlink()
         with pytest.raises(Damaged, match=words):
-            check_part(path)
+            verify_rank_file(path)
     record = write(tmp_path, 3).with_suffix(".json")
-    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 5}))
-    with pytest.raises(ConfigError, match="format 5, this version reads up to 4: update"):
-        check_part(path)
+    for number, fix in ((5, "update workbench"), (3, "resume with the version that wrote it, or train again from the start")):
+        record.write_text(json.dumps({**json.loads(record.read_text()), "format": number}))
+        with pytest.raises(ConfigError, match=f"format {number}, this version reads format 4: {fix}"):
+            verify_rank_file(path)
     record.write_text('{"form')
     with pytest.raises(Damaged, match="cannot be read"):
-        check_part(path)
-
-
-def test_a_part_of_the_format_before_is_held_to_its_own_checksum(tmp_path: Path) -> None:
-    path = write(tmp_path, 3)
-    facts = json.loads(record_of(path).read_text())
-    del facts["crc32"]
-    record_of(path).write_text(json.dumps({**facts, "format": 3, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
-    assert check_part(path) == ""
-    path.write_bytes(b"x" * 99 + b"y")
-    with pytest.raises(Damaged, match="its checksum is another"):
-        check_part(path)
+        verify_rank_file(path)
 
 
 def test_a_parts_sums_are_ours_and_not_torchs_too(tmp_path: Path) -> None:
     """All bytes are summed up once, by us; others' `torch.save` does as it did."""
-    path = part_of(tmp_path, 3, 0)
-    write_part(path, partial(save_part, {"weights": torch.ones(1000)}), {"step": 3, "rank": 0, "num_workers": 1})
-    assert json.loads(record_of(path).read_text())["crc32"] == zlib.crc32(path.read_bytes()) and check_part(path) == ""
+    path = rank_file_path(tmp_path, 3, 0)
+    write_rank_file(path, partial(save_rank_file, {"weights": torch.ones(1000)}), {"step": 3, "rank": 0, "num_workers": 1})
+    assert json.loads(record_path(path).read_text())["crc32"] == zlib.crc32(path.read_bytes())
+    verify_rank_file(path)
     assert torch.equal(torch.load(path, weights_only=True)["weights"], torch.ones(1000))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is not None
@@ -114,9 +104,8 @@ def test_a_checkpoint_is_complete_when_all_its_records_are_there(tmp_path: Path)
     assert complete_checkpoints(tmp_path) == [Checkpoint(tmp_path, 1, 3)]
     write(tmp_path, 3, 2, 3)
     assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [3, 1]
-    (tmp_path / "checkpoint-00000.pt").write_bytes(b"of an earlier version")
-    assert complete_checkpoints(tmp_path)[0] == Checkpoint(tmp_path, None, 1)
-    assert "no checksum" in check_part(tmp_path / "checkpoint-00000.pt")
+    (tmp_path / "checkpoint-00000.pt").write_bytes(b"without a record")
+    assert complete_checkpoints(tmp_path)[0].step == 3
 
 
 def test_a_rank_removes_what_is_older_than_the_last_complete_ones(tmp_path: Path) -> None:
@@ -125,11 +114,11 @@ def test_a_rank_removes_what_is_older_than_the_last_complete_ones(tmp_path: Path
         write(tmp_path, step, 0, 2), write(tmp_path, step, 1, 2)
     for step in (5, 7):
         write(tmp_path, step, 0, 2)
-        remove_old_parts(tmp_path, 0, 2, keep=2)
+        remove_old_rank_files(tmp_path, 0, 2, keep=2)
     assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [3, 1]
     write(tmp_path, 5, 1, 2)
     for rank in range(2):
-        remove_old_parts(tmp_path, rank, 2, keep=2)
+        remove_old_rank_files(tmp_path, rank, 2, keep=2)
     assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [5, 3]
     assert {path.name.split("-")[1] for path in (tmp_path / "checkpoints").iterdir()} == {"00000003", "00000005", "00000007"}
 
@@ -142,7 +131,7 @@ def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == [Checkpoint(tmp_path, 1, 3)]
     write(tmp_path, 3, 1, 2)
     assert complete_checkpoints(tmp_path) == [Checkpoint(tmp_path, 3, 2), Checkpoint(tmp_path, 1, 3)]
-    for act in (lambda rank: write(tmp_path, 5, rank, 2), lambda rank: remove_old_parts(tmp_path, rank, 2, keep=1)):
+    for act in (lambda rank: write(tmp_path, 5, rank, 2), lambda rank: remove_old_rank_files(tmp_path, rank, 2, keep=1)):
         act(0), act(1)
     assert {path.name[:24] for path in (tmp_path / "checkpoints").iterdir()} == {f"step-00000005-rank-{rank:05d}" for rank in range(2)}
 
@@ -150,11 +139,11 @@ def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from workbench.runtimes.checkpoint.files import part_of, write_part
+from workbench.runtimes.checkpoint.files import rank_file_path, write_rank_file
 def save(file):
     file.write(b"n" * 50)
     os.kill(os.getpid(), signal.SIGKILL)
-write_part(part_of(Path(sys.argv[1]), int(sys.argv[2]), 0), save, {"step": 0, "rank": 0, "num_workers": 1})
+write_rank_file(rank_file_path(Path(sys.argv[1]), int(sys.argv[2]), 0), save, {"step": 0, "rank": 0, "num_workers": 1})
 """
 
 
@@ -165,8 +154,8 @@ def test_killed_while_it_writes_it_leaves_the_last_good_one(tmp_path: Path, step
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(step)], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert complete_checkpoints(tmp_path)[0].step == (3 if step == 5 else 1)
-    assert part_of(tmp_path, step, 0).exists() == (step == 3), "half a part under its name"
-    assert check_part(complete_checkpoints(tmp_path)[0].part(0)) == ""
+    assert rank_file_path(tmp_path, step, 0).exists() == (step == 3), "half a part under its name"
+    verify_rank_file(complete_checkpoints(tmp_path)[0].rank_file(0))
 
 
 def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path) -> None:
@@ -177,7 +166,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        write_part(part_of(tmp_path, 3, 0), full, {"step": 3, "rank": 0, "num_workers": 1})
+        write_rank_file(rank_file_path(tmp_path, 3, 0), full, {"step": 3, "rank": 0, "num_workers": 1})
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
         "step-00000001-rank-00000.json",
         "step-00000001-rank-00000.pt",
@@ -228,7 +217,7 @@ def test_training_goes_on_while_a_part_is_written_and_never_two_are(tmp_path: Pa
     """The write behind step 1 does not end before step 3 is computed; that of step 3 waits for it, and the record says so."""
     Waits.begun.clear(), Waits.enough.clear()
     writing, most = [], []
-    plain = keeper.write_part
+    plain = keeper.write_rank_file
 
     def slow(path: Path, *args: Any) -> None:
         writing.append(path), most.append(len(writing))
@@ -238,7 +227,7 @@ def test_training_goes_on_while_a_part_is_written_and_never_two_are(tmp_path: Pa
         plain(path, *args)
         writing.remove(path)
 
-    monkeypatch.setattr(keeper, "write_part", slow)
+    monkeypatch.setattr(keeper, "write_rank_file", slow)
     run = solo(tmp_path, tiny.problem(partial(Waits, 3)), settings())
     assert most == [1, 1, 1]
     assert any("training waited" in note and "raise checkpoint_every" in note for note in run.info["notes"])
@@ -247,14 +236,14 @@ def test_training_goes_on_while_a_part_is_written_and_never_two_are(tmp_path: Pa
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = keeper.write_part
+    plain = keeper.write_rank_file
 
     def full(path: Path, *args: Any) -> None:
         if "step-00000003" in path.name:
             raise OSError(28, "No space left on device")
         plain(path, *args)
 
-    monkeypatch.setattr(keeper, "write_part", full)
+    monkeypatch.setattr(keeper, "write_rank_file", full)
     run = solo(tmp_path, tiny.problem(), settings())
     assert run.info["status"] == "finished"
     assert any("rank 0 could not write its checkpoint of step 3" in note and "No space" in note for note in run.info["notes"])
@@ -270,7 +259,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(runtime: str) -> N
     how = settings(optimizer=tiny.momentum)
     unbroken = train(runtime, 3, PipeSGD(), tiny.problem(), how)
     newest, before = complete_checkpoints(Path(unbroken.checkpoint))
-    path = newest.part(1)
+    path = newest.rank_file(1)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -279,7 +268,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(runtime: str) -> N
     assert torch.equal(again.final, unbroken.final)
     (note,) = [note for note in again.run.info["notes"] if "damaged" in note]
     assert path.name in note and "step 5" in note and "passed over" in note
-    before.part(0).write_bytes(b"")
+    before.rank_file(0).write_bytes(b"")
     with pytest.raises(ConfigError, match=r"no checkpoint that is whole.*step 5.*step 3.*restore"):
         failing(runtime, 3, PipeSGD(), how, unbroken)
 
@@ -292,21 +281,15 @@ def failing(runtime: str, num_ranks: int, algorithm: Algorithm, how: Settings, f
     raise next(outcome.error for outcome in found if isinstance(outcome.error, ConfigError))
 
 
-def test_a_stop_of_an_earlier_version_is_read() -> None:
-    """Without records, format and what else has come since."""
+def test_a_stop_without_records_is_no_checkpoint() -> None:
+    """An earlier version wrote none."""
     how = settings(optimizer=tiny.momentum, checkpoint_every=None)
-    unbroken = train("torch", 2, PipeSGD(), tiny.problem(), how)
     first = train("torch", 2, PipeSGD(), tiny.problem(), how, stop_after=3)
     (checkpoint,) = complete_checkpoints(Path(first.checkpoint))
-    for rank in (1, 0):
-        path = checkpoint.part(rank)
-        assert check_part(path) == ""
-        record_of(path).unlink()
-        saved, _ = whole_part(checkpoint, rank)  # every part held a model
-        torch.save({name: saved[name] for name in ("step", "method", "num_workers", "layout", "replica", "program", "memory")}, path)
-    again = train("torch", 2, PipeSGD(), tiny.problem(), how, resume=first.checkpoint)
-    assert torch.equal(again.final, unbroken.final)
-    assert any("earlier version" in note for note in again.run.info["notes"])
+    for rank in (0, 1):
+        record_path(checkpoint.rank_file(rank)).unlink()
+    with pytest.raises(ConfigError, match=r"kept no checkpoint .* checkpoint-00000\.pt has no record: an earlier version wrote it"):
+        failing("torch", 2, PipeSGD(), how, first)
 
 
 # -- what all ranks hold alike ----------------------------------------------------------------------------------
@@ -319,13 +302,13 @@ def test_model_and_optimizer_lie_in_rank_0s_part_alone(algorithm: Algorithm, run
     problem, how = tiny.problem(tiny.batchnorm_mlp), settings(optimizer=tiny.momentum, ema_decay=0.9)
     unbroken = train(runtime, 3, algorithm, problem, how)
     checkpoint = complete_checkpoints(Path(unbroken.checkpoint))[0]
-    replicas = [torch.load(checkpoint.part(rank), weights_only=True)["replica"] for rank in range(3)]
+    replicas = [torch.load(checkpoint.rank_file(rank), weights_only=True)["replica"] for rank in range(3)]
     assert set(replicas[0]["model"]) == set(tiny.batchnorm_mlp().state_dict())
     assert "alike" not in replicas[0]
     for rank in (1, 2):
         assert set(replicas[rank]["model"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
         assert not {"optimizer", "average"} & set(replicas[rank])
-        assert whole_part(checkpoint, rank)[1] == ""
+        assert read_whole_state(checkpoint, rank)[1] == ""
     again = train(runtime, 3, algorithm, problem, how, resume=unbroken.checkpoint)
     assert len(again.rows(1)) < len(unbroken.rows(1))
     for rank in range(3):
@@ -336,9 +319,9 @@ def test_model_and_optimizer_lie_in_rank_0s_part_alone(algorithm: Algorithm, run
 def test_a_rank_that_held_another_model_goes_on_with_rank_0s_and_it_is_said(now: int) -> None:
     first = train("torch", 2, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum), stop_after=3)
     (checkpoint, *_) = complete_checkpoints(Path(first.checkpoint))
-    saved = torch.load(checkpoint.part(1), weights_only=True)
+    saved = torch.load(checkpoint.rank_file(1), weights_only=True)
     saved["replica"]["alike"] ^= 1
-    write_part(checkpoint.part(1), lambda file: torch.save(saved, file), {"step": 3, "rank": 1, "num_workers": 2})
+    write_rank_file(checkpoint.rank_file(1), lambda file: torch.save(saved, file), {"step": 3, "rank": 1, "num_workers": 2})
     again = train(
         "torch", now, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum, batch_size=8 // now), resume=first.checkpoint
     )
@@ -348,7 +331,7 @@ def test_a_rank_that_held_another_model_goes_on_with_rank_0s_and_it_is_said(now:
 def test_a_model_that_is_damaged_is_told_once_and_the_checkpoint_before_it_taken() -> None:
     first = train("torch", 3, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum))
     newest, before = complete_checkpoints(Path(first.checkpoint))
-    newest.part(0).write_bytes(b"x" * newest.part(0).stat().st_size)
+    newest.rank_file(0).write_bytes(b"x" * newest.rank_file(0).stat().st_size)
     again = train("torch", 3, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum), resume=first.checkpoint)
     assert again.rows(0)[0]["step"] == before.step + 1
     (note,) = (note for note in again.run.info["notes"] if "passed over" in note)
@@ -375,9 +358,9 @@ def part(bias: float, mean: float) -> dict[str, Any]:
 @pytest.mark.parametrize("other", [0.0, 2**-23])
 def test_what_is_ones_own_stays_ones_own(tmp_path: Path, other: float) -> None:
     names = ("a.weight", "a.bias")
-    for rank, tree in enumerate((part(1.0, 5.0), without_alike(part(1.0 + other, 7.0), names))):
-        write_part(part_of(tmp_path, 3, rank), partial(torch.save, tree), {"step": 3, "rank": rank, "num_workers": 2})
-    whole, word = whole_part(Checkpoint(tmp_path, 3, 2), 1)
+    for rank, tree in enumerate((part(1.0, 5.0), without_replicated(part(1.0 + other, 7.0), names))):
+        write_rank_file(rank_file_path(tmp_path, 3, rank), partial(torch.save, tree), {"step": 3, "rank": rank, "num_workers": 2})
+    whole, word = read_whole_state(Checkpoint(tmp_path, 3, 2), 1)
     assert bool(word) == bool(other)
     expected = part(1.0, 7.0)["replica"]
     assert list(whole["replica"]["model"]) == list(expected["model"])
@@ -385,7 +368,7 @@ def test_what_is_ones_own_stays_ones_own(tmp_path: Path, other: float) -> None:
     assert all(torch.equal(whole["replica"]["model"][name], value) for name, value in expected["model"].items())
     swapped = part(1.0, 5.0)
     swapped["replica"]["model"]["a.weight"] = swapped["replica"]["model"]["a.weight"].reshape(1, 5)
-    assert without_alike(swapped, names)["replica"]["alike"] != without_alike(part(1.0, 5.0), names)["replica"]["alike"]
+    assert without_replicated(swapped, names)["replica"]["alike"] != without_replicated(part(1.0, 5.0), names)["replica"]["alike"]
 
 
 # -- another number of ranks ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Our collectives as hooks of torch's DDP, and DDP's own hooks in our methods: real gloo ranks."""
+"""Collectives as communication hooks of torch's DDP, on gloo ranks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
 from tests.laws import tiny
-from tests.laws.train import assert_same, make_job, relative_error, run_job, train
+from tests.laws.train import assert_same, relative_error
 from tests.waiting import within
-from workbench.algorithms import LayerwiseSGD, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
 from workbench.collectives import Auto, Collective, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
-from workbench.errors import ConfigError, PeerFailed
+from workbench.errors import ConfigError
 from workbench.ops import Local, Program
-from workbench.problems.base import Sampler
-from workbench.rng import derive_seed
 from workbench.runtimes.user_loop.ddp_hook import ddp_hook
-from workbench.runtimes.user_loop.torch_hook import TorchHook
-from workbench.settings import Settings
 
 SMALL_MB = 0.0003  # cuts the tiny model's six tensors into two buckets, otherwise before and after the first step
 STEPS = 8
@@ -507,92 +502,3 @@ def test_what_cannot_be_averaged_is_refused_with_the_fix() -> None:
         return str(caught.value)
 
     shared_pool("torch", 2).run(run)
-
-
-# -- torch's hooks in our methods ------------------------------------------------------------------------------
-
-HOW = Settings(steps=STEPS, batch_size=4, timeout_s=30, evaluate_every=0, optimizer=tiny.momentum)
-
-
-def torch_hook(name: str) -> Hook:
-    if name == "power-sgd":
-        return PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook
-    if name == "fp16-power-sgd":
-        hook = default_hooks.fp16_compress_wrapper(powerSGD_hook)
-        return PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2), hook
-    return None, {
-        "all-reduce": default_hooks.allreduce_hook,
-        "fp16": default_hooks.fp16_compress_hook,
-        "bf16": lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket),  # by its name DDP would refuse it without CUDA
-    }[name]
-
-
-def ddp_as_a_run(name: str, num_ranks: int, num_samples: int) -> list[Tensor]:
-    """DDP from the weights and on the minibatches of a run of ours."""
-    torch.manual_seed(derive_seed(HOW.seed, "initial-weights"))
-    model = wrapped(tiny.mlp(), torch_hook(name), bucket_mb=25)
-    optimizer, (x, y) = tiny.momentum(model.parameters()), tiny.data(num_samples)
-    sampler = Sampler(num_samples, 4, num_ranks, HOW.seed)
-    seen = []
-    for step in range(STEPS):
-        mine = sampler.share(step, dist.get_rank())
-        assert len(mine) == 4
-        optimizer.zero_grad()
-        cross_entropy(model(x[mine]), y[mine]).backward()
-        optimizer.step()
-        seen.append(flat(model))
-    return seen
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("name", ["all-reduce", "fp16", "bf16", "power-sgd", "fp16-power-sgd"])
-def test_torchs_hooks_do_in_our_method_what_they_do_in_ddp(name: str, num_ranks: int) -> None:
-    """To rounding. Sums of three in 16 bits are rounded otherwise in another order, and DDP's first bucket is in another one."""
-    tolerance = 1e-12 if num_ranks == 2 else {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp16-power-sgd": 2.0**-8}.get(name, 1e-12)
-    state, hook = torch_hook(name)
-    method = SynchronousSGD(collective=TorchHook(hook=hook, state=state))
-    ours = train("torch", num_ranks, method, tiny.problem(num_samples=24), HOW)
-    theirs = shared_pool("torch", num_ranks).run(ddp_as_a_run, name, num_ranks, 24)
-    for parameters in ours.parameters:
-        assert_same(parameters, ours.parameters[0], 0)
-        assert_same(parameters[:STEPS], theirs[0], tolerance)
-    plain = train("torch", num_ranks, SynchronousSGD(), tiny.problem(num_samples=24), HOW)
-    assert (relative_error(ours.final, plain.final) < 1e-12) == (name == "all-reduce")
-
-
-def test_a_hook_bucket_by_bucket_under_backward_is_the_same() -> None:
-    state, hook = torch_hook("fp16")
-    collective = TorchHook(hook=hook, state=state)
-    whole = train("torch", 2, SynchronousSGD(collective=collective), tiny.problem(num_samples=24), HOW)
-    parts = train("torch", 2, LayerwiseSGD(collective=collective, bucket_bytes=200.0), tiny.problem(num_samples=24), HOW)
-    for parameters in parts.parameters:
-        assert_same(parameters, whole.parameters[0], 0)
-
-
-def test_unequal_batches_keep_their_weights_through_a_hook() -> None:
-    """23 samples among 2 ranks: the last batch of an epoch is short, and on one rank shorter."""
-
-    def hook(state: Any, bucket: Any) -> Any:
-        assert bucket.buffer().numel() == sum(gradient.numel() for gradient in bucket.gradients()), "the tail goes through the hook"
-        return default_hooks.allreduce_hook(state, bucket)
-
-    ours = train("torch", 2, SynchronousSGD(collective=TorchHook(hook=hook)), tiny.problem(), HOW)
-    plain = train("torch", 2, SynchronousSGD(), tiny.problem(), HOW)
-    assert_same(ours.parameters[0], plain.parameters[0], 1e-13)
-
-
-def test_a_hooks_failure_is_the_runs() -> None:
-    def fails(state: Any, bucket: Any) -> Any:
-        if dist.get_rank() == 1 and bucket.is_last():
-            raise ArithmeticError("on purpose")
-        return default_hooks.allreduce_hook(state, bucket)
-
-    job = make_job("torch", 2, SynchronousSGD(collective=TorchHook(hook=fails)), tiny.problem(), HOW)
-    pool = RankPool("torch", 2)  # one of its own: rank 0's sum in the default group stays unanswered
-    try:
-        first, second = pool.outcomes([(run_job, (job, 2))] * 2, timeout_s=60)
-    finally:
-        pool.close()
-    assert isinstance(second.error, ArithmeticError)
-    assert isinstance(first.error, PeerFailed) and "rank 1 failed at step 0: ArithmeticError: on purpose" in str(first.error)
-    assert first.seconds < 40

@@ -12,12 +12,13 @@ from torch import Tensor
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.train import make_job, on_real_runtimes
-from workbench.algorithms import AsyncSGD, BackupSGD
+from workbench.algorithms import AsyncSGD
 from workbench.errors import PeerFailed, RankMismatch
 from workbench.program import Algorithm
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.transport.base import Handle
-from workbench.runtimes.transport.mailbox import Announced, Mailbox, with_header
+from workbench.runtimes.transport.framing import header
+from workbench.runtimes.transport.mailbox import Mailbox, with_header
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -47,16 +48,12 @@ def misbehave(job: Job, how: str, number: int) -> dict[str, Any]:
             case "damaged":
                 return transport.start_send(to, with_header(flat, 0x0123456789ABCDEF), tag)
             case "of more than announced":
-                message = with_header(flat, self._outgoing[to, tag].header(stamp))
+                message = with_header(flat, header(stamp))
                 return transport.start_send(to, torch.cat([message, message]), tag)
             case "cut short":
-                return transport.start_send(to, with_header(flat, self._outgoing[to, tag].header(stamp))[:-16].clone(), tag)
-            case "behind one that is missing":
-                self._outgoing[to, tag].header(stamp)
-                return plain(self, to, flat, tag, stamp)
+                return transport.start_send(to, with_header(flat, header(stamp))[:-16].clone(), tag)
             case _:
-                message = with_header(flat, self._outgoing[to, tag].header(stamp))
-                return Announced(transport.start_send(to, message, tag), transport.start_send(to, message, tag))
+                raise ValueError(how)
 
     Mailbox.send = send  # type: ignore[method-assign]
     try:
@@ -73,7 +70,7 @@ def outcomes(runtime: str, algorithm: Algorithm, how: str, number: int) -> tuple
 
 MPI_TELLS = [
     ("of more than announced", "rank 1 sent with tag 0 more than it had announced"),
-    ("cut short", "from rank 1 to rank 0 .* damaged, or"),
+    ("cut short", r"from rank 1 to rank 0 .*: \d+ bytes came, \d+ were announced"),
 ]
 
 
@@ -94,8 +91,7 @@ def test_mpi_tells_how_long_a_message_was(how: str, words: str) -> None:
         ("longer", 4, "messages from rank 1 to rank 0 with tag 0: it announces"),
         ("shorter", 4, "messages from rank 1 to rank 0 with tag 0: it announces"),
         ("of integers", 4, "of torch.int64, and .* of torch.float64 are expected"),
-        ("damaged", 4, r"messages from rank 1 to rank 0 with tag 0: what came \(header 0x0123456789abcdef\) is damaged"),
-        ("behind one that is missing", 4, "messages from rank 1 .* so 1 got lost"),
+        ("damaged", 4, r"messages from rank 1 to rank 0 with tag 0: 0x0123456789abcdef is no header"),
         ("of a version to come", 4, "rank 1 pushed a gradient of shard 0 taken at version 10"),
     ],
 )
@@ -109,13 +105,3 @@ def test_the_server_names_who_sent_what_was_not_agreed_on(runtime: str, how: str
         assert isinstance(found[rank].error, PeerFailed) and "rank 0 failed" in str(found[rank].error)
     run = Run.load(job.folder)
     assert run.info["status"] == "failed" and "rank 1" in run.info["error"]
-
-
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", [AsyncSGD(), BackupSGD(backups=0)], ids=lambda algorithm: type(algorithm).__name__)
-def test_a_push_that_comes_twice_counts_once(runtime: str, algorithm: Algorithm) -> None:
-    found, job = outcomes(runtime, algorithm, "twice", 4)
-    for outcome in found:
-        assert outcome.error is None, outcome.trace
-    sources = [source for update in Run.load(job.folder).updates() for source in update["sources"]]
-    assert sources.count(CULPRIT) == HOW.steps

@@ -61,11 +61,10 @@ def test_sub_programs_are_the_same_to_the_last_bit(progress: str, runtime: str) 
         assert_same(found.parameters[1], expected.parameters[1], 0)
 
 
-@pytest.mark.parametrize("progress", ["library", "process"])
 @pytest.mark.parametrize("algorithm", [PipeSGD(collective=Ring()), DeAR()], ids=["pipe", "dear"])
-def test_what_takes_the_librarys_own_sums_only_says_so(algorithm: Algorithm, progress: str) -> None:
+def test_what_takes_the_librarys_own_sums_only_says_so(algorithm: Algorithm) -> None:
     with pytest.raises(ConfigError, match=r"collective=Native\(\), or progress='thread'"):
-        train("torch", 3, algorithm, tiny.problem(), settings(progress))
+        train("torch", 3, algorithm, tiny.problem(), settings("library"))
 
 
 @on_real_runtimes

@@ -45,7 +45,7 @@ from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.transport import measure_link as link
 from workbench.runtimes.transport import torch_distributed as torch_dist
 from workbench.settings import Settings
-from workbench.trace.append import go_on
+from workbench.trace.append import open_append
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
@@ -364,10 +364,10 @@ def test_who_is_needed_or_there_cannot_be_replaced(algorithm: Algorithm, rank: i
 def test_a_record_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     path.write_bytes(b"{1}\n{2}\n" + b"half of a line" * 10_000)
-    file = go_on(path)
+    file = open_append(path)
     os.write(file, b"{3}\n")
     os.close(file)
     assert path.read_bytes() == b"{1}\n{2}\n{3}\n"
     path.write_bytes(b"half of the first")
-    os.close(go_on(path))
+    os.close(open_append(path))
     assert path.read_bytes() == b""

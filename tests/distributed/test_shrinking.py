@@ -292,14 +292,6 @@ def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:
     assert "shrunk" not in run.info
 
 
-def test_a_quorum_whose_messages_a_helper_carries_ends_with_the_rank() -> None:
-    """The helpers' world is one of all ranks."""
-    found, run = train(PartialAllReduce(), 1, replace(LONGER, timeout_s=5.0, progress="process", checkpoint_every=None))
-    for outcome in found.values():
-        assert isinstance(outcome.error, PeerFailed) and "rank 1's process is gone" in str(outcome.error), outcome.trace
-    assert "shrunk" not in run.info
-
-
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("method", [LocalSGD(every=4, after=6), DiLoCo(every=4, fragments=2, delay=1)], ids=str)
 def test_ranks_that_step_alone_go_on_from_their_mean(method: Algorithm, runtime: RuntimeName) -> None:

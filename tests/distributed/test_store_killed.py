@@ -28,7 +28,7 @@ from workbench.errors import WorkbenchError
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 from workbench.trace import FileRecorder, Run, list_runs, new_run, update_run
-from workbench.trace.fate import SILENT_S, YOUNG_S
+from workbench.trace.processes import SILENT_S, YOUNG_S
 from workbench.trace.store import LEFT_S, RESERVE_NAME, read_info, write_info
 
 NUM_KILLS = 40
@@ -298,7 +298,7 @@ def test_two_writers_of_one_run_lose_nothing_of_each_other(runs: Path) -> None:
 
 
 def test_a_writer_that_is_stopped_with_the_lock_holds_nobody_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.trace.lock.PATIENCE_S", 0.2)
+    monkeypatch.setattr("workbench.trace.lock.LOCK_S", 0.2)
     folder = new_run({"method": {"name": "M"}})
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout and holder.stdout.readline() == "has it\n"

@@ -24,7 +24,7 @@ from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.program import Algorithm
-from workbench.runtimes.checkpoint.files import complete_checkpoints, part_of
+from workbench.runtimes.checkpoint.files import complete_checkpoints, rank_file_path
 from workbench.runtimes.user_loop.trainer import Trainer
 
 RUNTIMES = [pytest.param("torch", id="gloo"), pytest.param("mpi", id="mpi", marks=pytest.mark.mpi)]
@@ -518,11 +518,11 @@ def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, method
 def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
     pool, method = shared_pool("torch", 2), PipeSGD(width=2)
     pool.run(train_in_parts, method, str(tmp_path), "kept on the way")
-    newest = part_of(tmp_path, 3, 1)
+    newest = rank_file_path(tmp_path, 3, 1)
     newest.write_bytes(newest.read_bytes()[:-100])
     for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
         assert (row["begin"], row["said"]) == (2, "")
-    newest = part_of(tmp_path, 1, 0)
+    newest = rank_file_path(tmp_path, 1, 0)
     newest.write_bytes(b"nothing")
     for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
         assert re.search(

@@ -109,7 +109,7 @@ def assert_same_end(ours: Simulation, theirs: Simulation) -> None:
 
 def forget(folder: str, step: int) -> None:
     """As if the ranks had been killed before the last of them had written its part of that checkpoint."""
-    Checkpoint(Path(folder), step, 3).part(2).with_suffix(".json").unlink()
+    Checkpoint(Path(folder), step, 3).rank_file(2).with_suffix(".json").unlink()
 
 
 @on_real_runtimes
@@ -185,7 +185,7 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     (checkpoint,) = complete_checkpoints(Path(trained.checkpoint))
     simulation = Simulation(algorithm, problem, how, 3, network=free, compute=Compute(forward_s=0.0, backward_s=0.0))
     simulation.scripts = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
-    parts = [torch.load(checkpoint.part(rank), weights_only=True) for rank in range(3)]
+    parts = [torch.load(checkpoint.rank_file(rank), weights_only=True) for rank in range(3)]
     simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])  # the ranks' was the test's wrapper
     for rank in range(algorithm.num_computing(3)):
         law = f"{name_of(algorithm)}: a replay is the run"

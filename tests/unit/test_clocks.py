@@ -17,8 +17,7 @@ import pytest
 
 from tests.unit.test_style import PACKAGE, ROOT
 from workbench.runtimes.liveness.membership import FOLDER, Membership
-from workbench.trace.fate import fate
-from workbench.trace.who import is_there, this_process, was_there, when_begun
+from workbench.trace.processes import process_is_alive, status_by_processes, this_process, when_begun, writer_is_alive
 
 NAMES = {"time": ("time", "time_ns", "localtime", "gmtime", "ctime"), "datetime": ("now", "utcnow", "today"), "date": ("today",)}
 
@@ -42,7 +41,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "runtimes/liveness/failure_detector.py": (1, "words: who is gone is decided by processes, and by changes of files on our own clock"),
     "runtimes/elastic/admission.py": (2, "where a newcomer's curve begins, which a jump moves and nothing is decided by"),
     "runtimes/rank/join.py": (1, "an entry of a trace's header that nothing is reckoned from"),
-    "trace/fate.py": (1, "with files' times: a run that goes on is heard of again within a second, and processes are looked for"),
+    "trace/processes.py": (1, "with files' times: a run that goes on is heard of again within a second, and processes are looked for"),
     "trace/index.py": (1, "whether a file is kept in an index is a question of speed"),
     "trace/store.py": (2, "the name of a run; and a draft lives for milliseconds, not for an hour"),
     "runtimes/user_loop/loop_checkpoints.py": (1, "an entry of a trace's header that nothing is reckoned from"),
@@ -83,25 +82,25 @@ def test_a_process_is_known_again(request: pytest.FixtureRequest) -> None:
     if "process_begun" not in mine:
         pytest.skip("this system does not tell when a process began but by the time of day")
     request.getfixturevalue("jumped")
-    assert is_there(mine) and was_there(header)
+    assert process_is_alive(mine) and writer_is_alive(header)
     boot, begun = mine["process_begun"]
-    assert not is_there({**mine, "process_begun": [boot, begun - 1.0]}), "its number is another process's now"
-    assert not was_there({**header, "process_begun": ["another start of the machine", begun]})
+    assert not process_is_alive({**mine, "process_begun": [boot, begun - 1.0]}), "its number is another process's now"
+    assert not writer_is_alive({**header, "process_begun": ["another start of the machine", begun]})
     older = {name: value for name, value in mine.items() if name != "process_begun"}
-    assert not is_there(older), "of an older record only the time of day is known"
+    assert not process_is_alive(older), "of an older record only the time of day is known"
 
 
 def test_a_run_that_was_killed_is_seen_though_its_files_are_of_the_future(tmp_path: Path) -> None:
     """Its files' times lie ahead where the clock was set back since."""
     info: dict[str, Any] = {"process": {"host": socket.gethostname(), "pid": 2**22 + 1, "process_started": 1.0}}
     (tmp_path / "metrics-00000.jsonl").write_text("")
-    assert fate(tmp_path, info) is None, "its processes need a while from one another's end to their own"
+    assert status_by_processes(tmp_path, info) is None, "its processes need a while from one another's end to their own"
     for jump_s, word in ((3600.0, "killed"), (-3600.0, "killed"), (1.0, None)):
         os.utime(tmp_path / "metrics-00000.jsonl", (time.time() + jump_s,) * 2)
-        assert fate(tmp_path, info) == word
+        assert status_by_processes(tmp_path, info) == word
     elsewhere = {"process": {**info["process"], "host": "another"}}
     os.utime(tmp_path / "metrics-00000.jsonl", (time.time() + 3600.0,) * 2)
-    assert fate(tmp_path, elsewhere) is None, "another machine's clock may be ahead"
+    assert status_by_processes(tmp_path, elsewhere) is None, "another machine's clock may be ahead"
 
 
 def test_when_a_rank_left_is_counted_from_the_runs_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

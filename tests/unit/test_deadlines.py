@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import sys
 import threading
@@ -27,6 +28,7 @@ from workbench.clusters.supervision.start_progress import Progress
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import LaunchError
 from workbench.kernel.execution import Execution
+from workbench.runtimes.liveness.failure_detector import heartbeat_name
 from workbench.trace.store import new_run
 
 PACKAGE = Path(waiting.__file__).parents[1]
@@ -45,9 +47,7 @@ ENDLESS = {
     "experiments/sweeper.py": (1, "a cell's process, and a warden, that were killed"),
     "papers/rank_pool.py": (2, "wardens that were killed"),
     "papers/training.py": (1, "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted"),
-    "runtimes/execution/helper_process.py": (1, "a helper that was killed"),
     "runtimes/execution/tasks.py": (1, "a lane's own thread, which waits for work until it is closed"),
-    "runtimes/user_loop/torch_hook.py": (1, "a future that is done"),
     "runtimes/transport/torch_handles.py": (3, "a waiter's own thread, for which nobody waits without a deadline"),
 }
 
@@ -157,7 +157,9 @@ def test_a_short_wait_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_who_waits_for_a_training_is_told_where_it_is_and_who_is_silent(soon: None, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = new_run({"method": {"name": "PipeSGD"}, "num_workers": 2}, runs)
     for rank, age_s in enumerate((0.0, 30.0)):
-        (folder / f"beat-{rank:05d}.json").write_text(json.dumps({"unix_s": time.time() - age_s, "memory_bytes": 1}))
+        beat = folder / heartbeat_name(rank)
+        beat.write_text(json.dumps({"host": "elsewhere", "place": "there", "pid": 1, "started_s": 0.0}))
+        os.utime(beat, (time.time() - age_s, time.time() - age_s))
     handle = RunHandle(folder, follow_ends(folder, None, [ELSEWHERE, ELSEWHERE]), None)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"still training after 0.5 s: .*Wait again, or end it with .stop\(\)"):
         handle.wait(0.5)

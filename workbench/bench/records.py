@@ -13,8 +13,8 @@ from typing import Any, Literal, final
 from workbench.bench.rows import Row
 from workbench.errors import ConfigError
 from workbench.experiments.record import versions
-from workbench.papers.records import write_text
 from workbench.papers.site import machine
+from workbench.trace.atomic import write_atomic
 
 Moved = Literal["slower", "faster"]
 FACTS = ("bench", "date", "machine", "versions", "rows")
@@ -31,7 +31,7 @@ def write_record(path: Path, facts: Mapping[str, Any]) -> None:
     """One row a line, so that a change of one shows as one."""
     head = json.dumps({name: value for name, value in facts.items() if name != "rows"}, indent=1)
     lines = ",\n  ".join(json.dumps(row) for row in facts["rows"])
-    write_text(path, f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
+    write_atomic(path, f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
 def read_record(path: Path) -> dict[str, Any]:

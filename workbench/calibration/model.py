@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -15,6 +14,7 @@ from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shap
 from workbench.calibration.record import as_tuples, law_of, law_record, law_words, without_nan
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
+from workbench.trace.atomic import write_atomic
 from workbench.units import GBIT_PER_S
 
 VERSION = 1
@@ -133,13 +133,11 @@ class Calibration:
     def save(self, path: Path | str) -> Path:
         """Write it as JSON, whole or not at all; returns the path."""
         path = Path(path)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         text = json.dumps(without_nan(self.as_record()), indent=1, allow_nan=False)
         try:
-            draft.write_text(text + "\n")
+            write_atomic(path, text + "\n")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written ({error.strerror}): name a file in a folder that exists") from error
-        os.replace(draft, path)
         return path
 
     @classmethod

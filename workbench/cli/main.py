@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import NoReturn, final
@@ -30,7 +29,7 @@ from workbench.cli.submit import add_submit_options
 from workbench.cli.sweep import add_sweep_options
 from workbench.cli.train import add_train_command
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.naming import MOST_WORD, parse_pairs
+from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
 
 TERMINATED = 128 + signal.SIGTERM  # what `experiments.sigterm` leaves with, which is not imported before it is needed
@@ -84,8 +83,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         given = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if given:
-            near = get_close_matches(given[1][:MOST_WORD], re.findall(r"[\w.-]+", given[2]), n=2, cutoff=0.5)
-            message += f". Did you mean {' or '.join(near)}?" if near else ""
+            meant = did_you_mean(given[1], re.findall(r"[\w.-]+", given[2]), most=2)
+            message += f". {meant[0].upper()}{meant[1:].rstrip()}" if meant else ""
         super().error(message)
 
 

@@ -76,14 +76,15 @@ def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *
         ConfigError: this process is in a job.
         LaunchError: Slurm does not take it.
     """
-    from workbench.clusters.slurm.queue import Allocation, jobs_folder, submit
+    from workbench.clusters.slurm.queue import Allocation, submit
     from workbench.clusters.slurm.request import WITHOUT_TASK_GPUS, Slurm
+    from workbench.clusters.supervision.registry import state_folder
 
     extra = [f"--{word}={getattr(options, name)}" for name, word in EXTRA.items() if getattr(options, name) is not None]
     extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
     slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
     name = f"{what}-{secrets.token_hex(4)}"
-    folder = jobs_folder() / name
+    folder = state_folder("jobs") / name
     runner = PACKAGE / "clusters" / "slurm" / "batch_job.py"
     command = [sys.executable, "-P", str(runner), str(folder / "job.json")]
     script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=requeue)

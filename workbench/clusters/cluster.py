@@ -23,7 +23,7 @@ from workbench.clusters.supervision.start_progress import Progress, count
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.liveness.interrupts import put_off
+from workbench.runtimes.liveness.interrupts import deferred_interrupt
 
 START_S = 120.0
 RETURN_S = 5.0  # how long ranks may take to come back from a run that is over
@@ -180,7 +180,7 @@ class Cluster:
         """
         job, info = prepare(algorithm, problem, settings, self.runtime, self.num_ranks)
         self._check_free()
-        with put_off("the training has begun all the same, and goes on: it is `cluster.run`, end it with .stop()"):
+        with deferred_interrupt("the training has begun all the same, and goes on: it is `cluster.run`, end it with .stop()"):
             self._active = self._followed(RunHandle(*submit(self._engines, job, info), self._engines))
         return self._active
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from workbench import algorithms
 from workbench.errors import ConfigError
+from workbench.naming import did_you_mean
 from workbench.program import Algorithm
 from workbench.runtimes.control.commands import Word, read_commands, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
-from workbench.trace.fate import OVER, with_fate
+from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.store import read_info
 
 
@@ -21,7 +21,7 @@ def check_goes_on(folder: Path, what: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is over, or simulated.
     """
-    info = with_fate(folder, read_info(folder))
+    info = with_true_status(folder, read_info(folder))
     if info.get("status") in OVER:
         raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}), nothing hears it any more: start another one")
     if info.get("runtime") == "simulated":
@@ -76,6 +76,5 @@ def _check_names(method: str, names: list[str], changes: dict[str, Any]) -> None
         raise ConfigError(f"nothing to set: give one of {', '.join(names)}")
     for name in changes:
         if name not in names:
-            near = get_close_matches(name, names, n=1, cutoff=0.6)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{name} is no setting of {method}. {meant}There are {', '.join(names)}")
+            meant = did_you_mean(name, names, cutoff=0.6)
+            raise ConfigError(f"{name} is no setting of {method}: {meant}There are {', '.join(names)}")

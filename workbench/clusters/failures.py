@@ -15,7 +15,7 @@ from workbench.clusters.local.spawn import RankFailed
 from workbench.clusters.supervision.exit_status import end_words, ends_told, pids_of
 from workbench.errors import WorkbenchError
 from workbench.runtimes.liveness.failure_detector import CONNECTION
-from workbench.runtimes.liveness.membership import does_without_some
+from workbench.runtimes.liveness.membership import tolerates_loss
 
 if TYPE_CHECKING:
     from workbench.clusters.engines.engines import Engines
@@ -28,7 +28,7 @@ def failed_ranks(results: Sequence[Any], folder: Path) -> dict[int, BaseExceptio
     ended = {rank: result for rank, result in enumerate(results) if result.done()}
     errors = {rank: result.exception() for rank, result in ended.items()}
     failed = {rank: error for rank, error in errors.items() if error is not None}
-    if failed and does_without_some(folder, over=len(ended) == len(results)):
+    if failed and tolerates_loss(folder, over=len(ended) == len(results)):
         return {rank: error for rank, error in failed.items() if consequence(error) != 1}
     return failed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import cloudpickle
 
 from workbench.clusters.engines import remote
 from workbench.errors import ConfigError
+from workbench.naming import did_you_mean
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.settings import Settings
@@ -60,9 +60,8 @@ def settings_of(given: dict[str, Any]) -> Settings:
     names = [item.name for item in fields(Settings)]
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, [*names, "resume"], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}, and resume"
-            raise ConfigError(f"train() has no setting {name!r}: {hint}")
+            hint = did_you_mean(name, [*names, "resume"], cutoff=0.6) or f"there are {', '.join(names)}, and resume"
+            raise ConfigError(f"train() has no setting {name!r}: {hint}".rstrip())
     return Settings(**given)
 
 
@@ -102,6 +101,6 @@ def checkpoint_of(resume: Any) -> str:
 
 def checkpoints(folder: Path) -> int:
     """How many ranks of a run kept one."""
-    from workbench.runtimes.checkpoint.files import ranks_kept
+    from workbench.runtimes.checkpoint.files import num_ranks_kept
 
-    return ranks_kept(folder)
+    return num_ranks_kept(folder)

@@ -16,8 +16,9 @@ from workbench.clusters.engines import remote
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
 from workbench.clusters.supervision import registry as register
-from workbench.clusters.supervision.heartbeat import beat_name, end_name, standing
+from workbench.clusters.supervision.heartbeat import end_name, standing
 from workbench.errors import RunNotFound
+from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.store import OVER, read_info
 from workbench.trace.tail import last_step_row
@@ -116,9 +117,8 @@ def _is_over(run: Path) -> bool:
 def _of_run(folder: Path, rank: int) -> dict[str, Any]:
     """What a rank has left in the run's folder so far."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        beat = json.loads((folder / beat_name(rank)).read_text())
-        found |= {"beat_s": max(0.0, time.time() - beat["unix_s"]), "memory_bytes": beat["memory_bytes"]}
+    if (beat := read_heartbeat(folder, rank)) is not None:
+        found |= {"beat_s": beat["silent_s"], "memory_bytes": beat["memory_bytes"]}
     with contextlib.suppress(OSError, ValueError), (folder / trace_name(rank)).open() as file:
         found["device"] = json.loads(file.readline())["device"]
     if (row := last_step_row(folder / metrics_name(rank))) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import threading
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from workbench import units
-from workbench.clusters.supervision.heartbeat import beat_name
 from workbench.clusters.supervision.start_progress import Line, in_notebook
 from workbench.errors import LaunchError
+from workbench.runtimes.liveness.failure_detector import read_heartbeat
 
 SHOWN_S = 1.0  # how often a line moves
 POLL_S = 0.05
@@ -98,8 +97,8 @@ def silent_ranks(folder: Path, num_ranks: int) -> str:
     """Words for a wait for a training, "; last heard of: rank 1 20 s ago": of the ranks whose beat is old, "" if there are none."""
     ages = {}
     for rank in range(num_ranks):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            ages[rank] = time.time() - float(json.loads((folder / beat_name(rank)).read_text())["unix_s"])
+        if (beat := read_heartbeat(folder, rank)) is not None:
+            ages[rank] = beat["silent_s"]
     old = [f"rank {rank} {age_s:.0f} s ago" for rank, age_s in ages.items() if age_s > SILENT_S]
     return f"; last heard of: {', '.join(old[:4])}{', ...' if len(old) > 4 else ''}" if old else ""
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.experiments.grid import Cell
-from workbench.trace.who import is_there, this_process
+from workbench.trace.atomic import write_atomic
+from workbench.trace.processes import process_is_alive, this_process
 
 State = Literal["open", "running", "finished", "failed", "interrupted"]
 SILENT_S = 120.0  # a claim on another machine whose file was not touched for so long is nobody's
@@ -102,9 +103,7 @@ def claim(folder: Path, sweep: str, cell: Cell, number: int) -> Attempt | None:
 def conclude(attempt: Attempt, status: State, **more: Any) -> Attempt:
     """Write how an attempt ended; a reader sees the old file or the new one."""
     record = {**attempt.record, "status": status, "ended": datetime.now(UTC).isoformat(), "runs": list(attempt.runs), **more}
-    draft = attempt.path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(draft, attempt.path)
+    write_atomic(attempt.path, json.dumps(record, indent=1) + "\n")
     return Attempt(attempt.path, attempt.number, record)
 
 
@@ -118,7 +117,7 @@ def is_alive(attempt: Attempt) -> bool:
     """Whether who made a running attempt may still be at it: on this machine, its process is there; elsewhere, it was heard of."""
     record = attempt.record
     if record.get("host") == socket.gethostname():
-        return is_there(record)
+        return process_is_alive(record)
     return _age_s(attempt.path) < SILENT_S
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import secrets
 import socket
 import subprocess
 from contextlib import suppress
@@ -15,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.trace.who import is_there, this_process
+from workbench.trace.atomic import write_atomic
+from workbench.trace.processes import process_is_alive, this_process
 
 PACKAGES = ("sgd-workbench", "torch", "numpy", "ipyparallel", "mpi4py", "papermill", "plotly")
 GIT_S = 10.0
@@ -68,7 +67,7 @@ def read_record(output: Path | str) -> dict[str, Any]:
             f"{path} cannot be read ({error}): it is written by `workbench notebook run` and papermill --engine workbench"
         ) from None
     if record.get("status") == "running" and record.get("host") == socket.gethostname():
-        return record if is_there(record) else {**record, "status": "killed"}
+        return record if process_is_alive(record) else {**record, "status": "killed"}
     return record
 
 
@@ -110,6 +109,4 @@ def _commit(folder: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(draft, path)
+    write_atomic(path, json.dumps(record, indent=1) + "\n")

@@ -6,9 +6,9 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.papers.records import write_text
 from workbench.papers.reproduction import Outcome
 from workbench.papers.rows import Row, read_papers
+from workbench.trace.atomic import write_atomic
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1b1f24; background: #fff; }
@@ -40,7 +40,7 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
         _notebooks(outcomes, page),
     ]
     text = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Claims</title><style>{STYLE}</style></head>'
-    write_text(page, f"{text}<body>{''.join(body)}</body></html>\n")
+    write_atomic(page, f"{text}<body>{''.join(body)}</body></html>\n")
     return page
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from workbench.errors import ConfigError
 from workbench.papers.claims import SIZES, Claim, Size
 from workbench.papers.findings import MIME, Finding, Where
 from workbench.papers.verdicts import Verdict, judge
+from workbench.trace.atomic import write_atomic
 
 IDENTITY = ("notebook_sha256", "code_sha256", "parameters", "size", "site")
 LIST = re.compile(r"\[[^\[\]{}\"]*\]")  # of numbers: on one line
@@ -141,15 +141,8 @@ def write_record(path: Path, facts: Mapping[str, Any]) -> Path:
     """Write a record whole; a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False)
-    write_text(path, LIST.sub(lambda found: re.sub(r"\s+", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text) + "\n")
+    write_atomic(path, LIST.sub(lambda found: re.sub(r"\s+", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text) + "\n")
     return path
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
 
 
 @contextmanager

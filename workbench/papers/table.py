@@ -10,8 +10,8 @@ from pathlib import Path
 from workbench import resources
 from workbench.errors import ConfigError
 from workbench.papers.claims import Experiment, Question
-from workbench.papers.records import write_text
 from workbench.papers.rows import Paper, Row, read_papers
+from workbench.trace.atomic import write_atomic
 
 BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
 PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
@@ -43,7 +43,7 @@ def update_pages() -> list[Path]:
     texts = pages()
     stale = stale_pages()
     for path in stale:
-        write_text(path, texts[path])
+        write_atomic(path, texts[path])
     return stale
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from workbench.errors import ConfigError
+from workbench.trace.atomic import write_atomic
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -66,9 +66,7 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
     exporter = HTMLExporter(extra_loaders=loaders, template_file="offline.html.j2")  # type: ignore[no-untyped-call]
     body, _ = exporter.from_notebook_node(content, resources=resources)
     page.parent.mkdir(parents=True, exist_ok=True)
-    draft = page.with_name(f".{page.name}.{os.getpid()}.tmp")
-    draft.write_text(body)
-    os.replace(draft, page)
+    write_atomic(page, body)
     return page
 
 

@@ -31,7 +31,7 @@ def create(path: Path) -> int:
         raise ConfigError(f"{path} exists already: give every run a folder of its own (workbench.trace.new_run makes one)") from None
 
 
-def go_on(path: Path) -> int:
+def open_append(path: Path) -> int:
     """The same with a file that there may be, by a writer that was killed: behind its last whole line.
 
     Raises:

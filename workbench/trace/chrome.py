@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.trace.atomic import atomic_file
 from workbench.trace.links import messages
 from workbench.trace.rows import sublanes
 from workbench.trace.spans import Spans
@@ -86,13 +87,11 @@ def _about(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
 
 def export_chrome(path: Path, spans: Spans, headers: Mapping[int, Mapping[str, Any]], about: Mapping[str, Any]) -> Path:
     """Write spans to `path`, whole or not at all; `about` is said of the run. Returns the path."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with draft.open("w") as file:
+    with atomic_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ')
         file.write(json.dumps(about))
         file.write(', "traceEvents": [\n')
         for position, event in enumerate(chrome_events(spans, headers)):
             file.write((",\n" if position else "") + json.dumps(event))
         file.write("\n]}\n")
-    os.replace(draft, path)
     return path

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, final
 
 from workbench.errors import RunNotFound
-from workbench.trace.fate import with_fate
+from workbench.trace.processes import with_true_status
 from workbench.trace.read import metrics_paths, parse_lines
 from workbench.trace.rows_known import is_metrics_row
 from workbench.trace.run import Run
@@ -47,7 +47,7 @@ class Follower:
             raise RunNotFound(f"the run's folder {self.folder} is gone")
         info = read_info(self.folder)  # before the rows: a run that says finished is then read to its end
         if time.monotonic() - self._looked_s > LOOK_S:
-            told, info = info, with_fate(self.folder, info)
+            told, info = info, with_true_status(self.folder, info)
             self._looked_s = time.monotonic() if info is told else float("-inf")  # once it is over, it is so at every poll
         for rank, path in metrics_paths(self.folder).items():
             with open_file(path) as file:

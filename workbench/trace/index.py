@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+from workbench.trace.atomic import write_atomic
 from workbench.trace.text import parse_json, whole_lines
 
 FORMAT = 1
@@ -66,13 +66,8 @@ class Index:
         kept = set(names) & set(self._lines)
         if not self._changed and not self.damaged and len(kept) == len(self._lines):
             return
-        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.tmp")
         with suppress(OSError):
-            try:
-                draft.write_text("".join(json.dumps([FORMAT, name, *self._lines[name]]) + "\n" for name in sorted(kept)))
-                os.replace(draft, self._path)
-            except OSError:
-                draft.unlink(missing_ok=True)
+            write_atomic(self._path, "".join(json.dumps([FORMAT, name, *self._lines[name]]) + "\n" for name in sorted(kept)))
         self._changed = 0
 
 

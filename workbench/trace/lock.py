@@ -13,7 +13,7 @@ try:
 except ImportError:  # no Unix
     fcntl = None  # type: ignore[assignment]
 
-PATIENCE_S = 5.0  # who holds a lock longer was stopped in the midst of it, and must not stop others
+LOCK_S = 5.0  # who holds a lock longer was stopped in the midst of it, and must not stop others
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield  # who writes there will say why not
         return
     try:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LOCK_S
         while fcntl is not None and time.monotonic() < deadline:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, final
 
-from workbench.trace.append import append, cannot_write, create, go_on
+from workbench.trace.append import append, cannot_write, create, open_append
 from workbench.trace.kinds import CODES
 
 FLUSH_S = 0.5  # rows older than this are written at the next call, even inside a step
@@ -175,7 +175,7 @@ class FileRecorder(Recorder):
     """
 
     def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False) -> None:
-        self._traced, self._open = inf if trace_steps is None else trace_steps, go_on if goes_on else create
+        self._traced, self._open = inf if trace_steps is None else trace_steps, open_append if goes_on else create
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
         self._rows: deque[str] = deque()  # of metrics
         self._events: deque[str] = deque()

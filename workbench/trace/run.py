@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
-from workbench.trace.fate import OVER, with_fate
+from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
@@ -73,7 +73,7 @@ class Run(Views):
             RunNotFound: the folder holds no readable run.
         """
         folder = Path(folder)
-        info = with_fate(folder, read_info(folder))
+        info = with_true_status(folder, read_info(folder))
         left = sum(1 for _ in (folder / DUE_FOLDER).glob("step-*.pt"))
         if left and info.get("status") in (*OVER, "lost"):
             info = {**info, "notes": [*(info.get("notes") or ()), evaluations_left(left, folder.name)]}

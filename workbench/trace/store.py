@@ -6,7 +6,6 @@ added, and a run that still goes on keeps a few kB in reserve, so that how it en
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -22,16 +21,17 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
+from workbench.naming import did_you_mean
 from workbench.trace.append import cannot_write
-from workbench.trace.fate import OVER as OVER
-from workbench.trace.fate import with_fate
+from workbench.trace.atomic import write_atomic
 from workbench.trace.index import Index
 from workbench.trace.index import state_of as file_state
 from workbench.trace.info import FORMAT as FORMAT
 from workbench.trace.info import read_info as read_info
 from workbench.trace.lock import locked
+from workbench.trace.processes import OVER as OVER
+from workbench.trace.processes import this_process, with_true_status
 from workbench.trace.recorder import metrics_name
-from workbench.trace.who import this_process
 
 INDEX_NAME = ".index.jsonl"
 RESERVE_NAME, RESERVE_BYTES = ".reserve", 32 * 1024  # room for a `run.json` on a disk that is full
@@ -153,29 +153,16 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
     text = json.dumps(info, indent=1) + "\n"
     try:
         try:
-            _replace(folder, text)
+            write_atomic(folder / "run.json", text)
         except OSError:
             if not (folder / RESERVE_NAME).exists():
                 raise
             (folder / RESERVE_NAME).unlink()
-            _replace(folder, text)
+            write_atomic(folder / "run.json", text)
         if info.get("status") in OVER:
             (folder / RESERVE_NAME).unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from error
-
-
-def _replace(folder: Path, text: str) -> None:
-    draft, name = tempfile.mkstemp(prefix=".run-", suffix=".tmp", dir=folder)
-    try:
-        with os.fdopen(draft, "w") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, folder / "run.json")
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -189,7 +176,7 @@ def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
 def list_runs(root: Path | None = None) -> RunListing:
     """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`.
 
-    A run that says it goes on though its processes are gone has the status "killed", or "lost" (see `fate`).
+    A run that says it goes on though its processes are gone has the status "killed", or "lost" (see `processes`).
 
     What was read is kept in `.index.jsonl`, a cache that may be removed at any time (see `index`).
     """
@@ -208,7 +195,7 @@ def list_runs(root: Path | None = None) -> RunListing:
                 info = read_info(folder)
                 if state and info.get("status") in OVER:
                     index.put(name, [state], info)
-            runs.append(StoredRun(folder, with_fate(folder, info)))
+            runs.append(StoredRun(folder, with_true_status(folder, info)))
         except RunNotFound as error:
             damaged.append(str(error))
     if index.damaged:
@@ -256,5 +243,5 @@ def find_run(name: str | Path, root: Path | None = None) -> Path:
         raise RunNotFound(f"{len(matches)} runs match {name!r}: {', '.join(matches[-5:])}. Give more of the name")
     if not runs:
         raise RunNotFound(f"no run {name!r}: the run store {root} is empty (WORKBENCH_RUNS says where it is)")
-    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.3) or list(runs)[-3:]
-    raise RunNotFound(f"no run {name!r} in {root}; did you mean {', '.join(near)}?")
+    hint = did_you_mean(name, runs, most=3, cutoff=0.3) or f"the newest are {', '.join(list(runs)[-3:])}"
+    raise RunNotFound(f"no run {name!r} in {root}; {hint}")

@@ -51,7 +51,7 @@ def warm_up() -> None:
 
 def vitals() -> dict[str, Any]:
     """What an idle engine says of itself now."""
-    from workbench.clusters.supervision.heartbeat import memory_bytes
+    from workbench.runtimes.liveness.failure_detector import memory_bytes
     from workbench.runtimes.transport.base import pick_device
 
     rank = world()["rank"]
@@ -67,11 +67,11 @@ def run_job(payload: bytes, folder: str) -> dict[str, Any]:
     """
     import cloudpickle
 
-    from workbench.clusters.supervision.heartbeat import Heartbeat
+    from workbench.clusters.supervision.heartbeat import RankOutput
     from workbench.runtimes.rank.main import run_rank
 
     try:
-        with Heartbeat(Path(folder), int(world()["rank"])) as watch:
+        with RankOutput(Path(folder), int(world()["rank"])) as watch:
             summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
             watch.summary = dict(json.loads(json.dumps(summary, default=str)))
         return watch.summary

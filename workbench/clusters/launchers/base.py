@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 from traitlets.config import Config
 
+from workbench.trace.processes import is_running
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -71,7 +73,7 @@ class Launcher(ABC):
 
     def alive(self, engine_set: Any) -> bool:
         """Whether the engines can still be there."""
-        return engine_set is not None and engine_set.state == "running" and runs(engine_set.process)
+        return engine_set is not None and engine_set.state == "running" and is_running(engine_set.process)
 
     def last_words(self, engine_set: Any) -> str:
         """All that the engines' starter wrote so far."""
@@ -92,19 +94,12 @@ class Launcher(ABC):
         """What must be done even when a stop is interrupted; once is enough, more does no harm."""
 
 
-def runs(process: Any) -> bool:
-    """Whether a process (of psutil) is there and has not ended: nobody may collect one whose parent is gone."""
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
 def ended_here(who: dict[str, Any]) -> bool:
     """Whether a rank was a process of this machine and is none any more."""
     if who["host"] != socket.gethostname():
         return False
     try:
-        return not runs(psutil.Process(who["pid"]))
+        return not is_running(psutil.Process(who["pid"]))
     except psutil.Error:
         return True
 

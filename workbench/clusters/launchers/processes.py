@@ -10,8 +10,9 @@ from typing import Any, final
 from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets.config import Config
 
-from workbench.clusters.launchers.base import Launcher, runs
+from workbench.clusters.launchers.base import Launcher
 from workbench.machine import num_cores
+from workbench.trace.processes import is_running
 
 
 @final
@@ -63,7 +64,7 @@ class ProcessLauncher(Launcher):
         if engine_set is None:
             return False
         engines = list(engine_set.launchers.values())
-        return len(engines) == engine_set.n and all(engine.state == "running" and runs(engine.process) for engine in engines)
+        return len(engines) == engine_set.n and all(engine.state == "running" and is_running(engine.process) for engine in engines)
 
     def last_words(self, engine_set: Any) -> str:
         """Of all ranks, each line with its rank."""

@@ -26,7 +26,7 @@ from workbench.errors import LaunchError, WorkbenchError
 from workbench.machine import num_cores
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.liveness.failure_detector import CONNECTION
-from workbench.runtimes.liveness.membership import does_without_some
+from workbench.runtimes.liveness.membership import tolerates_loss
 from workbench.trace.store import update_run
 
 FOLDER_VARIABLE = "WORKBENCH_RUN_FOLDER"  # tells a rank which run it belongs to
@@ -121,7 +121,7 @@ def spawn_ranks(
             died = {rank: status for rank, status in ends.items() if status is not None and signalled(status)}
         finally:
             _end(processes)
-    if any(process.returncode for process in processes) and not does_without_some(folder, over=True):
+    if any(process.returncode for process in processes) and not tolerates_loss(folder, over=True):
         told = ends_told((folder / "ranks.log").read_text(errors="replace"), pids_of(folder)) if runtime == "mpi" else died
         raise _cause(folder, processes, told)
 
@@ -186,7 +186,7 @@ def _wait(processes: list[Process], folder: Path, watch: Callable[[], None], aga
             watch()
             ends = {rank: status for rank, process in enumerate(processes) if (status := process.poll()) not in (None, 0)}
             lost = {rank: status for rank, status in ends.items() if not times[rank]}
-            if lost and not (does_without_some(folder, over=False) and all(map(signalled, lost.values()))):
+            if lost and not (tolerates_loss(folder, over=False) and all(map(signalled, lost.values()))):
                 _give_grace(processes)  # the others hear of it out of band
                 return
             for rank in [rank for rank, status in ends.items() if rank in again and signalled(status) and times[rank] < MOST_PLACES]:

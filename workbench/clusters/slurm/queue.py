@@ -206,8 +206,3 @@ def tail(path: Path, num_bytes: int = 20_000) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def jobs_folder() -> Path:
-    """Where submitted trainings keep their scripts and output: under $XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "jobs"

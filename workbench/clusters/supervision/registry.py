@@ -15,7 +15,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import psutil
 
@@ -26,9 +26,9 @@ from workbench.errors import ConfigError, LaunchError
 RECORD, LAUNCHER, DETACHED = "cluster.json", "launcher.pickle", "detached.json"
 
 
-def state_folder() -> Path:
-    """Where clusters keep their records and connection files: under $XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "clusters"
+def state_folder(kind: Literal["clusters", "jobs"] = "clusters") -> Path:
+    """Folder of records of clusters, or of scripts and output of submitted jobs: under $XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / kind
 
 
 @final

@@ -11,22 +11,19 @@ its ranks' records are there; nobody waits for anybody to find out.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
 from workbench.errors import ConfigError
+from workbench.trace.atomic import atomic_file
 from workbench.trace.text import read_json
 
-FORMAT = 4  # 3: its checksum is SHA-256; 2: each part holds a model too; 1: parts of a stop, without records and so without checksums
-SHA_256_UP_TO = 3  # it took as long as all else of writing a part
+FORMAT = 4  # of a record and its part; no other is read
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"
 RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")
@@ -39,7 +36,7 @@ class Damaged(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is complete, or of format 1.
+    """One that is complete.
 
     Attributes:
         step: behind which it was kept while the run went on; None for the one that a stop left, which is the newest.
@@ -53,22 +50,27 @@ class Checkpoint:
     def __str__(self) -> str:
         return "that of the stop" if self.step is None else f"that of step {self.step}"
 
-    def part(self, rank: int) -> Path:
+    def rank_file(self, rank: int) -> Path:
         """A rank's part."""
-        return part_of(self.folder, self.step, rank)
+        return rank_file_path(self.folder, self.step, rank)
 
 
-def part_of(folder: Path, step: int | None, rank: int) -> Path:
+def rank_file_path(folder: Path, step: int | None, rank: int) -> Path:
     """Where a rank's part lies."""
     if step is None:
         return folder / f"checkpoint-{rank:05d}.pt"
     return folder / FOLDER / f"step-{step:08d}-rank-{rank:05d}.pt"
 
 
-def record_of(part: Path) -> Path:
+def record_path(part: Path) -> Path:
     """Where a part's record lies."""
     stop = part.name.startswith("checkpoint-")
     return part.parent / FOLDER / f"stop-rank-{part.stem.split('-')[1]}.json" if stop else part.with_suffix(".json")
+
+
+def lacks_record(part: Path) -> bool:
+    """Whether nothing says what was written into that part."""
+    return not record_path(part).exists()
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -76,14 +78,14 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     found = [Checkpoint(folder, step, num_ranks) for step, num_ranks in _whole_steps(folder).items()]
     found.sort(key=lambda checkpoint: checkpoint.step or 0, reverse=True)
     parts = sorted(folder.glob("checkpoint-*.pt"))
-    records = [_read(record_of(path)) for path in parts]
-    num_ranks = next((int(record["num_workers"]) for record in records if record), len(parts))
-    if parts and len(parts) == num_ranks and (all(records) or not any(record_of(path).exists() for path in parts)):
+    records = [_read(record_path(path)) for path in parts]
+    num_ranks = next((int(record["num_workers"]) for record in records if record), 0)
+    if parts and len(parts) == num_ranks and all(records):
         found.insert(0, Checkpoint(folder, None, num_ranks))
     return found
 
 
-def ranks_kept(folder: Path) -> int:
+def num_ranks_kept(folder: Path) -> int:
     """How many ranks the newest checkpoint is of; 0 without any."""
     return next((checkpoint.num_ranks for checkpoint in complete_checkpoints(folder)), 0)
 
@@ -111,13 +113,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("num_workers"), int) else None
 
 
-def write_part(path: Path, save: Callable[[BinaryIO], None], facts: dict[str, Any]) -> None:
+def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[str, Any]) -> None:
     """Write a part by `save` and then its record: `facts`, and format, size and checksum of the part."""
-    record_of(path).parent.mkdir(exist_ok=True)
-    record_of(path).unlink(missing_ok=True)
-    sink = _write(path, save)
+    record_path(path).parent.mkdir(exist_ok=True)
+    record_path(path).unlink(missing_ok=True)
+    with atomic_file(path, durable=True) as file:
+        sink = _Sink(file)
+        save(sink)  # type: ignore[arg-type]  # it writes and flushes, which is all that is used
     record = {"format": FORMAT, **facts, "bytes": sink.num_bytes, "crc32": sink.sum}
-    _write(record_of(path), lambda file: file.write(json.dumps(record).encode()))
+    with atomic_file(record_path(path), durable=True) as file:
+        file.write(json.dumps(record).encode())
 
 
 @final
@@ -138,72 +143,45 @@ class _Sink:
         self._file.flush()
 
 
-def _write(path: Path, save: Callable[[Any], object]) -> _Sink:
-    """All of a file or nothing, on the disk when this returns."""
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        with draft.open("wb") as file:
-            sink = _Sink(file)
-            save(sink)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return sink
-
-
-def check_part(path: Path) -> str:
-    """Read all of a part and compare it with its record; returns a word where there is none to compare it with, else "".
+def verify_rank_file(path: Path) -> None:
+    """Read all of a part and compare it with its record.
 
     Raises:
-        Damaged: it is another than was written.
-        ConfigError: a later version wrote it.
+        Damaged: the part is not what was written.
+        ConfigError: another version of workbench wrote it.
     """
     if not path.is_file():
         raise Damaged(f"{path} is not there, or is no file")
-    if not record_of(path).exists():
-        return f"{path.name} is of an earlier version of workbench and has no checksum: read as it is"
-    record = _read(record_of(path))
+    record = _read(record_path(path))
     if record is None:
-        raise Damaged(f"{record_of(path)} cannot be read")
+        raise Damaged(f"{record_path(path)} cannot be read")
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
-        raise Damaged(f"{record_of(path)} is of rank {record.get('rank')} and of format {number!r}: it is another part's")
-    if number > FORMAT:
-        raise ConfigError(f"{path} has format {number}, this version reads up to {FORMAT}: update workbench")
+        raise Damaged(f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it is another part's")
+    if number != FORMAT:
+        fix = "update workbench" if number > FORMAT else "resume with the version that wrote it, or train again from the start"
+        raise ConfigError(f"{path} has format {number}, this version reads format {FORMAT}: {fix}")
     size = path.stat().st_size
     if size != record.get("bytes"):
         raise Damaged(f"{path} has {size} bytes, {record.get('bytes')} were written")
-    if _sum_of(path, number) != record.get("crc32" if number > SHA_256_UP_TO else "sha256"):
+    if _checksum_of(path) != record.get("crc32"):
         raise Damaged(f"{path} is not what was written: its checksum is another")
-    return ""
 
 
-def _sum_of(path: Path, number: int) -> int | str:
-    """Checksum of a file, as that format has it."""
+def _checksum_of(path: Path) -> int:
+    found = 0
     with path.open("rb") as file:
-        if number <= SHA_256_UP_TO:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        found = 0
         while data := file.read(BLOCK):
             found = zlib.crc32(data, found)
-        return found
+    return found
 
 
-def run_of(path: Path) -> str:
+def run_name_of(path: Path) -> str:
     """Name of the run that a part is of; "" where its record does not say."""
-    return str((_read(record_of(path)) or {}).get("run", ""))
+    return str((_read(record_path(path)) or {}).get("run", ""))
 
 
-def remove_old_parts(folder: Path, rank: int, num_ranks: int, keep: int) -> None:
+def remove_old_rank_files(folder: Path, rank: int, num_ranks: int, keep: int) -> None:
     """Remove a rank's parts that are older than the last `keep` complete checkpoints, complete or not; records first.
 
     Rank 0 removes those of ranks that are no more, too.

@@ -26,12 +26,12 @@ KINDS: dict[str, type] = {
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
-AND_ALIKE = ("optimizer", "schedule", "average")  # and parameters; or "alike", a sum of them, where rank 0's part holds them for all
+REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a sum of them, where rank 0's part holds them for all
 MOST_WORDS = 300  # characters of another's error
 
 
-def save_part(tree: dict[str, Any], file: BinaryIO) -> None:
-    """Write what a rank keeps, for `write_part`, which sums up all bytes: torch's sums of each tensor would cost as much again."""
+def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
+    """Write what a rank keeps, for `write_rank_file`, which sums up all bytes: torch's sums of each tensor would cost as much again."""
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         torch.save(tree, file)
         return
@@ -43,7 +43,7 @@ def save_part(tree: dict[str, Any], file: BinaryIO) -> None:
         torch.serialization.set_crc32_options(chosen)
 
 
-def read_part(path: Path) -> dict[str, Any]:
+def read_rank_file(path: Path) -> dict[str, Any]:
     """What a rank kept.
 
     Raises:
@@ -57,23 +57,23 @@ def read_part(path: Path) -> dict[str, Any]:
         if any(entry.compress_type != ZIP_STORED for entry in entries) or sum(entry.file_size for entry in entries) > path.stat().st_size:
             raise Damaged(f"{path} unpacks to more than it is: it was not written by workbench")
         saved = torch.load(path, weights_only=True, map_location="cpu")
-        flaw = next(flaws_of(saved), None)
+        flaw = next(find_flaws(saved), None)
     except Damaged:
         raise
     except Exception as error:  # a file that was made for it can raise nearly everything
-        raise Damaged(f"{path} cannot be read as a checkpoint ({said_by(error)})") from error
+        raise Damaged(f"{path} cannot be read as a checkpoint ({brief_error(error)})") from error
     if flaw is not None:
         raise Damaged(f"{path} is no checkpoint of a rank: {flaw}")
     return dict(saved)
 
 
-def said_by(error: BaseException) -> str:
+def brief_error(error: BaseException) -> str:
     """An error of another library, in few words."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:MOST_WORDS]}{'...' if len(text) > MOST_WORDS else ''}"
 
 
-def flaws_of(saved: Any) -> Iterator[str]:
+def find_flaws(saved: Any) -> Iterator[str]:
     """What is not as in a checkpoint."""
     if not isinstance(saved, dict):
         yield f"it holds a {type(saved).__name__}"
@@ -82,31 +82,13 @@ def flaws_of(saved: Any) -> Iterator[str]:
         if not isinstance(saved.get(name), kind) or isinstance(saved[name], bool):
             yield f"its {name!r} is no {kind.__name__}"
             return
-    if saved["step"] < -1 or saved["num_workers"] < 1:  # -1: a server that takes no steps
-        yield f"step {saved['step']} of {saved['num_workers']} ranks"
-    needed = IN_REPLICA if isinstance(saved["replica"].get("alike"), int) else (*IN_REPLICA, *AND_ALIKE)
+    needed = IN_REPLICA if isinstance(saved["replica"].get("alike"), int) else (*IN_REPLICA, *REPLICATED)
     if missing := [name for name in needed if name not in saved["replica"]]:
         yield f"its 'replica' lacks {missing[0]!r}"
     if not isinstance(saved["replica"].get("model"), dict):
         yield "its 'replica' has no model"
-    for item in saved["program"]:
-        if not isinstance(item, dict) or not {"ticket", "value"} <= item.keys():
-            yield "its 'program' holds what is no state of a method"
-            break
-    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in saved["memory"].items()):
-        yield "its 'memory' holds what no codec remembers"
-    data = saved.get("data")
-    if data is not None and not _is_position(data):
-        yield "its 'data' are no place in the data"
     if any(_is_inflated(tensor) for tensor in _tensors(saved)):
         yield "a tensor of it is larger than its memory"
-
-
-def _is_position(data: Any) -> bool:
-    if not isinstance(data, dict) or not isinstance(data.get("origin"), list) or len(data["origin"]) != 2:
-        return False
-    numbers = [data.get("samples"), data.get("global_batch"), *data["origin"]]
-    return all(isinstance(number, int) and number >= 0 for number in numbers)
 
 
 def _is_inflated(tensor: Tensor) -> bool:
@@ -145,6 +127,6 @@ def leaves(item: Any) -> Iterator[Tensor | bytes]:
             pass
 
 
-def octets_of(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """Its memory as (bytes,) uint8; copied only where it has gaps."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -15,12 +15,12 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
-from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, check_part, complete_checkpoints, run_of
+from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, complete_checkpoints, lacks_record, run_name_of, verify_rank_file
 from workbench.runtimes.checkpoint.rank_state import restore_random_state, resume
-from workbench.runtimes.checkpoint.reader import leaves, octets_of, read_part, said_by
-from workbench.runtimes.checkpoint.replicated import whole_part
+from workbench.runtimes.checkpoint.reader import as_bytes, brief_error, leaves, read_rank_file
+from workbench.runtimes.checkpoint.replicated import read_whole_state
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import of_all
+from workbench.runtimes.liveness.membership import require_all
 
 Agree = Callable[[Any], list[Any]]  # a plain value of each rank -> those of all, in order of rank
 
@@ -34,13 +34,14 @@ def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Cont
     Raises:
         ConfigError: there is none, or it is of another kind of run.
     """
-    saved, words = go_on_from(folder, algorithm, worker.replica, ctx, interpreter)
-    words += _deal(saved, worker)
+    saved, words = restore_state(folder, algorithm, worker.replica, ctx, interpreter)
+    with fits(folder):
+        words += _deal(saved, worker)
     ctx.num_steps = worker.num_steps
     return words
 
 
-def go_on_from(
+def restore_state(
     folder: Path, algorithm: Algorithm, replica: Replica, ctx: Context, interpreter: Interpreter
 ) -> tuple[dict[str, Any], list[str]]:
     """The same without data: replica, method and randomness. On another number of ranks from what all had in common.
@@ -55,17 +56,17 @@ def go_on_from(
 
     def agree(value: Any) -> list[Any]:
         deadline = interpreter.clock.deadline("all ranks to find the checkpoint")
-        return [json.loads(text) for text in of_all(transport.gather_texts(json.dumps(value), deadline), "the beginning of a run")]
+        return [json.loads(text) for text in require_all(transport.gather_texts(json.dumps(value), deadline), "the beginning of a run")]
 
     checkpoint, words, saved = _newest(folder, ctx, agree)
     if saved is not None:
-        with fits(checkpoint.part(ctx.rank)):
+        with fits(checkpoint.rank_file(ctx.rank)):
             resume(saved, algorithm, replica, ctx)
             if "random" in saved:
                 restore_random_state(saved["random"], transport.device)
         return saved, words
     saved = _on_other_ranks(checkpoint, algorithm, replica, ctx, agree)
-    with fits(checkpoint.part(0)):
+    with fits(checkpoint.rank_file(0)):
         resume(saved, algorithm, replica, ctx)
     words.append(f"resumed on {ctx.num_workers} ranks, {checkpoint.num_ranks} before; the learning rate is what it was")
     return saved, words
@@ -80,7 +81,7 @@ def fits(path: Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is whole, but does not fit this run's model, optimizer or method ({said_by(error)}). "
+            f"{path} is whole, but does not fit this run's model, optimizer or method ({brief_error(error)}). "
             "Resume with those that it was trained with, or train anew"
         ) from error
 
@@ -99,10 +100,10 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
         saved: dict[str, Any] | None = None
         for rank in range(ctx.rank, num_ranks, ctx.num_workers):
             try:
-                word = check_part(checkpoint.part(rank))
-                part, other = whole_part(checkpoint, rank)
-                found["words"] += filter(None, [word, other])
-                found["runs"] += filter(None, [run_of(checkpoint.part(rank))])
+                verify_rank_file(checkpoint.rank_file(rank))
+                part, word = read_whole_state(checkpoint, rank)
+                found["words"] += filter(None, [word])
+                found["runs"] += filter(None, [run_name_of(checkpoint.rank_file(rank))])
                 saved = part if num_ranks == ctx.num_workers else None
             except Damaged as error:
                 found["damaged"].append(str(error))
@@ -116,9 +117,11 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
         words.append(f"the checkpoint {folder.name} kept, {checkpoint}, is damaged and was passed over: {'; '.join(damaged)}")
     if words:
         raise ConfigError(f"{folder} kept no checkpoint that is whole. {' '.join(words)}. Train anew, or restore the files from a copy")
+    without_record = next(filter(lacks_record, sorted(folder.glob("checkpoint-*.pt"))), None)
+    more = f". {without_record.name} has no record: an earlier version wrote it, or its writer was killed" if without_record else ""
     raise ConfigError(
         f"{folder} kept no checkpoint (neither checkpoint-*.pt nor a complete one in checkpoints): only a stopped run, "
-        "one that is trained with checkpoint_every=, or a folder of Trainer.save can be resumed"
+        f"one that is trained with checkpoint_every=, or a folder of Trainer.save can be resumed{more}"
     )
 
 
@@ -128,7 +131,8 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     if data is None:
         return []
     if data["global_batch"] == batch:
-        worker.deal_anew(tuple(data["origin"]))
+        step, sample = data["origin"]
+        worker.deal_anew((step, sample))
         return []
     worker.deal_anew((saved["step"] + 1, data["samples"]))
     return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]
@@ -145,7 +149,8 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
     """
     buffers = {name for name, buffer in replica.model.named_buffers() if buffer.dtype.is_floating_point}
     mine = [
-        _facts_of(whole_part(checkpoint, rank)[0], algorithm, buffers) for rank in range(ctx.rank, checkpoint.num_ranks, ctx.num_workers)
+        _facts_of(read_whole_state(checkpoint, rank)[0], algorithm, buffers)
+        for rank in range(ctx.rank, checkpoint.num_ranks, ctx.num_workers)
     ]
     facts = [fact for one in agree(mine) for fact in one]
     reason = next((fact["own"] for fact in facts if fact["own"]), "")
@@ -159,7 +164,7 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
             f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and here are {ctx.num_workers}. Another number of "
             f"ranks can go on only from what all ranks have in common, and {reason}. Resume it on {checkpoint.num_ranks} ranks"
         )
-    return {**read_part(checkpoint.part(0)), "num_workers": ctx.num_workers}
+    return {**read_rank_file(checkpoint.rank_file(0)), "num_workers": ctx.num_workers}
 
 
 def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) -> dict[str, str]:
@@ -185,5 +190,5 @@ def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) ->
 def _checksum(tree: Any) -> str:
     total = hashlib.sha256()
     for leaf in leaves(tree):
-        total.update(octets_of(leaf).numpy().tobytes() if isinstance(leaf, Tensor) else leaf)
+        total.update(as_bytes(leaf).numpy().tobytes() if isinstance(leaf, Tensor) else leaf)
     return total.hexdigest()

@@ -13,13 +13,13 @@ from typing import Any, final
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Replicas
 from workbench.replica.local_training import LocalTraining
-from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
+from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
-from workbench.runtimes.checkpoint.reader import save_part
-from workbench.runtimes.checkpoint.replicated import holds_alike, without_alike
+from workbench.runtimes.checkpoint.reader import save_rank_file
+from workbench.runtimes.checkpoint.replicated import is_replicated, without_replicated
 from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import LEFT_TEXT, of_all
+from workbench.runtimes.liveness.membership import LEFT_TEXT, require_all
 from workbench.trace.store import read_info, update_run
 
 LOOK_S = 0.05
@@ -55,7 +55,7 @@ class CheckpointWriter:
         if self._every is None or not needs_sync_point(algorithm):
             return end_of_run
         deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
-        steps = of_all(self._transport.gather_texts(str(step), deadline), "the beginning of a run")
+        steps = require_all(self._transport.gather_texts(str(step), deadline), "the beginning of a run")
         furthest = max(map(int, steps))  # a stop found them at steps of their own
         return sync_point_after(furthest, self._every, end_of_run)
 
@@ -80,6 +80,7 @@ class CheckpointWriter:
         """
         interpreter, replica = self._interpreter, self._worker.replica
         interpreter.complete_all(end.state)
+        interpreter.clock.activity = "keeping a checkpoint"
         self.finish_writing()
         if self._transport.members is not None and (missing := self._transport.members.missing()):
             self._words.append(f"rank {missing[0]} left, and no checkpoint was kept since: those before it stand")
@@ -89,14 +90,15 @@ class CheckpointWriter:
         saved = take_checkpoint(algorithm, replica, self._transport.num_workers, end, memory, self._worker.sampler)
         saved["random"] = random_state(self._transport.device)
         tree = self._snapshot.take(saved)
-        path = part_of(self._folder, place, self._transport.rank)
+        path = rank_file_path(self._folder, place, self._transport.rank)
         self._error = None
         facts = {"step": end.step, "rank": self._transport.rank, "num_workers": saved["num_workers"], "run": self._folder.name}
         interpreter.recorder.event({"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin})
         alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
-        lacks = alike if self._transport.rank and holds_alike(algorithm) else None
+        lacks = alike if self._transport.rank and is_replicated(algorithm) else None
         self._thread = threading.Thread(target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True)
         self._thread.start()
+        interpreter.clock.activity = ""
         if place is None:
             self.finish_writing()
             if self._error is not None:
@@ -134,10 +136,10 @@ class CheckpointWriter:
         begin = time.perf_counter()
         try:
             if lacks is not None:
-                tree = without_alike(tree, lacks)
-            write_part(path, partial(save_part, tree), facts)
+                tree = without_replicated(tree, lacks)
+            write_rank_file(path, partial(save_rank_file, tree), facts)
             if place is not None:
-                remove_old_parts(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
+                remove_old_rank_files(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever keeps it from the disk must not end the training
             self._error = error
             word = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): those before it stand"

@@ -175,9 +175,11 @@ class RunController:
     def _hold_a_beat(self) -> None:
         """Until somebody says something, or a short while: then ranks hear of each other again."""
         self._interpreter.clock.hold(True)
+        self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + BEAT_S
         while self._reader.look() <= self.num_taken and time.monotonic() < deadline:
             time.sleep(LOOK_S)
+        self._interpreter.clock.activity = ""
 
     def _show(self, status: str) -> None:
         if self._transport.rank == 0:

@@ -11,14 +11,13 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from sys import float_info
 from typing import Any
 
 from workbench import codecs, collectives
 from workbench.collectives import Collective, Native, with_codec
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.naming import build, check_kinds
+from workbench.naming import build, check_kinds, did_you_mean
 from workbench.program import Algorithm
 from workbench.replica.local_training import check_runtime
 from workbench.runtimes.execution.progress import check_lanes
@@ -68,7 +67,7 @@ def changed(
     check_runtime(new, runtime)
     check_lanes(new, progress)
     collective = getattr(new, "collective", None)
-    if progress in ("library", "process") and collective is not None and not isinstance(collective, Native):
+    if progress == "library" and collective is not None and not isinstance(collective, Native):
         raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
     if any(getattr(new, name) != getattr(algorithm, name) for name in SAME) or new.num_computing(num_ranks) != algorithm.num_computing(
         num_ranks
@@ -119,12 +118,11 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
     for name in values:
         if name in can:
             continue
-        near = get_close_matches(name, can, n=1, cutoff=0.6)
-        meant = f"did you mean {near[0]}? " if near else ""
+        meant = did_you_mean(name, can, cutoff=0.6)
         if not algorithm.begins_anew:
             raise ConfigError(f"{name}: of {method} only lr can change while it runs, for it begins more than its worker. stop() it first")
         why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
-        raise ConfigError(f"{name} of {method} {why}. {meant}There are {', '.join(can)}")
+        raise ConfigError(f"{name} of {method} {why}: {meant}There are {', '.join(can)}")
 
 
 def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:

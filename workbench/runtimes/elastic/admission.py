@@ -23,8 +23,9 @@ from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.execution.endpoint import RankClock
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
-from workbench.runtimes.liveness.failure_detector import present, state_of
+from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of
 from workbench.runtimes.liveness.membership import Membership
+from workbench.trace.atomic import atomic_file
 from workbench.trace.store import read_info, update_run
 
 WHAT = "all ranks to meet the one that comes"
@@ -97,7 +98,7 @@ def admit(
     members = transport.members
     if members is None:
         return "this method does not go on without a rank"
-    members.look(now=True)
+    members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"
     members.detector.forget(rank)
@@ -123,10 +124,8 @@ def admit(
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    draft = path.with_suffix(".new")
-    with draft.open("wb") as file:
+    with atomic_file(path) as file:
         torch.save(value, file)
-    draft.rename(path)
 
 
 def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
@@ -136,13 +135,13 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
         who: the rank that comes, and which time it asks.
     """
     rank, number = who
-    place, num_gone, lowest = place_of(*who), len(members.look(now=True)), min(other for other in ranks if other != rank)
+    place, num_gone, lowest = place_of(*who), len(members.departures(now=True)), min(other for other in ranks if other != rank)
 
     def failure() -> str | None:
-        row = present(members.folder.parent, rank)
+        row = read_heartbeat(members.folder.parent, rank)
         asked_since = times_asked(members.folder.parent, rank) > number + 1  # by a process in its place
         gone = row is None or state_of(row) == "gone" or asked_since
-        return f"rank {rank} is gone again" if gone else "another has left" if len(members.look()) > num_gone else None
+        return f"rank {rank} is gone again" if gone else "another has left" if len(members.departures()) > num_gone else None
 
     def agreed(met: bool) -> bool:
         members.put(place, MET if met else NOT_MET)

@@ -40,7 +40,7 @@ class Grower:
         members = self._transport.members
         if members is None or not members.shrinks:
             return "these ranks do not go on without one that is killed: on_failure='shrink' lets them"
-        members.look(now=True)
+        members.departures(now=True)
         if not 0 <= rank < members.num_ranks or not members.has_left(rank):
             return f"rank {rank} has not left"
         if self.waiting is not None:

@@ -13,17 +13,14 @@ if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
     from workbench.runtimes.transport.base import Transport
 
 
-def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str, *, helped: bool) -> None:
+def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str) -> None:
     """Let a transport go on without some ranks, where it can, and where the method can, or shrinks.
-
-    Args:
-        helped: a process beside each rank communicates for it, in a world of all (`progress="process"`): then nobody shrinks.
 
     Raises:
         ConfigError: it is to shrink, and cannot.
     """
-    num_ranks, can = transport.num_workers, transport.can_shrink and not helped
-    shrinks = can and (on_failure == "shrink" or algorithm.shrinks_anyway)
+    num_ranks = transport.num_workers
+    shrinks = transport.can_shrink and (on_failure == "shrink" or algorithm.shrinks_anyway)
     without = [transport.outlives_peers and algorithm.goes_on_without(rank, num_ranks) and rank > 0 for rank in range(num_ranks)]
     check_shrinks(algorithm, on_failure)
     if on_failure == "shrink" and not transport.can_shrink:

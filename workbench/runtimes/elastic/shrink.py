@@ -52,6 +52,7 @@ class Shrinker:
             ConfigError: the method cannot go on with so few.
         """
         members = self._transport.members
+        self._interpreter.clock.activity = "shrinking to fewer ranks"
         while True:
             if members is None or not members.shrinks or isinstance(error, ConfigError) or not self._somebody_left(members):
                 raise error

@@ -27,6 +27,7 @@ class RankClock:
         self.recorder = recorder
         self.origin_s = time.perf_counter()
         self.step = 0
+        self.activity = ""  # what the program's thread does, for ranks that wait for this one; "" for anything else
         self.bytes_sent = 0.0
         self.left: set[int] = set()  # ranks that a server on this rank knows to have left
         self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
@@ -38,7 +39,8 @@ class RankClock:
         self._held_since: float | None = None
         self._lock = Lock()
         if detector is not None:  # a call that is over has sent something
-            detector.trains(lambda: self.step, lambda: self.bytes_sent if transport.bound else None, timeout_s)
+            bound = lambda: self.bytes_sent if transport.bound else None  # noqa: E731
+            detector.begin_training(lambda: self.step, bound, timeout_s, lambda: self.activity)
 
     def now(self) -> float:
         """Seconds since the origin, on this rank's clock."""
@@ -56,7 +58,7 @@ class RankClock:
     def close(self) -> None:
         """The rank trains no more."""
         if self._detector is not None:
-            self._detector.rests()  # else they hold each other, and with us the library's sockets
+            self._detector.end_training()  # else they hold each other, and with us the library's sockets
 
     def hold(self, on: bool) -> None:
         """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""

@@ -19,7 +19,6 @@ from workbench.program import Context
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of
-from workbench.runtimes.execution.helper_process import Helper
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.liveness.failure_detector import FailureDetector
@@ -39,7 +38,6 @@ class Interpreter:
         minibatch: step -> the micro-batches of this rank.
         timeout_s: how long to wait for peers; None for ever.
         progress: how what is started goes on (see `background`).
-        helper: for "process".
         presence: knows where the ranks are; made on the calling thread.
     """
 
@@ -52,7 +50,6 @@ class Interpreter:
         *,
         timeout_s: float | None = None,
         progress: str = "auto",
-        helper: Helper | None = None,
         detector: FailureDetector | None = None,
     ) -> None:
         self.transport = transport
@@ -66,18 +63,13 @@ class Interpreter:
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
         self._here = Endpoint(transport, self.clock, self._mailbox)
-        self._progress, self._helper = progress, helper
+        self._progress = progress
         self._background = self._in_background()
         self._num_waits = 0
         self._thread = threading.get_ident()  # the one that runs the program
-        if helper is not None:
-            layout = replica.layout
-            replica.pool.allocate = lambda: helper.allocate(layout.numel, layout.dtype)
 
     def _in_background(self) -> ProgressEngine:
-        return ProgressEngine(
-            self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress, helper=self._helper
-        )
+        return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
 
     def renew(self) -> None:
         """The transport is of other ranks from here on: what is in the background is abandoned, with its threads and its failures."""
@@ -90,7 +82,7 @@ class Interpreter:
     def begin_again(self, state: tuple[Any, ...]) -> None:
         """Another program is to begin, from that state of the one before."""
         self.complete_all(state)
-        self._mailbox.tell_again()
+        self._mailbox.forget_departures()
 
     @property
     def bytes_sent(self) -> float:
@@ -137,7 +129,7 @@ class Interpreter:
             case ops.Apply(gradient) if request.master:
                 return self._apply_master(request, gradient, task)
             case ops.Apply(gradient, lr_scale, local):
-                return self._apply(gradient, lr_scale, local)
+                return self._apply(gradient, lr_scale, local, task)
             case ops.Discard(gradient):
                 return self.replica.discard(gradient)
             case ops.ReadParameters():
@@ -172,6 +164,7 @@ class Interpreter:
             if phase:
                 self.recorder.span(phase, "compute", since, now, request.step)
             phase, since = name, now
+            self.clock.activity = f"in {name}" if name else ""
 
         def launch(bucket: Gradient) -> None:
             assert request.on_bucket is not None
@@ -197,7 +190,12 @@ class Interpreter:
         hooks = Hooks(
             turn, launch if request.on_bucket else None, need if request.before_forward else None, tick if self._background.ticks else None
         )
-        gradient, self.loss = self.replica.backward(request.step, self._minibatch(request.step), hooks)
+        try:
+            self.clock.activity = "reading data"
+            micros = self._minibatch(request.step)
+            gradient, self.loss = self.replica.backward(request.step, micros, hooks)
+        finally:
+            self.clock.activity = ""
         return tuple(tickets) if request.on_bucket else gradient
 
     def _is_elsewhere(self) -> bool:
@@ -213,16 +211,24 @@ class Interpreter:
             except StopIteration:
                 return
 
-    def _apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
+    def _apply(self, gradient: Gradient, lr_scale: float, local: bool, task: int) -> None:
         begin = self.clock.now()
+        if task == 0:
+            self.clock.activity = "in the update"
         staleness = self.replica.apply(gradient, lr_scale, local=local)
+        if task == 0:
+            self.clock.activity = ""
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
     def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
         begin = self.clock.now()
         master = self.replica.master
+        if task == 0:
+            self.clock.activity = "in the update"
         master.apply(gradient, request.lr_scale)
+        if task == 0:
+            self.clock.activity = ""
         update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
         if task == 0:  # a server on a rank of its own: its updates are its steps
             self.clock.step = update - 1

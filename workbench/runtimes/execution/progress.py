@@ -7,7 +7,6 @@
 | "tests" | begun without blocking, and looked after at every request and every gradient of backward; one lane only | the same |
 | "thread" | on a lane's thread | on a lane's thread |
 | "library" | begun without blocking, and left to the library | refused |
-| "process" | by a helper process on shared memory | refused |
 
 gloo begins whatever it is given, and two sums that are under way at once get in each other's way on one connection: where the wire
 binds, Pipe-SGD's steps were 4 to 7 % longer than with one sum after the other. Short sums hide each other's latency instead.
@@ -27,7 +26,6 @@ from workbench.errors import ConfigError
 from workbench.ops import FREE, Request, Ticket
 from workbench.program import Algorithm, perform
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock
-from workbench.runtimes.execution.helper_process import Helper
 from workbench.runtimes.execution.polling import PollingExecutor
 from workbench.runtimes.execution.tasks import LANE_SPINS, FairExecutor, Lane, Task, TaskHandle
 from workbench.runtimes.transport.base import Deadline, Handle, Transport
@@ -46,7 +44,6 @@ class ProgressEngine:
     Args:
         here: the foreground's endpoint.
         answer: answers the requests of sub-programs that concern the replica and time.
-        helper: for progress="process".
     """
 
     def __init__(
@@ -58,11 +55,10 @@ class ProgressEngine:
         answer: Callable[[Request, int], Any],
         *,
         progress: str,
-        helper: Helper | None,
     ) -> None:
         self.transport, self.clock = transport, clock
         self._mailbox, self._here, self._own = mailbox, here, answer
-        self._progress, self._helper = progress, helper
+        self._progress = progress
         self._turns = PollingExecutor()
         self._begun: list[Handle] = []  # of the library's own, to be tested
         self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
@@ -109,8 +105,6 @@ class ProgressEngine:
 
     def _start_native(self, work: Request, lane: int) -> Ticket | None:
         """The library's own sum, as `progress` says; None where a sub-program is to take it."""
-        if self._helper is not None and isinstance(work, ops.AllReduce):
-            return Ticket(self._num_started, work, self._helper.start_all_reduce(flat_of(work.value)))
         match self._progress:
             case "blocking":
                 begin = self.clock.now()
@@ -158,7 +152,7 @@ class ProgressEngine:
         if not request.shares_tags:
             self._last[number] = task.handle
         ticket = Ticket(self._num_started, work, task.handle)
-        if self._progress in ("library", "process") and not request.shares_tags and not isinstance(work, Request):
+        if self._progress == "library" and not request.shares_tags and not isinstance(work, Request):
             raise ConfigError(f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'")
         if request.shares_tags and not self.transport.has_threads:
             raise ConfigError("a server beside a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one is not: use dedicated=True")
@@ -192,11 +186,9 @@ class ProgressEngine:
         return not self.transport.in_flight and all(lane.ended for lane in self._lanes.values())
 
     def close(self) -> None:
-        """End the threads and the helper; work still in them is abandoned."""
+        """End the threads; work still in them is abandoned."""
         for lane in self._lanes.values():
             lane.close()
-        if self._helper is not None:
-            self._helper.close()
         self._own = _nobody  # the interpreter's own method: with it both would keep each other, and the library's sockets, alive
 
 

@@ -20,10 +20,10 @@ CHECK_S = 0.25  # how often a waiting rank looks whether a peer has failed
 class Lookout(Protocol):
     """Who knows where the ranks are."""
 
-    def waits(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """The calling thread waits for that."""
 
-    def absent(self, what: str | None) -> str:
+    def describe_absent(self, what: str | None) -> str:
         """Who has not come to it, and what they do instead; "" if nobody knows."""
 
 
@@ -82,14 +82,14 @@ class Deadline:
         return self._what if self._step is None else f"{self._what} of step {self._step}"
 
     def _absent(self) -> str:
-        return self._lookout.absent(self._whole) if self._lookout is not None else ""
+        return self._lookout.describe_absent(self._whole) if self._lookout is not None else ""
 
     def _tell(self, waited_s: float) -> None:
         """Let the others know, and after a while whoever reads what this rank prints."""
         if not self._what:  # nothing is waited for: peers are asked whether they have failed
             return
         if self._lookout is not None:
-            self._lookout.waits(self._whole)
+            self._lookout.note_wait(self._whole)
         if waited_s >= self._says_after_s:
             while self._says_after_s <= waited_s:
                 self._says_after_s *= 2

@@ -12,16 +12,18 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, final
 
 import psutil
 
-from workbench.runtimes.liveness.watchdog import Watchdog, place_words
+from workbench.runtimes.liveness.watchdog import Watchdog, describe_place
+from workbench.trace.atomic import write_atomic
+from workbench.trace.processes import pid_namespace, start_of, state_of_process
 from workbench.trace.recorder import metrics_name
 from workbench.trace.text import read_json
 
@@ -32,7 +34,16 @@ DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for who is gon
 NUM_WATCHED = 4  # so many ranks behind each one are looked at: all that are there watch the first of those that are gone
 LEFT = "left-"  # files of ranks that left before the end
 MOST_NAMED, TAIL_BYTES = 4, 8192
-KINDS: dict[str, Any] = {"host": str, "place": str, "pid": int, "started_s": float, "waits": str | None, "does": str, "step": int}
+KINDS: dict[str, Any] = {
+    "host": str,
+    "place": str,
+    "pid": int,
+    "started_s": float,
+    "waits": str | None,
+    "does": str,
+    "step": int,
+    "memory_bytes": int,
+}
 # What a rank whose peer died is told: by gloo, by the store that torch.distributed meets at, by an MPI that survives.
 CONNECTION = re.compile(
     r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to (recv|send)|got 0 bytes"
@@ -65,7 +76,7 @@ def step_under_way(folder: Path, rank: int) -> int:
     return 0
 
 
-def present(folder: Path, rank: int) -> dict[str, Any] | None:
+def read_heartbeat(folder: Path, rank: int) -> dict[str, Any] | None:
     """What a rank that is in the run left there, and since when its file was not touched: `silent_s`. None: it is not, or no more."""
     path = folder / heartbeat_name(rank)
     try:
@@ -73,45 +84,22 @@ def present(folder: Path, rank: int) -> dict[str, Any] | None:
         silent_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    row = {"waits": None, "does": "", "step": -1, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
+    row = {"waits": None, "does": "", "step": -1, "memory_bytes": 0, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
     return row if all(isinstance(row.get(name), kind) for name, kind in KINDS.items()) else None
 
 
+def memory_bytes() -> int:
+    """Bytes that this process holds in the machine's memory, and on its GPU if it has one."""
+    held = int(psutil.Process().memory_info().rss)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        held += int(torch.cuda.memory_reserved())
+    return held
+
+
 def state_of(row: dict[str, Any]) -> Literal["alive", "stopped", "gone"] | None:
-    """What became of the process that left this; None for one of another machine."""
-    if row["place"] != _place():
-        return None
-    try:
-        letter, started_s = _process(row["pid"])
-    except psutil.NoSuchProcess:
-        return "gone"
-    except (psutil.Error, OSError):
-        return None
-    if abs(started_s - row["started_s"]) > 1.0 or letter in "ZX":  # its number was given to another; a zombie
-        return "gone"
-    return "stopped" if letter in "Tt" else "alive"
-
-
-def _process(pid: int) -> tuple[str, float]:
-    """The letter of a process's state, and when it began: since the machine's start where the system tells, for clocks are set."""
-    if Path("/proc/self/stat").exists():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            raise psutil.NoSuchProcess(pid) from None
-        return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    process = psutil.Process(pid)
-    letters = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X", psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t"}
-    return letters.get(process.status(), "S"), process.create_time()
-
-
-@cache
-def _place() -> str:
-    """Where a process's number means something: this start of this machine, and the numbers' own world (a container has another)."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.stat("/proc/self/ns/pid").st_ino)]
-    return ":".join(parts)
+    """State of the process that wrote this row; None for one of another machine."""
+    return state_of_process(row["pid"], row["started_s"]) if row["place"] == pid_namespace() else None
 
 
 @final
@@ -139,15 +127,15 @@ class FailureDetector:
         lost_s: float = LOST_S,
     ) -> None:
         self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
-        self.announce, self.without = announce, frozenset[int]()
+        self.announce, self.ignored = announce, frozenset[int]()
         self._step, self._lost_s = step, lost_s
         self._here = Watchdog(folder, rank, step)
         self._known: dict[int, dict[str, Any]] = {}  # rank -> what it left when it came
         self._heard: dict[int, tuple[int, float]] = {}  # rank -> when its file was touched last, on its clock, and seen to be, on ours
         self._moved = (0, time.monotonic())  # this rank's step, and since when it is at it
         self._over, self._writing = threading.Event(), threading.RLock()  # it may leave while it writes: its owner is collected
-        self._thread = threading.Thread(target=self._go_on, name="workbench-presence", daemon=True)
-        self._mine = {"host": socket.gethostname(), "place": _place(), "pid": (pid := os.getpid()), "started_s": _process(pid)[1]}
+        self._thread = threading.Thread(target=self._run, name="workbench-presence", daemon=True)
+        self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
     def __enter__(self) -> FailureDetector:
         self._write()
@@ -169,32 +157,34 @@ class FailureDetector:
             with contextlib.suppress(OSError):
                 self._path(self.rank).unlink()
 
-    def end_thread(self) -> None:
+    def join_thread(self) -> None:
         """After `leave`, where the process ends."""
         self._thread.join(BEAT_S)
 
-    def trains(self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None) -> None:
-        """From here on, on the calling thread: see `Watchdog`."""
-        self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s)
+    def begin_training(
+        self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None, activity: Callable[[], str]
+    ) -> None:
+        """Training begins on the calling thread. Arguments: see `Watchdog`."""
+        self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s, activity)
 
-    def rests(self) -> None:
+    def end_training(self) -> None:
         """The rank trains no more, though it has not left."""
         self._here = Watchdog(self.folder, self.rank, self._step)
 
-    def waits(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """The calling thread waits for that; called some times a second."""
-        self._here.waits(what)
+        self._here.note_wait(what)
 
-    def absent(self, what: str | None) -> str:
+    def describe_absent(self, what: str | None) -> str:
         """`: rank 2 has not come (alive, in backward)`; "" if nothing is known. `what`: that for which this rank waits."""
-        lines, others = [], [rank for rank in range(self.num_ranks) if rank != self.rank and rank not in self.without]
-        rows = {peer: row for peer in others if (row := present(self.folder, peer)) is not None}
+        lines, others = [], [rank for rank in range(self.num_ranks) if rank != self.rank and rank not in self.ignored]
+        rows = {peer: row for peer in others if (row := read_heartbeat(self.folder, peer)) is not None}
         for peer, row in rows.items():
             state: str = state_of(row) or "alive"
             if state == "alive" and row["silent_s"] > SILENT_S:
                 state = f"silent for {row['silent_s']:.0f} s"
             if row["waits"] is None or row["waits"] != what or state != "alive":
-                where = place_words(row)
+                where = describe_place(row)
                 lines.append(f"rank {peer} has not come ({state}, {where})" if what else f"rank {peer} is {state}, {where}")
         if not lines:
             return ": all ranks have come (is the network between them cut, or slow?)" if what and len(rows) == len(others) > 0 else ""
@@ -203,7 +193,7 @@ class FailureDetector:
 
     def leads(self) -> bool:
         """Whether every rank before this one is gone: it keeps the run's record now."""
-        return all((row := present(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
+        return all((row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
 
     def forget(self, peer: int) -> None:
         """Another process has that number from here on."""
@@ -217,7 +207,7 @@ class FailureDetector:
         Args:
             idle: go by the silence of other hosts only where nothing goes on here either: who takes steps has heard of all.
         """
-        row = self._known.get(peer) or present(self.folder, peer)
+        row = self._known.get(peer) or read_heartbeat(self.folder, peer)
         if row is None:
             return None
         self._known[peer] = row
@@ -226,20 +216,20 @@ class FailureDetector:
             return "its process has ended" if self._path(peer).exists() else None  # else it took its leave meanwhile
         if state is not None or not self._silent(peer, idle=idle):
             return None
-        there = [rank for rank in range(self.num_ranks) if (one := present(self.folder, rank)) and one["place"] == row["place"]]
+        there = [rank for rank in range(self.num_ranks) if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]]
         silent = [self._silent(rank, idle=idle) for rank in there]
         if all(silent):  # else its host is there, and the rank is stopped, or who is there sees its end
             return f"nobody on {row['host']} was heard of for {self._lost_s:.0f} s"
         return None
 
-    def who_is_gone(self) -> str | None:
+    def find_gone(self) -> str | None:
         """Words on the first rank that is gone, if one is."""
         return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
 
     def diagnose(self, told: Callable[[], str | None]) -> str | None:
         """Why a connection ended: who is gone, or what a peer that can see it told. Waits a little for either."""
         deadline = time.monotonic() + DIAGNOSIS_S
-        while (words := self.who_is_gone()) is None:
+        while (words := self.find_gone()) is None:
             with contextlib.suppress(RuntimeError):  # where peers leave word may be gone as well
                 words = told()
             words = words or self._words_left()
@@ -258,7 +248,7 @@ class FailureDetector:
         end = self.end_of(peer, idle=True)
         if end is None:
             return None
-        row = present(self.folder, peer) or self._known[peer]
+        row = read_heartbeat(self.folder, peer) or self._known[peer]
         at = f"at step {max(step_under_way(self.folder, peer), row['step'])}"
         if state_of(row) == "gone":
             return f"rank {peer}'s process is gone {at} (process {row['pid']} on {row['host']}): killed, or crashed in native code"
@@ -283,22 +273,22 @@ class FailureDetector:
         return self.folder / heartbeat_name(rank)
 
     def _write(self) -> None:
-        draft = (path := self._path(self.rank)).with_name(f".{heartbeat_name(self.rank)}")
+        path = self._path(self.rank)
         with self._writing, contextlib.suppress(OSError):  # a full disk, or the folder was removed under us
             if self._over.is_set():
                 return
             try:
-                draft.write_text(json.dumps({"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S)}))
-                draft.replace(path)
+                row = {"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S), "memory_bytes": memory_bytes()}
+                write_atomic(path, json.dumps(row))
             except OSError:
                 os.utime(path)
             if self._over.is_set():
                 path.unlink()
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(BEAT_S):
             self._write()
-            self._here.look_after_the_library(2 * BEAT_S, self.absent)
+            self._here.look_after_the_library(2 * BEAT_S, self.describe_absent)
             if (step := self._here.step()) != self._moved[0]:
                 self._moved = (step, time.monotonic())
             if self.announce is not None:

@@ -15,7 +15,7 @@ AGAIN_S = 0.01
 
 
 @contextmanager
-def heard_once(bound: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
+def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
     """The first SIGINT raises `KeyboardInterrupt`, later ones are ignored until the block is left.
 
     Outside the main thread, or where SIGINT is ignored anyway, nothing changes.
@@ -57,7 +57,7 @@ def heard_once(bound: Callable[[], bool] = lambda: False) -> Iterator[Callable[[
 
 
 @contextmanager
-def put_off(words: str) -> Iterator[None]:
+def deferred_interrupt(words: str) -> Iterator[None]:
     """A SIGINT within the block is heard at its end, as a `KeyboardInterrupt` of these words; a second one at once.
 
     Outside the main thread, or where SIGINT is ignored anyway, nothing changes.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from workbench.errors import PeerFailed, RunNotFound
 from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
+from workbench.trace.atomic import write_atomic
 from workbench.trace.store import read_info, update_run
 
 if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
@@ -90,7 +91,7 @@ class Membership:
 
     # -- who is there ------------------------------------------------------------------------------------------
 
-    def look(self, *, now: bool = False) -> list[Departure]:
+    def departures(self, *, now: bool = False) -> list[Departure]:
         """Who has left; looks at the files, unless that was a moment ago and `now` is not asked for."""
         if (now or time.monotonic() - self._looked_s > LOOK_S) and self._lock.acquire(blocking=now):
             try:
@@ -105,11 +106,11 @@ class Membership:
 
     def has_left(self, rank: int) -> bool:
         """Whether that rank has left."""
-        return any(departure.rank == rank for departure in self.look())
+        return any(departure.rank == rank for departure in self.departures())
 
     def failure(self) -> str | None:
         """Why this run cannot go on; None where it can."""
-        for departure in self.look():
+        for departure in self.departures():
             if departure.rank == self.rank:
                 return f"rank {self.rank} itself was given up ({departure.why}) and the others went on without it: it cannot come back"
             done_without = self._remain is not None and departure.rank not in self._remain
@@ -119,12 +120,12 @@ class Membership:
 
     def missing(self) -> list[int]:
         """Who has left of those with whom the run goes on: what only such a rank holds is nowhere."""
-        return [departure.rank for departure in self.look() if self._remain is None or departure.rank in self._remain]
+        return [departure.rank for departure in self.departures() if self._remain is None or departure.rank in self._remain]
 
     def accept(self, remain: list[int]) -> None:
         """The run goes on with these."""
         self._remain = set(remain)
-        self.detector.without = frozenset(range(self.num_ranks)) - self._remain
+        self.detector.ignored = frozenset(range(self.num_ranks)) - self._remain
 
     def readmit(self, rank: int) -> None:
         """Another process has the place of a rank that had left; every rank says so at the same place of the run."""
@@ -134,7 +135,7 @@ class Membership:
             self.num_taken[rank] += 1
             self.detector.forget(rank)
 
-    def hear_of(self, rows: list[dict[str, Any]], seconds: float) -> None:
+    def adopt_history(self, rows: list[dict[str, Any]], seconds: float) -> None:
         """Who had left before this rank came, as another has recorded it; and since when the run has been under way."""
         self._before = [Departure(**row) for row in rows]
         self._began_s -= seconds
@@ -167,7 +168,7 @@ class Membership:
         found = [LEFT_TEXT] * self.num_ranks
         waiting = set(range(self.num_ranks))
         while waiting:
-            gone = {departure.rank for departure in self.look()}  # before its text is looked for: a text that comes is there by then
+            gone = {departure.rank for departure in self.departures()}  # before its text is looked for: a text that comes is there by then
             for rank in sorted(waiting):
                 if (said := self.text(number, rank)) is not None:
                     found[rank] = said
@@ -187,9 +188,7 @@ class Membership:
 
     def put(self, number: int | str, text: str) -> None:
         """Say this rank's text there."""
-        draft = self._text_path(number, self.rank).with_suffix(".new")
-        draft.write_text(text)
-        draft.rename(self._text_path(number, self.rank))
+        write_atomic(self._text_path(number, self.rank), text)
 
     def _text_path(self, number: int | str, rank: int) -> Path:
         return self.folder / f"text-{number}-{rank:05d}"
@@ -198,7 +197,7 @@ class Membership:
 
     def record(self) -> list[dict[str, Any]]:
         """Who left and when, for `run.json`; seconds since the run began."""
-        known = dict.fromkeys([*self._before, *self.look(now=True)])  # who came later may know of one in both ways
+        known = dict.fromkeys([*self._before, *self.departures(now=True)])  # who came later may know of one in both ways
         return [asdict(row) for row in sorted(known, key=lambda departure: departure.seconds)]
 
     def leave(self) -> None:
@@ -214,7 +213,7 @@ class Membership:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def of_all(texts: list[str], what: str) -> list[str]:
+def require_all(texts: list[str], what: str) -> list[str]:
     """What `gather_texts` gave, where nobody may be missing.
 
     Raises:
@@ -225,7 +224,7 @@ def of_all(texts: list[str], what: str) -> list[str]:
     return texts
 
 
-def does_without_some(folder: Path, *, over: bool) -> bool:
+def tolerates_loss(folder: Path, *, over: bool) -> bool:
     """Whether the end of a rank's process need be no failure of that run: the others find it out, and go on; where it is over, they did."""
     if not over and (folder / FOLDER).is_dir():
         return True

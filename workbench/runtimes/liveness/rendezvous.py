@@ -22,7 +22,7 @@ def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[
         PeerFailed: one that had come is gone again.
         Stalled: not all have come in time; names those that have not.
     """
-    deadline = Deadline(WHAT, lambda: failure() or detector.who_is_gone(), timeout_s, lookout=_Missing(detector))
+    deadline = Deadline(WHAT, lambda: failure() or detector.find_gone(), timeout_s, lookout=_Missing(detector))
     while missing(detector):
         deadline.pause()
 
@@ -40,11 +40,11 @@ class _Missing:
 
     detector: FailureDetector
 
-    def waits(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """The calling thread waits for that."""
-        self.detector.waits(what)
+        self.detector.note_wait(what)
 
-    def absent(self, what: str | None) -> str:
+    def describe_absent(self, what: str | None) -> str:
         """`: rank 2 has not come`."""
         late = missing(self.detector)
         words = ", ".join(f"rank {rank} has not come" for rank in late[:MOST_NAMED])

@@ -16,7 +16,7 @@ from workbench.gradients import Layout
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import of_all
+from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
 from workbench.runtimes.transport.base import Transport
 from workbench.settings import Settings
@@ -73,7 +73,7 @@ def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter
         RankMismatch: something differs that must not; names the ranks that have it otherwise than most.
     """
     deadline = interpreter.clock.deadline("all ranks to describe their model, data and software")
-    texts = of_all(transport.gather_texts(json.dumps(facts), deadline), "the beginning of a run")
+    texts = require_all(transport.gather_texts(json.dumps(facts), deadline), "the beginning of a run")
     differences = compare([json.loads(text) for text in texts])
     wrong = {name: words for name, words in differences.items() if name not in MAY_DIFFER}
     if wrong:

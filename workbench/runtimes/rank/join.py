@@ -22,8 +22,8 @@ from workbench.runtimes.elastic.grow import begin_as
 from workbench.runtimes.elastic.policy import can_be_replaced
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
-from workbench.runtimes.liveness.failure_detector import FailureDetector, present, state_of
-from workbench.runtimes.liveness.interrupts import heard_once
+from workbench.runtimes.liveness.failure_detector import FailureDetector, read_heartbeat, state_of
+from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
 from workbench.runtimes.rank.main import as_rank, record_departures
 from workbench.runtimes.rank.training_loop import TrainingLoop
@@ -54,9 +54,9 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         raise ConfigError(f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not go on without rank {rank}: resume it instead")
     worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)
-    others = [row for other in range(num_ranks) if other != rank and (row := present(folder, other)) and state_of(row) != "gone"]
+    others = [row for other in range(num_ranks) if other != rank and (row := read_heartbeat(folder, other)) and state_of(row) != "gone"]
     share_cores(job.settings.threads, sum(row["host"] == socket.gethostname() for row in others) + 1)
-    with heard_once() as leave, FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector:
+    with single_interrupt() as leave, FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector:
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
         transport: Transport = TorchTransport.late(rank, num_ranks, saved["num_lanes"], timeout_s)
@@ -65,7 +65,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         for name in COUNTS:
             setattr(members, name, saved[name])
         members.num_taken[rank] = times
-        members.hear_of(saved["departures"], saved["welcome"]["seconds"])
+        members.adopt_history(saved["departures"], saved["welcome"]["seconds"])
         if shrinks:
             members.accept(ranks)
         if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
@@ -108,7 +108,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
     """How often that rank has left: until the others say that it did."""
     deadline = Deadline(f"the run {folder.name} to go on without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
-        row, times = present(folder, rank), 0
+        row, times = read_heartbeat(folder, rank), 0
         while (folder / FOLDER / left_name(rank, times)).exists():
             times += 1
         if row is not None and state_of(row) != "gone":

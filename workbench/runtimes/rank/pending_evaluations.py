@@ -20,8 +20,9 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.replica.local_training import LocalTraining, model_info
 from workbench.settings import Settings
-from workbench.trace.append import append, cannot_write, go_on
-from workbench.trace.fate import OVER
+from workbench.trace.append import append, cannot_write, open_append
+from workbench.trace.atomic import atomic_file
+from workbench.trace.processes import OVER
 from workbench.trace.recorder import metrics_name, row_text
 from workbench.trace.run import DUE_FOLDER, Run
 
@@ -42,11 +43,10 @@ class PendingEvaluations:
             WorkbenchError: it cannot be written.
         """
         path = self._folder / f"step-{row['step']:08d}.pt"
-        draft = path.with_suffix(".tmp")
         try:
             self._folder.mkdir(exist_ok=True)
-            torch.save({"format": FORMAT, "row": row, "snapshot": snapshot}, draft)
-            draft.replace(path)
+            with atomic_file(path) as file:
+                torch.save({"format": FORMAT, "row": row, "snapshot": snapshot}, file)
         except (OSError, RuntimeError) as error:  # torch's own writer raises the latter on a full disk
             raise cannot_write(self._folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
@@ -95,7 +95,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
     if recorded is not None and shapes != recorded:
         raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with the options that it had")
-    num_made, file = 0, go_on(folder / metrics_name(0))
+    num_made, file = 0, open_append(folder / metrics_name(0))
     try:
         for row, snapshot in PendingEvaluations(folder).take():
             if row["step"] in made:  # it was killed between the record and the file's end

@@ -365,8 +365,10 @@ class TrainingLoop:
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
+        interpreter.clock.activity = "in the evaluation"
         share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics are the model's
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
+        interpreter.clock.activity = ""
         end = interpreter.clock.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", "compute", begin, end, step)

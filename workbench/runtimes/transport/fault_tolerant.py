@@ -157,6 +157,6 @@ def check(members: Membership, error: RuntimeError | None, since_s: float, peer:
     words = members.failure()
     if words is not None:
         raise PeerFailed(words) from error
-    explained = bool(members.look()) if peer is None else members.has_left(peer)
+    explained = bool(members.departures()) if peer is None else members.has_left(peer)
     if not explained and time.monotonic() - since_s > GRACE_S:
         raise error

@@ -1,18 +1,17 @@
-"""Eight bytes in front of a message that carries a stamp: what it says, which of its path it is, and that it is whole.
+"""The header of a message with a stamp, and the announcement of its length. Each is one int64 in front of the values.
 
-    bits 0 to 39    the stamp; of an announcement, the length of the messages behind it (36 bits) and the dtype of their values (4)
-    bits 40 to 47   its number on its path, modulo 256; a path is a sender, a receiver and a tag
-    bits 48 to 63   CRC-16 of all that, with sender, receiver, tag, and of a message also length and dtype
+    bits 0 to 39    the stamp; in an announcement, the dtype (4 bits) and the length of the messages that follow (36 bits)
+    bit 61          set in an announcement
+    bit 62          set in every header: zeroed memory, which nothing was received into, is no header
 
-A message longer than the receive that it meets makes gloo abort the receiving process, and MPI cut it off. So the first message of
-a path, and the first of another length, goes behind an announcement, which is as long as the shortest message: the receiver
-refuses a length that it does not expect before the message itself can come.
+A message longer than the posted receive makes gloo abort the receiving process, and MPI truncates it. So an announcement goes
+first on each channel, and again before a change of length. It is as long as the shortest message. The receiver refuses an
+unexpected length before the message itself arrives. TCP and MPI keep messages in order and intact, so a header has no number
+and no checksum.
 """
 
 from __future__ import annotations
 
-import struct
-from binascii import crc_hqx
 from typing import final
 
 import torch
@@ -20,8 +19,12 @@ import torch
 from workbench.errors import RankMismatch
 
 HEADER_BYTES = 8
-STAMP_BITS, LENGTH_BITS = 40, 36
-STAMP, NUMBER, WHOLE = (1 << STAMP_BITS) - 1, 0xFF, (1 << 64) - 1
+STAMP_BITS = 40
+DTYPE_BITS = 4
+LENGTH_BITS = STAMP_BITS - DTYPE_BITS
+STAMP = (1 << STAMP_BITS) - 1
+IS_ANNOUNCEMENT = 1 << 61
+IS_HEADER = 1 << 62
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -34,93 +37,66 @@ DTYPES = (
     torch.int64,
     torch.bool,
 )
+_FIX = ". Run one version of workbench, one algorithm and one model on all ranks, and resume from the last checkpoint"
+
+
+def header(stamp: int) -> int:
+    """The header of a message with this stamp."""
+    assert 0 <= stamp <= STAMP, f"stamp {stamp} does not fit into {STAMP_BITS} bits"
+    return IS_HEADER | stamp
 
 
 def stamp_in(header: int) -> int:
-    """The stamp of a header, whatever else it says."""
+    """The stamp of a header."""
     return header & STAMP
 
 
 @final
-class Path:
-    """One end of a path: what was sent on it, or what came.
-
-    A message that came before, again or late, is left out by its number. One that is damaged, that nobody announced or that comes
-    where others are missing is an error.
-    """
+class Channel:
+    """One end of a channel: messages with one sender, one receiver and one tag."""
 
     def __init__(self, sender: int, receiver: int, tag: int) -> None:
         self.sender, self.receiver, self.tag = sender, receiver, tag
-        self._number = 0  # of the next one
         self._announced: tuple[int, torch.dtype] | None = None
-        self._announces = crc_hqx(struct.pack("<iii", sender, receiver, tag), 1)
-        self._carries = 0
-
-    def _agree(self, num_bytes: int, dtype: torch.dtype) -> None:
-        self._announced = (num_bytes, dtype)
-        facts = struct.pack("<iiiqi", self.sender, self.receiver, self.tag, num_bytes, DTYPES.index(dtype))
-        self._carries = crc_hqx(facts, 2)
-
-    # -- the sender's end --------------------------------------------------------------------------------------
 
     def announcement(self, num_bytes: int, dtype: torch.dtype) -> int | None:
-        """The header that must go first where messages of so many bytes, their header among them, are to go; None: it has gone."""
+        """On the sender: the announcement to send before messages of `num_bytes` (with header); None if it was sent before."""
         if self._announced == (num_bytes, dtype):
             return None
-        self._agree(num_bytes, dtype)
-        return self._header(num_bytes << (STAMP_BITS - LENGTH_BITS) | DTYPES.index(dtype), self._announces)
+        assert num_bytes < 1 << LENGTH_BITS, f"a message of {num_bytes} bytes cannot be announced"
+        self._announced = (num_bytes, dtype)
+        return IS_HEADER | IS_ANNOUNCEMENT | num_bytes << DTYPE_BITS | DTYPES.index(dtype)
 
-    def header(self, stamp: int) -> int:
-        """That of the next message, as a signed number."""
-        return self._header(stamp, self._carries)
-
-    def _header(self, value: int, seed: int) -> int:
-        assert 0 <= value <= STAMP, f"{value} does not fit into a header's {STAMP_BITS} bits"
-        low = value | self._number << STAMP_BITS
-        self._number = (self._number + 1) & NUMBER
-        whole = low | _check(low, seed) << 48
-        return whole - (1 << 64) if whole >> 63 else whole
-
-    # -- the receiver's end ------------------------------------------------------------------------------------
-
-    def judge(self, header: int, num_bytes: int, dtype: torch.dtype, came: int | None = None) -> int | None:
-        """The stamp of a message that came where one of so many bytes was expected; None: it is not to be used, wait for the next one.
+    def accept(self, header: int, num_bytes: int, dtype: torch.dtype, received_bytes: int | None = None) -> int | None:
+        """On the receiver: the stamp of a message that arrived; None for an announcement: wait for the next message.
 
         Args:
-            came: how many bytes did, where the library tells.
+            num_bytes: length of the posted receive.
+            received_bytes: length of the message, where the library reports it.
 
         Raises:
-            RankMismatch: names the sender and what is wrong.
+            RankMismatch: the message is not as expected; names its sender and the difference.
         """
-        header &= WHOLE
-        low, check = header & ((1 << 48) - 1), header >> 48
-        value, number = low & STAMP, low >> STAMP_BITS
-        announces = check == _check(low, self._announces)
-        whole = announces or (self._announced is not None and check == _check(low, self._carries))
-        if not whole or came not in (None, HEADER_BYTES if announces else num_bytes):
-            raise RankMismatch(f"{self}: what came (header {header:#018x}) is damaged, or of another length than was announced{_FIX}")
-        ahead = (number - self._number) & NUMBER
-        if ahead > NUMBER // 2:
+        is_announcement = bool(header & IS_ANNOUNCEMENT)
+        if header < 0 or not header & IS_HEADER:
+            raise RankMismatch(f"{self}: {header:#018x} is no header of a message{_FIX}")
+        if received_bytes not in (None, HEADER_BYTES if is_announcement else num_bytes):
+            raise RankMismatch(f"{self}: {received_bytes} bytes came, {num_bytes} were announced{_FIX}")
+        value = header & STAMP
+        if is_announcement:
+            self._check_announcement(value, num_bytes, dtype)
+            self._announced = (num_bytes, dtype)
             return None
-        if ahead:
-            raise RankMismatch(f"{self}: number {number} came where {self._number} was due, so {ahead} got lost or come late{_FIX}")
-        self._number = (number + 1) & NUMBER
-        if not announces:
-            return value
-        length, kind = value >> (STAMP_BITS - LENGTH_BITS), value & ((1 << (STAMP_BITS - LENGTH_BITS)) - 1)
-        said = DTYPES[kind] if kind < len(DTYPES) else None
-        if (length, said) != (num_bytes, dtype):
-            raise RankMismatch(f"{self}: it announces {length} bytes of {said}, and {num_bytes} of {dtype} are expected{_FIX}")
-        self._agree(num_bytes, dtype)
-        return None
+        if self._announced != (num_bytes, dtype):
+            raise RankMismatch(f"{self}: a message came that was not announced{_FIX}")
+        return value
+
+    def _check_announcement(self, value: int, num_bytes: int, dtype: torch.dtype) -> None:
+        length = value >> DTYPE_BITS
+        code = value & ((1 << DTYPE_BITS) - 1)
+        announced_dtype = DTYPES[code] if code < len(DTYPES) else None
+        if (length, announced_dtype) != (num_bytes, dtype):
+            raise RankMismatch(f"{self}: it announces {length} bytes of {announced_dtype}, and {num_bytes} of {dtype} are expected{_FIX}")
 
     def __str__(self) -> str:
         return f"messages from rank {self.sender} to rank {self.receiver} with tag {self.tag}"
-
-
-_FIX = ". Run one version of workbench, one method and one model on all ranks, and resume from the last checkpoint"
-
-
-def _check(low: int, seed: int) -> int:
-    """Never 0: memory of zeros, in which nothing came, is no header."""
-    return crc_hqx(low.to_bytes(6, "little"), seed) or 1

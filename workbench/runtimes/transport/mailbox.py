@@ -13,16 +13,16 @@ from torch import Tensor
 from workbench.errors import RankMismatch
 from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.runtimes.transport.base import Deadline, Handle, Transport
-from workbench.runtimes.transport.framing import HEADER_BYTES, Path, stamp_in
+from workbench.runtimes.transport.framing import HEADER_BYTES, Channel, header, stamp_in
 
 STAMP_BYTES = HEADER_BYTES  # the stamp is in the header, and nothing else goes before the values
 
 
-def with_header(flat: Tensor, header: int) -> Tensor:
+def with_header(flat: Tensor, word: int) -> Tensor:
     """A message of bytes: the header, then the values. A copy."""
     body = flat.contiguous().view(torch.uint8)
     message = torch.empty(HEADER_BYTES + body.numel(), dtype=torch.uint8, device=flat.device)
-    message[:HEADER_BYTES].view(torch.int64).fill_(header)
+    message[:HEADER_BYTES].view(torch.int64).fill_(word)
     message[HEADER_BYTES:].copy_(body)
     return message
 
@@ -52,8 +52,8 @@ class Mailbox:
         self._posted: dict[tuple[int, int], deque[tuple[Handle, Tensor]]] = defaultdict(deque)
         self._lock = Lock()
         self._told: dict[int, int] = {}  # tag -> of how many departures its receives have been told
-        self._outgoing: dict[tuple[int, int], Path] = {}  # (receiver, tag) of messages with stamps
-        self._incoming: dict[tuple[int, int], Path] = {}  # (sender, tag)
+        self._outgoing: dict[tuple[int, int], Channel] = {}  # (receiver, tag) of messages with stamps
+        self._incoming: dict[tuple[int, int], Channel] = {}  # (sender, tag)
 
     def put(self, flat: Tensor, tag: int) -> Handle:
         """Send to oneself: done at once, with a copy."""
@@ -68,27 +68,29 @@ class Mailbox:
             return self._box[tag].popleft() if self._box[tag] else None
 
     def send(self, to: int, flat: Tensor, tag: int, stamp: int) -> Handle:
-        """Send with a stamp, behind an announcement where none of this length has gone there yet."""
+        """Send with a stamp; announce the length first where it is new on this channel."""
+        message = with_header(flat, header(stamp))
         if to == self._transport.rank:
-            return self.put(with_header(flat, stamp), tag)
-        path = self._outgoing.get((to, tag))
-        if path is None:
-            path = self._outgoing[to, tag] = Path(self._transport.rank, to, tag)
-        announcement = path.announcement(HEADER_BYTES + flat.nbytes, flat.dtype)
-        before = None if announcement is None else self._transport.start_send(to, with_header(flat[:0], announcement), tag)
-        handle = self._transport.start_send(to, with_header(flat, path.header(stamp)), tag)
-        return handle if before is None else Announced(before, handle)
+            return self.put(message, tag)
+        channel = self._outgoing.get((to, tag))
+        if channel is None:
+            channel = self._outgoing[to, tag] = Channel(self._transport.rank, to, tag)
+        announcement = channel.announcement(message.nbytes, flat.dtype)
+        if announcement is None:
+            return self._transport.start_send(to, message, tag)
+        first = self._transport.start_send(to, with_header(flat[:0], announcement), tag)
+        return AnnouncedSend(first, self._transport.start_send(to, message, tag))
 
-    def judge(self, handle: Handle, message: Tensor, dtype: torch.dtype, source: int, tag: int) -> int | None:
-        """The stamp of a message that came; None: it is not to be used, wait for the next one.
+    def accept(self, handle: Handle, message: Tensor, dtype: torch.dtype, source: int, tag: int) -> int | None:
+        """The stamp of a message that arrived; None for an announcement: wait for the next message.
 
         Raises:
-            RankMismatch: it is not what its sender and this rank agreed on.
+            RankMismatch: it has another length or dtype than this rank expects.
         """
-        path = self._incoming.get((source, tag))
-        if path is None:
-            path = self._incoming[source, tag] = Path(source, self._transport.rank, tag)
-        return path.judge(header_of(message), message.nbytes, dtype, getattr(handle, "num_bytes", None))
+        channel = self._incoming.get((source, tag))
+        if channel is None:
+            channel = self._incoming[source, tag] = Channel(source, self._transport.rank, tag)
+        return channel.accept(header_of(message), message.nbytes, dtype, getattr(handle, "num_bytes", None))
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         """A receive of a message with a header from one other rank."""
@@ -96,7 +98,7 @@ class Mailbox:
             flat[:HEADER_BYTES].zero_()  # one that has left sends nothing, and what was here before must not pass for it
         return self._transport.start_recv(source, flat, tag)
 
-    def lacks(self, rank: int) -> bool:
+    def has_left(self, rank: int) -> bool:
         """Whether that rank has left."""
         members = self._transport.members
         return members is not None and members.has_left(rank)
@@ -107,19 +109,19 @@ class Mailbox:
             left = self._posted[tag, flat.numel() * flat.element_size()]
             return left.popleft() if left else (self._transport.start_recv(-1, flat, tag), flat)
 
-    def departure(self, tag: int) -> int | None:
+    def next_departure(self, tag: int) -> int | None:
         """A rank that has left, of which the receives of this tag have not been told; None where there is none."""
         members = self._transport.members
-        if members is None or len(gone := members.look()) <= self._told.get(tag, 0):
+        if members is None or len(gone := members.departures()) <= self._told.get(tag, 0):
             return None
         self._told[tag] = self._told.get(tag, 0) + 1
         return gone[self._told[tag] - 1].rank
 
-    def tell_again(self) -> None:
+    def forget_departures(self) -> None:
         """Another program begins, which knows of no departure."""
         self._told.clear()
 
-    def is_told(self, tag: int, rank: int) -> bool:
+    def is_reported(self, tag: int, rank: int) -> bool:
         """Whether they have been told that this rank has left."""
         members = self._transport.members
         return members is not None and any(row.rank == rank for row in members.gone[: self._told.get(tag, 0)])
@@ -156,8 +158,8 @@ class Delivered(Handle):
 
 
 @final
-class Announced(Handle):
-    """A message behind its announcement."""
+class AnnouncedSend(Handle):
+    """An announcement and the message that follows it."""
 
     def __init__(self, before: Handle, handle: Handle) -> None:
         self.started_s = before.started_s
@@ -195,9 +197,9 @@ class StampedHandle(Handle):
         if not self._inner.poll():
             return False
         try:
-            stamp = self._mailbox.judge(self._inner, self.flat, self._dtype, self.source, self._tag)
+            stamp = self._mailbox.accept(self._inner, self.flat, self._dtype, self.source, self._tag)
         except RankMismatch:
-            if not self._mailbox.lacks(self.source):
+            if not self._mailbox.has_left(self.source):
                 raise
             stamp = 0  # nothing came: whoever waits for a rank that has left hears of it by its next look
         if stamp is None:
@@ -244,12 +246,12 @@ class AnySourceRecv(Handle):
         if self.finished_s is not None:
             return True
         if self._remote is not None and self._remote[0].poll():
-            if self._departures and self._mailbox.is_told(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
+            if self._departures and self._mailbox.is_reported(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
                 self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # it came after the news of its sender's end
                 return False
             handle, flat = self._remote
             source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one
-            stamp = 0 if self._dtype is None else self._mailbox.judge(handle, flat, self._dtype, source, self._tag)
+            stamp = 0 if self._dtype is None else self._mailbox.accept(handle, flat, self._dtype, source, self._tag)
             if stamp is None:
                 self._remote = self._mailbox.post_any(flat, self._tag)
                 return False
@@ -261,7 +263,7 @@ class AnySourceRecv(Handle):
             self.flat = found[0].view(self.flat.dtype)
             self.stamp = 0 if self._dtype is None else stamp_in(header_of(self.flat))
         elif self._departures:
-            self.left = self._mailbox.departure(self._tag)
+            self.left = self._mailbox.next_departure(self._tag)
         if found is None and self.left is None:
             return False
         if self._remote is not None:

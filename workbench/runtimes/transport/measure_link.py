@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Ring
-from workbench.runtimes.liveness.membership import of_all
+from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Transport
 
 SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
@@ -104,7 +104,7 @@ def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_
 
 def _slowest(transport: Transport, mine: tuple[float, ...], deadline: Callable[[str], Deadline]) -> list[float]:
     """The largest of all ranks' numbers, place by place; the same on all."""
-    texts = of_all(transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to measure the network")), "a measurement")
+    texts = require_all(transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to measure the network")), "a measurement")
     return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
 
 

@@ -148,7 +148,7 @@ class MpiTransport(Transport):
             if self._failure:  # heard meanwhile, by this thread or another: who spoke does not come
                 raise PeerFailed(self._failure[0])
 
-    def part(self) -> None:
+    def end_call(self) -> None:
         """The call has been made, or never will be."""
         self._bound = False
 
@@ -286,11 +286,11 @@ class _Together:
         try:
             self._transport.gather_here(self._deadline, self._num_bytes)
         except BaseException:
-            self._transport.part()
+            self._transport.end_call()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._transport.part()
+        self._transport.end_call()
 
 
 def _bound_finalize() -> None:

@@ -361,7 +361,7 @@ class TorchTransport(Transport):
         self._waiters.close()
 
     def _all_came_to_the_end(self) -> bool:
-        if self.members is not None and self.members.look(now=True):
+        if self.members is not None and self.members.departures(now=True):
             return False
         key = f"{self._key}/ended"
         deadline = Deadline("all ranks to leave the run", self.peer_failure, CLOSE_S)

@@ -27,8 +27,7 @@ from workbench.runtimes.rank.main import cause_of
 from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.runtimes.transport.torch_distributed import TorchTransport, backend_of
-from workbench.runtimes.user_loop.peers import explained, keep_company, part
-from workbench.runtimes.user_loop.torch_hook import TorchHook
+from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.trace.recorder import NullRecorder
 
 Signature = tuple[tuple[int, ...], ...]  # of each parameter in a bucket: its number, and its shape
@@ -61,7 +60,7 @@ class DDPHook:
         self.collective, self.seed, self.step, self._num_started = collective, seed, 0, 0
         self._transport = TorchTransport(device, timeout_s, process_group)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
-        self._detector = keep_company(self, self._transport, timeout_s, announces=False)
+        self._detector = watch_peers(self, self._transport, timeout_s, announces=False)
         self._clock = RankClock(self._transport, NullRecorder(), timeout_s)
         self._link = measure_link(self._transport, self._clock.deadline) if collective.needs_link else None
         self._mailbox, self._lane = Mailbox(self._transport), Lane(self._clock)
@@ -84,7 +83,7 @@ class DDPHook:
         """Begin to average a bucket over the ranks; the future's value is its buffer. Every rank's buckets come in the same order."""
         if self._error is not None:
             raise self._error
-        with explained(lambda error: self._fail(error, self.step)):
+        with translated_errors(lambda error: self._fail(error, self.step)):
             return self._start(bucket)
 
     def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -250,7 +249,7 @@ class DDPHook:
     def close(self) -> None:
         """Give threads and groups back; every rank calls it. Who makes many hooks in one process should: groups stay else until its end."""
         self._lane.close()
-        part(self._detector)
+        stop_watching(self._detector)
         self._transport.close()
 
 
@@ -308,8 +307,6 @@ def ddp_hook(
         if getattr(collective, "codec", None) is not None:
             raise ConfigError(f"codec={codec}: {collective} has a codec already: give one of the two")
         collective = with_codec(collective, codec)
-    if isinstance(collective, TorchHook):
-        raise ConfigError(f"{collective} is torch's own: give its hook to register_comm_hook itself")
     if not (dist.is_available() and dist.is_initialized()):
         raise LaunchError("torch.distributed is not initialised: call torch.distributed.init_process_group before ddp_hook")
     collective.check(dist.get_world_size(process_group))

@@ -27,17 +27,17 @@ from workbench.ops import EndStep, Ticket
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
-from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
+from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
-from workbench.runtimes.checkpoint.reader import said_by, save_part
-from workbench.runtimes.checkpoint.replicated import holds_alike, without_alike
-from workbench.runtimes.checkpoint.restore import go_on_from
+from workbench.runtimes.checkpoint.reader import brief_error, save_rank_file
+from workbench.runtimes.checkpoint.replicated import is_replicated, without_replicated
+from workbench.runtimes.checkpoint.restore import restore_state
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.settings import describe
+from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.store import new_run
-from workbench.trace.who import when_begun
 
 Closure = Callable[[], Tensor]
 Losses = Closure | Sequence[Closure] | None
@@ -47,7 +47,7 @@ OWN = "own"  # of a part: the loop's own values, and what was counted
 
 
 @final
-class Shares:
+class BatchWeights:
     """Weighs a rank's batches: all ranks alike, or by their samples where the loop counts them.
 
     Attributes:
@@ -169,7 +169,7 @@ class LoopCheckpoints:
         words = ""
         try:
             self._write(folder, end, {**counted, "loop": own})
-            remove_old_parts(folder, rank, num_workers, keep)
+            remove_old_rank_files(folder, rank, num_workers, keep)
         except (OSError, RuntimeError) as error:  # torch's writer has its own words for a full disk
             words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): those before it stand"
         return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
@@ -178,12 +178,12 @@ class LoopCheckpoints:
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
         saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
         saved |= {"random": random_state(self._transport.device), OWN: own}
-        if rank and holds_alike(self._algorithm):
-            saved = without_alike(saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False))))
-        path = part_of(folder, max(end.step, 0), rank)
+        if rank and is_replicated(self._algorithm):
+            saved = without_replicated(saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False))))
+        path = rank_file_path(folder, max(end.step, 0), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
-        write_part(path, partial(save_part, saved), facts)
+        write_rank_file(path, partial(save_rank_file, saved), facts)
 
     def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
         """Go on from the folder's newest checkpoint that is whole. Every rank comes here.
@@ -194,7 +194,7 @@ class LoopCheckpoints:
         Raises:
             ConfigError: there is none, or it is of another method, model or optimizer.
         """
-        saved, words = go_on_from(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
+        saved, words = restore_state(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
         if self._ctx.rank == 0:
             for word in words:
                 print(f"{folder}: {word}")
@@ -220,7 +220,7 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
 
 
 @final
-class Ahead:
+class Preview:
     """The model as the end of training would leave it now, and back again.
 
     A second program of the algorithm goes to its end from a copy of the first one's state: it applies what is in flight and makes
@@ -352,5 +352,6 @@ def _check_plain(own: Any) -> None:
         torch.load(held, weights_only=True)
     except Exception as error:  # whatever it holds may raise its own
         raise ConfigError(
-            f"own={type(own).__name__} cannot be kept ({said_by(error)}): give tensors and plain values, such as a scheduler's state_dict()"
+            f"own={type(own).__name__} cannot be saved ({brief_error(error)}): "
+            "give tensors and plain values, such as a scheduler's state_dict()"
         ) from error

@@ -64,7 +64,7 @@ class MonitoredBarrier:
             return
         self._say(what, counted=counted)
         pause_s = FIRST_PAUSE_S
-        while self.look() < self._transport.num_workers:
+        while self.num_arrived() < self._transport.num_workers:
             if not tick():
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
@@ -76,7 +76,7 @@ class MonitoredBarrier:
         if self._transport.num_workers > 1 and not self._text:
             self._say(LEAVES)
 
-    def look(self) -> int:
+    def num_arrived(self) -> int:
         """How many ranks have said the same as this one.
 
         Raises:

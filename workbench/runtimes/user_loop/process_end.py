@@ -69,11 +69,11 @@ class ProcessEnd:
             self._transport.cut()
             self._interpreter.close()
         if self._detector is not None:
-            self._detector.end_thread()
+            self._detector.join_thread()
 
     def _others_failed(self) -> bool:
         try:
-            self._barrier.look()
+            self._barrier.num_arrived()
             return self.failed or self._transport.peer_failure() is not None
         except (RuntimeError, RankMismatch):
             return True

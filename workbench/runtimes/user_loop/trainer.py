@@ -21,16 +21,15 @@ from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.gradient_report import GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
-from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, transport_here
 from workbench.runtimes.transport.measure_link import measure_link
-from workbench.runtimes.user_loop.loop_checkpoints import Ahead, LoopCheckpoints, Losses, Shares, open_record
+from workbench.runtimes.user_loop.loop_checkpoints import BatchWeights, LoopCheckpoints, Losses, Preview, open_record
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
-from workbench.runtimes.user_loop.peers import explained, keep_company, part
+from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.runtimes.user_loop.process_end import ProcessEnd
 from workbench.settings import PROGRESS, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
@@ -115,7 +114,7 @@ class Trainer:
         self._recorder: Recorder = NullRecorder()
         self._folder: Path | None = None
         self._next: list[Micro] = []
-        self._shares = Shares(self.num_workers)
+        self._shares = BatchWeights(self.num_workers)
         self._end = EndStep(-1)
         self._finished = self._is_evaluating = False
         self._evaluated_s = 0.0
@@ -124,16 +123,15 @@ class Trainer:
         self._late: tuple[GradientReport, ...] = ()  # what the device may not have found yet
         self._late_event: Any = None  # after which it has
         self.num_skipped = 0
-        with explained(self._fail):
-            self._detector = keep_company(self, self._transport, timeout_s, announces=True)
+        with translated_errors(self._fail):
+            self._detector = watch_peers(self, self._transport, timeout_s, announces=True)
             options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
             options["num_buckets"] = algorithm.num_buckets
             self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
             self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
-            helper = start_helper(self._transport, None, timeout_s) if progress == "process" else None
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "helper": helper, "detector": self._detector}
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
             here = weakref.ref(self)  # or what outlives this would hold it
 
             def micros(_step: int) -> list[Micro]:
@@ -143,7 +141,7 @@ class Trainer:
             self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, **more)
             self._deadline = self._interpreter.clock.deadline
             self._barrier = MonitoredBarrier(self._transport)
-            self._interpreter.clock.watch = self._barrier.look
+            self._interpreter.clock.watch = self._barrier.num_arrived
             self._process_end = ProcessEnd(self._transport, self._interpreter, self._detector, self._barrier)
             self._collected = weakref.finalize(self, self._process_end.collected)
             self._collected.atexit = False
@@ -186,7 +184,7 @@ class Trainer:
             ConfigError: after `finish`, or a loss that is not one number.
         """
         self._check_goes_on()
-        with explained(self._fail):
+        with translated_errors(self._fail):
             self._barrier.steps = self._end.step + 2
             self.replica.updater.remember(self._end.step + 1)
             self._next = self._shares.weigh(closure, num_samples, self._gather)
@@ -243,9 +241,9 @@ class Trainer:
         """
         self._check_goes_on()
         begin = time.perf_counter()
-        with explained(self._fail):
+        with translated_errors(self._fail):
             self._meet("evaluating")
-            ahead = Ahead(self._algorithm, self._interpreter, self._ctx, self._end)
+            ahead = Preview(self._algorithm, self._interpreter, self._ctx, self._end)
         self._is_evaluating = True
         try:
             with evaluation_mode(self.replica.model) as model:
@@ -261,7 +259,7 @@ class Trainer:
         For weights that have all updates, use `evaluating`.
         """
         self._check_goes_on()
-        with explained(self._fail):
+        with translated_errors(self._fail):
             self._interpreter.complete_all(self._end.state)
 
     def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
@@ -277,7 +275,7 @@ class Trainer:
             ConfigError: ranks are behind different steps, or `own` holds something else.
         """
         self._check_goes_on()
-        with explained(self._fail):
+        with translated_errors(self._fail):
             self._meet("save")
             words = self._writer.save(
                 Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
@@ -297,7 +295,7 @@ class Trainer:
             ConfigError: no checkpoint is whole, or the newest is of another method, model or optimizer; or a step was taken before.
         """
         self._check_goes_on()
-        with explained(self._fail):
+        with translated_errors(self._fail):
             if self._end.step >= 0:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
             self._meet("load")
@@ -320,7 +318,7 @@ class Trainer:
         self._check_goes_on()
         self._finished = True
         self._ctx.num_steps = 0
-        with explained(self._fail):
+        with translated_errors(self._fail):
             self._meet("finish", counted=self._algorithm.replicas != Replicas.NEVER)
             self._interpreter.advance(self._program)
             self._look(self._interpreter.clock.step, last=True)
@@ -414,7 +412,7 @@ class Trainer:
         return error
 
     def _release(self, words: str = "") -> None:
-        part(self._detector, words)
+        stop_watching(self._detector, words)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
             if hasattr(self, name):  # not after a failure while this was made
                 getattr(self, name).close()
