@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, TensorDataset
 from workbench.resources import PACKAGE
 from workbench.units import MIB
 
-PACKAGE = Path(__file__).parents[2]
 MOST_BYTES = 64 * MIB  # of data in memory that are gone through whole; of more, and of data that must be loaded, some items are
 NUM_ROWS, NUM_ITEMS = 1024, 8
 NUM_TWICE = 2  # items that are loaded twice, to see whether they are random
