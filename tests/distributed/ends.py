@@ -7,12 +7,17 @@ writes a line of JSON for each case and rank: the exit status, the seconds, and 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -24,6 +29,7 @@ from workbench.collectives import Ring
 from workbench.runtimes.user_loop.trainer import Trainer
 
 LIMIT_S = 150.0
+AT_ONCE = 4  # cases; much of one is waiting
 METHODS = {
     "synchronous": SynchronousSGD(),
     "ring": SynchronousSGD(collective=Ring()),
@@ -71,13 +77,15 @@ def run(case: str, name: str, folder: Path) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)  # the first optimizer imports for seconds
-    folder, num_ranks = Path(sys.argv[1]), int(sys.argv[2])
-    for number, spec in enumerate(sys.argv[3:]):
-        case, _, name = spec.partition("/")
+    folder, num_ranks, specs = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    ports = _free_ports(len(specs))
+    gc.freeze()  # else each rank that ends looks for garbage in all of torch, which takes a second of a core
+    running: list[Case] = []
+    for number, spec in enumerate(specs):
         here = folder / str(number)
         here.mkdir()
-        world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        begin, pids = time.monotonic(), []
+        case = Case(spec, here, time.monotonic())
+        world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[number])}
         for rank in range(num_ranks):
             pid = os.fork()
             if pid == 0:
@@ -85,36 +93,61 @@ def main() -> None:
                 output = os.open(here / f"{rank}.txt", os.O_WRONLY | os.O_CREAT)
                 os.dup2(output, 1)
                 os.dup2(output, 2)
-                run(case, name, here)
+                run(*spec.split("/"), here)
                 return
-            pids.append(pid)
-        for rank, (status, seconds) in enumerate(_ends(pids, begin)):
-            text = (here / f"{rank}.txt").read_text(errors="replace")
-            print(json.dumps({"case": spec, "rank": rank, "status": status, "seconds": seconds, "text": text}), flush=True)
+            case.pids.append(pid)
+        running.append(case)
+        _wait(running, AT_ONCE - 1)
+    _wait(running, 0)
 
 
-def _ends(pids: list[int], begin: float) -> list[tuple[int, float]]:
-    """Exit status (minus a signal's number) and seconds of each."""
-    found: dict[int, tuple[int, float]] = {}
-    while len(found) < len(pids):
-        for pid in pids:
-            if pid in found:
+@final
+@dataclass
+class Case:
+    """A case whose ranks run."""
+
+    spec: str
+    folder: Path
+    begin: float
+    pids: list[int] = field(default_factory=list)  # in order of rank
+    ends: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> exit status (minus a signal's number) and seconds
+
+    def look(self) -> bool:
+        """Whether all ranks have ended; those that last too long are killed."""
+        for rank, pid in enumerate(self.pids):
+            if rank in self.ends:
                 continue
             ended, status = os.waitpid(pid, os.WNOHANG)
+            seconds = time.monotonic() - self.begin
             if ended:
-                found[pid] = (os.waitstatus_to_exitcode(status), time.monotonic() - begin)
-            elif time.monotonic() - begin > LIMIT_S:
+                self.ends[rank] = (os.waitstatus_to_exitcode(status), seconds)
+            elif seconds > LIMIT_S:
                 os.kill(pid, signal.SIGKILL)
+        return len(self.ends) == len(self.pids)
+
+    def tell(self) -> None:
+        """Print a line for each rank."""
+        for rank, (status, seconds) in sorted(self.ends.items()):
+            text = (self.folder / f"{rank}.txt").read_text(errors="replace")
+            print(json.dumps({"case": self.spec, "rank": rank, "status": status, "seconds": seconds, "text": text}), flush=True)
+
+
+def _wait(running: list[Case], most: int) -> None:
+    """Until at most so many cases run; tells of those that have ended."""
+    while len(running) > most:
+        for case in [case for case in running if case.look()]:
+            case.tell()
+            running.remove(case)
         time.sleep(0.01)
-    return [found[pid] for pid in pids]
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """Different ones, for all sockets are open at once."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import sqrt
 from unittest import mock
 
@@ -125,29 +126,27 @@ def test_what_writes_into_memory_gives_the_same_bits(
 
 
 @EVERY
-@pytest.mark.parametrize("numel", [0, 1, 13])
-def test_on_the_meta_device_sizes_are_right_and_nothing_is_read(codec: Codec, numel: int) -> None:
-    values = torch.empty(numel, device="meta")
-    wire = codec.encode(values)
-    assert wire.is_meta and wire.shape == (codec.wire_bytes(numel),) and wire.dtype == torch.uint8
-    decoded = codec.decode(wire, values)
-    assert decoded.is_meta and decoded.shape == values.shape and decoded.dtype == values.dtype
-    codec.encode_into(values, wire)
-    codec.decode_into(wire, values)
-    codec.add(wire, values)
-    codec.encode_sum(wire, values, torch.empty_like(wire))
+def test_on_the_meta_device_sizes_are_right_and_nothing_is_read(codec: Codec) -> None:
+    for numel in (0, 1, 13):
+        values = torch.empty(numel, device="meta")
+        wire = codec.encode(values)
+        assert wire.is_meta and wire.shape == (codec.wire_bytes(numel),) and wire.dtype == torch.uint8
+        decoded = codec.decode(wire, values)
+        assert decoded.is_meta and decoded.shape == values.shape and decoded.dtype == values.dtype
+        codec.encode_into(values, wire)
+        codec.decode_into(wire, values)
+        codec.add(wire, values)
+        codec.encode_sum(wire, values, torch.empty_like(wire))
 
 
 @EVERY
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("numel", [1, 2, 9, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_finite_stays_visible(codec: Codec, bad: float, numel: int, dtype: torch.dtype) -> None:
-    for where in {0, numel // 2, numel - 1}:
-        values = draw(numel, where, dtype)
-        values[where] = bad
-        decoded = codec.decode(codec.encode(values, noise()), values)
-        assert not decoded[where].isfinite(), decoded
+def test_what_is_not_finite_stays_visible(codec: Codec) -> None:
+    for bad, numel, dtype in product((float("nan"), float("inf"), -float("inf")), (1, 2, 9, 64), (torch.float32, torch.float64)):
+        for where in {0, numel // 2, numel - 1}:
+            values = draw(numel, where, dtype)
+            values[where] = bad
+            decoded = codec.decode(codec.encode(values, noise()), values)
+            assert not decoded[where].isfinite(), f"{bad} at {where} of {numel} values of {dtype} became {decoded}"
 
 
 def test_a_nan_of_any_payload_stays_visible() -> None:
@@ -198,17 +197,19 @@ def error(codec: Codec, values: Tensor, seed: int = 0) -> float:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in ALL if codec.unbiased], ids=repr)
-@pytest.mark.parametrize("numel", [1, 40])
-def test_an_unbiased_codec_is(codec: Codec, numel: int) -> None:
-    """The mean of many draws, in its own standard errors; the largest of `numel` normal deviates is below 5.5 but for one in 10**6."""
-    num_draws = 2000
+def test_an_unbiased_codec_is(codec: Codec) -> None:
+    """The mean of many draws, in its own standard errors; the largest of `numel` normal deviates is below 5.5 but for one in 10**6.
+
+    The last group is short, for every codec that has groups; it is one value for groups of 3 and 7.
+    """
+    numel, num_draws = 43, 2000
     generator = noise(1)
     values = (0.3 + 0.7 * torch.rand(numel, generator=generator)) * (1 - 2 * (torch.rand(numel, generator=generator) < 0.5).float())
     draws = torch.stack([codec.decode(codec.encode(values, generator), values) for _ in range(num_draws)]).double()
     deviation = draws.mean(0) - values.double()
     rounding = 2.0**-22 * values.double().abs().max()  # of float32 arithmetic, which is no noise
     assert bool((deviation.abs() <= 5.5 * draws.std(0) / sqrt(num_draws) + rounding).all()), deviation
-    assert draws.std(0).max() > 0 or numel == 1, "not random at all"
+    assert draws.std(0).max() > 0, "not random at all"
 
 
 def test_a_stochastic_codec_is_one_that_changes_with_its_noise() -> None:

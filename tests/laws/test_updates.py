@@ -43,15 +43,10 @@ def check_equal(algorithm: Algorithm, runtime: str) -> None:
     assert not torch.equal(trained.final, trained.parameters[0][0]), "nothing was learned"
 
 
-@pytest.mark.parametrize("algorithm", EQUAL, ids=name_of)
-def test_replicas_are_equal_when_they_should_be(algorithm: Algorithm) -> None:
-    check_equal(algorithm, "simulated")
-
-
 @on_real_runtimes
 @pytest.mark.parametrize("algorithm", [item for item in EQUAL if item in representatives() or item in LOSSY], ids=name_of)
-def test_real_replicas_are_too(algorithm: Algorithm, runtime: str) -> None:
-    """What a codec loses, all ranks lose alike."""
+def test_real_replicas_are_equal_when_they_should_be(algorithm: Algorithm, runtime: str) -> None:
+    """What a codec loses, all ranks lose. Simulated replicas: `test_replicas.py`."""
     check_equal(algorithm, runtime)
 
 
