@@ -32,7 +32,7 @@ SCRIPT = """
         found = {"ranks": cluster.ranks, "status": run.status, "steps": run.run.info["result"]["steps"]}
         found |= {"interface": info["interface"], "key": len(info["curve_serverkey"]), "threads": threads}
         found |= {"state": [row["state"] for row in cluster.status()]}
-        from workbench.clusters import remote, world
+        from workbench.clusters.engines import remote, world
 
         remote.sees = lambda path, timeout_s: "host0" in __import__("socket").gethostname()
         try:
