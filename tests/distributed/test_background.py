@@ -91,7 +91,7 @@ def slowly(correct: Any) -> Any:
 
 def test_looking_after_several_lanes_now_and_then_is_refused() -> None:
     lanes = LayerwiseSGD(bucket_bytes=0, lanes=2, collective=PowerSGD())
-    with pytest.raises(ConfigError, match="looks after one lane"):
+    with pytest.raises(ConfigError, match="drives one lane"):
         train("torch", 2, lanes, tiny.problem(), settings(progress="tests"))
 
 

@@ -267,9 +267,9 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(runtime: str) -> N
     assert again.rows(0)[0]["step"] == before.step + 1 == 4
     assert torch.equal(again.final, unbroken.final)
     (note,) = [note for note in again.run.info["notes"] if "damaged" in note]
-    assert path.name in note and "step 5" in note and "passed over" in note
+    assert path.name in note and "step 5" in note and "skipped" in note
     before.rank_file(0).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"no checkpoint that is whole.*step 5.*step 3.*restore"):
+    with pytest.raises(ConfigError, match=r"no undamaged checkpoint.*step 5.*step 3.*restore"):
         failing(runtime, 3, PipeSGD(), how, unbroken)
 
 
@@ -288,7 +288,7 @@ def test_a_stop_without_records_is_no_checkpoint() -> None:
     (checkpoint,) = complete_checkpoints(Path(first.checkpoint))
     for rank in (0, 1):
         record_path(checkpoint.rank_file(rank)).unlink()
-    with pytest.raises(ConfigError, match=r"kept no checkpoint .* checkpoint-00000\.pt has no record: an earlier version wrote it"):
+    with pytest.raises(ConfigError, match=r"has no complete checkpoint .* checkpoint-00000\.pt has no record: an earlier version wrote it"):
         failing("torch", 2, PipeSGD(), how, first)
 
 
@@ -325,7 +325,7 @@ def test_a_rank_that_held_another_model_goes_on_with_rank_0s_and_it_is_said(now:
     again = train(
         "torch", now, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum, batch_size=8 // now), resume=first.checkpoint
     )
-    assert any("rank 1's parameters or optimizer were not rank 0's" in note for note in again.run.info["notes"])
+    assert any("rank 1's parameters or optimizer differed from rank 0's" in note for note in again.run.info["notes"])
 
 
 def test_a_model_that_is_damaged_is_told_once_and_the_checkpoint_before_it_taken() -> None:
@@ -334,7 +334,7 @@ def test_a_model_that_is_damaged_is_told_once_and_the_checkpoint_before_it_taken
     newest.rank_file(0).write_bytes(b"x" * newest.rank_file(0).stat().st_size)
     again = train("torch", 3, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum), resume=first.checkpoint)
     assert again.rows(0)[0]["step"] == before.step + 1
-    (note,) = (note for note in again.run.info["notes"] if "passed over" in note)
+    (note,) = (note for note in again.run.info["notes"] if "skipped" in note)
     assert note.count("checksum") == 1
     assert torch.equal(again.final, first.final)
 
@@ -400,7 +400,7 @@ def test_with_another_global_batch_data_are_dealt_anew_from_where_they_were() ->
     assert rows == [(3, 43, 4), (4, 46, 2)]
     assert again.rows(1)[1]["num_samples"] == 1
     notes = " ".join(again.run.info["notes"])
-    assert "a global batch is 8 samples, 12 before: data are dealt anew from sample 35 on" in notes
+    assert "a global batch has 8 samples, 12 before: batches are new from sample 35 on" in notes
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 40))
@@ -423,8 +423,8 @@ def test_dealt_anew_each_sample_is_taken_once_an_epoch(num_samples: int, before:
         (PipeSGD(), tiny.sgd, "PipeSGD keeps gradients, sums or parameters of each rank"),
         (LocalSGD(every=4), tiny.sgd, "the parameters of its ranks differ there.*a multiple of every="),
         (LocalSGD(every=2), tiny.momentum, "the optimizer's state of its ranks differ"),
-        (SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))), tiny.sgd, "a codec remembers on each rank"),
-        (AsyncSGD(), tiny.sgd, "at steps of their own"),
+        (SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))), tiny.sgd, "a codec keeps a residual on each rank"),
+        (AsyncSGD(), tiny.sgd, "at different steps"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",
 )

@@ -76,4 +76,4 @@ def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job(
     done = subprocess.run(command, env=our_environment(env), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert done.stdout.count("said") == 2
-    assert done.stderr.count("rank 0 did not end in 1 s (MPI_Finalize waits for all ranks), and is ended by a signal: it failed") == 1
+    assert done.stderr.count("rank 0 did not end in 1 s (MPI_Finalize waits for all ranks), so a signal ends it: it failed") == 1

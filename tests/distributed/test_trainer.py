@@ -526,7 +526,7 @@ def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path)
     newest.write_bytes(b"nothing")
     for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
         assert re.search(
-            "kept no checkpoint that is whole. .*step 3, is damaged .*step-00000003-rank-00001.pt has .*step 1, is damaged", row["said"]
+            "has no undamaged checkpoint. .*step 3, is damaged .*step-00000003-rank-00001.pt has .*step 1, is damaged", row["said"]
         ), row["said"]
 
 
@@ -537,9 +537,9 @@ def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Pa
     for row in three.run(train_in_parts, SynchronousSGD(), str(tmp_path / "synchronous"), "rest"):
         assert (row["begin"], row["own"], row["said"]) == (3, None, "")
     for row in three.run(train_in_parts, PipeSGD(width=2), str(tmp_path / "pipe"), "rest"):
-        assert "PipeSGD keeps gradients, sums or parameters of each rank from step to step. Resume it on 2 ranks" in row["said"]
+        assert "PipeSGD keeps gradients, sums or parameters of each rank between steps. Resume it on 2 ranks" in row["said"]
     for row in two.run(train_in_parts, SynchronousSGD(), str(tmp_path / "pipe"), "rest"):
-        assert "cannot be resumed with another method: 'PipeSGD', and not 'SynchronousSGD'" in row["said"]
+        assert "cannot be resumed with another algorithm: 'PipeSGD', and not 'SynchronousSGD'" in row["said"]
     for row in two.run(train_in_parts, SynchronousSGD(), str(tmp_path / "none"), "rest"):
         assert "a folder of Trainer.save can be resumed" in row["said"]
 

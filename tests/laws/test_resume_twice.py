@@ -37,8 +37,8 @@ def test_two_runs_from_one_checkpoint_are_equal() -> None:
 @pytest.mark.parametrize(
     ("method", "workers", "words"),
     [
-        (SynchronousSGD(), 2, "another method"),
-        (LayerwiseSGD(), 2, "another method"),
+        (SynchronousSGD(), 2, "another algorithm"),
+        (LayerwiseSGD(), 2, "another algorithm"),
         (PipeSGD(width=2), 3, "number of ranks: 2, and not 3"),
     ],
     ids=str,

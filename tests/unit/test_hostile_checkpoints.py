@@ -143,7 +143,7 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
     ),
     "a plain pickle": (lambda tree: pickle.dumps(Bomb()), UNREADABLE),
     "of an old torch": (lambda tree: packed(tree, _use_new_zipfile_serialization=False), UNREADABLE),
-    "packed": (lambda tree: deflated(packed(tree), 300_000_000), "unpacks to more than it is"),
+    "packed": (lambda tree: deflated(packed(tree), 300_000_000), "unpacks to more than its size"),
     "much memory": (
         lambda tree: with_pickle(packed(tree), TERABYTES),
         "cannot be",
@@ -181,7 +181,7 @@ def test_garbage_with_a_checksum_is_named_and_passed_over(folder: Path, kind: st
     if kind in ("a bomb", "no weights", "packed"):  # all come the same way
         run = train(folder)
         assert run.metrics[0][0]["step"] == BEFORE + 1
-        (note,) = [note for note in run.info["notes"] if "passed over" in note]
+        (note,) = [note for note in run.info["notes"] if "skipped" in note]
         assert path.name in note and f"step {NEWEST}" in note
         assert not (tmp_path / "harmed").exists()
 
@@ -195,14 +195,14 @@ def test_the_bomb_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_where_all_are_garbage_it_is_refused(folder: Path) -> None:
     for checkpoint in complete_checkpoints(folder):
         checkpoint.rank_file(0).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"no checkpoint that is whole.*step 5.*step 3.*restore the files from a copy"):
+    with pytest.raises(ConfigError, match=r"no undamaged checkpoint.*step 5.*step 3.*restore the files from a copy"):
         train(folder)
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"rank": 1}, "of rank 1 .*another part's"),
+        ({"rank": 1}, "of rank 1 .*another rank file"),
         ({"format": "2"}, "of format '2'"),
         ({"format": None}, "of format None"),
         ({"bytes": "7"}, "7 were written"),
@@ -264,7 +264,7 @@ UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def test_what_does_not_fit_is_refused_with_the_files_name(folder: Path, kind: str) -> None:
     put(folder, packed(UNFIT[kind](good(folder))))
     state = random_state(torch.device("cpu"))
-    with pytest.raises(ConfigError, match="is whole, but does not fit this run's model, optimizer or method"):
+    with pytest.raises(ConfigError, match="is whole, but does not fit this run's model, optimizer or algorithm"):
         train(folder)
     restore_random_state(state, torch.device("cpu"))
 
@@ -283,7 +283,7 @@ def test_parts_of_two_runs_are_no_checkpoint(tmp_path: Path, trained: Path) -> N
 
     found, words, _ = restore._newest(tmp_path, Context(0, 1), agree)
     assert found.step == 1
-    assert "step 3, is damaged and was passed over: its parts are of several runs: one, other" in words[0]
+    assert "step 3, is damaged and was skipped: its files are of several runs: one, other" in words[0]
 
 
 # ---------------------------------------------------------------- fuzz

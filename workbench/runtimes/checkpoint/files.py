@@ -1,12 +1,11 @@
-"""Checkpoints as they lie in a run's folder: a part for each rank, and beside it a record that makes it whole.
+"""Checkpoint files in a run's folder: for each rank a rank file, and a record with its checksum.
 
-A part is written to another name, brought to the disk and renamed; its record, with the part's checksum, is written last and
-in the same way. So whatever a process is killed in, a part with a record is a whole one. A checkpoint is complete when all of
-its ranks' records are there; nobody waits for anybody to find out.
+A rank file is written atomically, and its record after it. So a rank file with a record is complete, whenever the process is killed.
+A checkpoint is complete when the records of all its ranks exist; to find this out, no rank waits for another.
 
-    checkpoint-00001.pt, checkpoints/stop-rank-00001.json   left by a stop, of rank 1
-    checkpoints/step-00000004-rank-00001.pt, .json          kept while it ran, behind step 4 (where ranks are at steps of
-                                                            their own: behind the one that all have come to)
+    checkpoint-00001.pt, checkpoints/stop-rank-00001.json   of rank 1, written by a stop
+    checkpoints/step-00000004-rank-00001.pt, .json          of rank 1, written after step 4 while the run continued (where ranks are
+                                                            at different steps: after the step that all have reached)
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from workbench.errors import ConfigError
 from workbench.trace.atomic import atomic_file
 from workbench.trace.text import read_json
 
-FORMAT = 4  # of a record and its part; no other is read
+FORMAT = 4  # of a record and its rank file; no other is read
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"
 RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")
 
 
 class Damaged(Exception):
-    """A part that is not what was written; its text says which and how."""
+    """A rank file is not what was written; the text names the file and the damage."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is complete.
+    """A complete checkpoint.
 
     Attributes:
-        step: behind which it was kept while the run went on; None for the one that a stop left, which is the newest.
-        num_ranks: how many parts it has.
+        step: the step after which it was written; None for the one that a stop wrote, which is the newest.
+        num_ranks: how many rank files it has.
     """
 
     folder: Path
@@ -51,30 +50,30 @@ class Checkpoint:
         return "that of the stop" if self.step is None else f"that of step {self.step}"
 
     def rank_file(self, rank: int) -> Path:
-        """A rank's part."""
+        """Path of a rank's file."""
         return rank_file_path(self.folder, self.step, rank)
 
 
 def rank_file_path(folder: Path, step: int | None, rank: int) -> Path:
-    """Where a rank's part lies."""
+    """Path of a rank's file."""
     if step is None:
         return folder / f"checkpoint-{rank:05d}.pt"
     return folder / FOLDER / f"step-{step:08d}-rank-{rank:05d}.pt"
 
 
 def record_path(part: Path) -> Path:
-    """Where a part's record lies."""
+    """Path of the record of a rank file."""
     stop = part.name.startswith("checkpoint-")
     return part.parent / FOLDER / f"stop-rank-{part.stem.split('-')[1]}.json" if stop else part.with_suffix(".json")
 
 
 def lacks_record(part: Path) -> bool:
-    """Whether nothing says what was written into that part."""
+    """Whether a rank file has no record."""
     return not record_path(part).exists()
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Those that can be gone on from, the newest first, as far as can be told without reading their parts."""
+    """Complete checkpoints, the newest first, judged by their records alone."""
     found = [Checkpoint(folder, step, num_ranks) for step, num_ranks in _whole_steps(folder).items()]
     found.sort(key=lambda checkpoint: checkpoint.step or 0, reverse=True)
     parts = sorted(folder.glob("checkpoint-*.pt"))
@@ -86,12 +85,12 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def num_ranks_kept(folder: Path) -> int:
-    """How many ranks the newest checkpoint is of; 0 without any."""
+    """Number of ranks of the newest checkpoint; 0 without one."""
     return next((checkpoint.num_ranks for checkpoint in complete_checkpoints(folder)), 0)
 
 
 def _whole_steps(folder: Path) -> dict[int, int]:
-    """step -> number of ranks, of the checkpoints all of whose records are there, and of as many ranks (they may have become fewer)."""
+    """step -> number of ranks, of checkpoints with all records of one number of ranks (a run may shrink)."""
     records: dict[int, dict[int, int | None]] = {}  # step -> rank -> of how many
     for path in sorted((folder / FOLDER).glob("step-*-rank-*.json")):
         if name := RECORD.fullmatch(path.name):
@@ -114,7 +113,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[str, Any]) -> None:
-    """Write a part by `save` and then its record: `facts`, and format, size and checksum of the part."""
+    """Write a rank file by `save`, then its record: `facts`, and format, size and checksum of the file."""
     record_path(path).parent.mkdir(exist_ok=True)
     record_path(path).unlink(missing_ok=True)
     with atomic_file(path, durable=True) as file:
@@ -127,7 +126,7 @@ def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[st
 
 @final
 class _Sink:
-    """A file that counts and sums up what is written; both without the interpreter's lock where it is much."""
+    """A file that counts and checksums what is written. For large writes both release the interpreter lock."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sum, self.num_bytes = file, 0, 0
@@ -139,15 +138,15 @@ class _Sink:
         return written
 
     def flush(self) -> None:
-        """As of a file."""
+        """Flush the file."""
         self._file.flush()
 
 
 def verify_rank_file(path: Path) -> None:
-    """Read all of a part and compare it with its record.
+    """Read a rank file and compare it with its record.
 
     Raises:
-        Damaged: the part is not what was written.
+        Damaged: the file is not what was written.
         ConfigError: another version of workbench wrote it.
     """
     if not path.is_file():
@@ -157,7 +156,7 @@ def verify_rank_file(path: Path) -> None:
         raise Damaged(f"{record_path(path)} cannot be read")
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
-        raise Damaged(f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it is another part's")
+        raise Damaged(f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank file")
     if number != FORMAT:
         fix = "update workbench" if number > FORMAT else "resume with the version that wrote it, or train again from the start"
         raise ConfigError(f"{path} has format {number}, this version reads format {FORMAT}: {fix}")
@@ -177,14 +176,14 @@ def _checksum_of(path: Path) -> int:
 
 
 def run_name_of(path: Path) -> str:
-    """Name of the run that a part is of; "" where its record does not say."""
+    """Name of the run that wrote a rank file; "" if its record does not tell."""
     return str((_read(record_path(path)) or {}).get("run", ""))
 
 
 def remove_old_rank_files(folder: Path, rank: int, num_ranks: int, keep: int) -> None:
-    """Remove a rank's parts that are older than the last `keep` complete checkpoints, complete or not; records first.
+    """Remove a rank's files that are older than the last `keep` complete checkpoints, records first.
 
-    Rank 0 removes those of ranks that are no more, too.
+    Rank 0 also removes those of ranks that have left.
     """
     newest = sorted(_whole_steps(folder), reverse=True)[:keep]
     if len(newest) < keep:

@@ -1,4 +1,4 @@
-"""What a rank keeps at a step's end, and how it goes on from there."""
+"""A rank's state at a step's end as a tree, and back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from workbench.replica.replica import Replica
 def take_checkpoint(
     algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: Mapping[str, Tensor], sampler: Sampler | None = None
 ) -> dict[str, Any]:
-    """Everything needed to go on from this step, as tensors and plain values that `torch.load(weights_only=True)` reads.
+    """All that is needed to continue after this step: tensors and plain values that `torch.load(weights_only=True)` reads.
 
-    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before it goes on.
-    A method that goes on beside its worker may be using what that had handed over: such gradients are not kept.
+    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before training continues.
+    An algorithm that works in the background of its worker may still use gradients of its state; these are left out.
     """
     return {
         "step": end.step,
@@ -39,18 +39,18 @@ def take_checkpoint(
 
 
 def position_of(sampler: Sampler, step: int) -> dict[str, Any]:
-    """Where the data are behind a step."""
+    """Position in the data after a step."""
     return {"samples": sampler.samples_before(step + 1), "global_batch": sampler.global_batch, "origin": list(sampler.origin)}
 
 
 def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: Context) -> None:
-    """Put replica and context where the checkpoint was taken. The method's settings may differ, but not how gradients lie.
+    """Set replica and context to a checkpoint's state. The algorithm's settings may differ, but not the layout of gradients.
 
     Raises:
-        ConfigError: it is of another method, number of ranks, model or bucket size.
+        ConfigError: the checkpoint is of another algorithm, number of ranks, model or bucket size.
     """
     now = {"method": type(algorithm).__name__, "num_workers": ctx.num_workers, "layout": _layout_of(replica)}
-    names = {"method": "method", "num_workers": "number of ranks", "layout": "model, or with another bucket size"}
+    names = {"method": "algorithm", "num_workers": "number of ranks", "layout": "model, or with another bucket size"}
     for key, value in now.items():
         if saved[key] != value:
             what = "" if key == "layout" else f": {saved[key]!r}, and not {value!r}"
@@ -61,7 +61,7 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
 
 
 def begin_again(ctx: Context, end: EndStep) -> None:
-    """The same in the rank that goes on without a checkpoint: the context of a program that begins behind this step.
+    """The same without a checkpoint: set the context of a program that begins after this step.
 
     The tickets of the state must be complete.
     """
@@ -69,9 +69,9 @@ def begin_again(ctx: Context, end: EndStep) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Of the generators that a problem's own code may draw from: torch's, Python's and NumPy's. All else is drawn by step and rank."""
+    """State of the generators that a problem's code may use: torch's, Python's, NumPy's. All else is drawn by step and rank."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - it is kept, not drawn from
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - its state is saved, nothing is drawn
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
@@ -81,18 +81,18 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
-    """Go on from `random_state`."""
+    """Set the generators to `random_state`."""
     torch.set_rng_state(saved["torch"])
     if device.type == "cuda" and saved["cuda"] is not None:
         torch.cuda.set_rng_state(saved["cuda"], device)
     version, words, gauss = saved["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = saved["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002 - the one that others draw from
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002 - the generator that user code uses
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """A value of a checkpoint, which was read into host memory, where the program uses it: numbers that count stay on the host."""
+    """A value of a checkpoint, moved to the device; integers that count stay on the host."""
     return value.to(device) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -101,7 +101,7 @@ def _layout_of(replica: Replica) -> list[str]:
 
 
 def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
-    """Raise unless it is as long as one of this replica: what is shorter would be copied to all places."""
+    """Raise `ValueError` unless its length is that of this replica: a shorter one would be broadcast."""
     bucket = value["bucket"]
     piece = None if bucket is None else replica.layout.buckets[bucket]
     numel = replica.layout.numel if piece is None else piece.stop - piece.start
@@ -120,7 +120,7 @@ def _pack(state: tuple[Any, ...]) -> list[Any]:
 
 
 def _unpack(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
-    """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
+    """The inverse: gradients are in the replica's buffers, and tickets are complete."""
 
     owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state
 

@@ -1,7 +1,7 @@
-"""Reads a part of a checkpoint and believes nothing of it: it is a tree as `take_checkpoint` makes it, or the file is `Damaged`.
+"""Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `Damaged`.
 
-`torch.load(weights_only=True)` runs nothing, but it unpacks what is packed and takes memory as the file says. Parts of ours are not packed,
-so a file whose entries are larger than itself is none.
+`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates what the file says. Our files are not
+compressed, so a file whose entries are larger than the file is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ KINDS: dict[str, type] = {
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
-REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a sum of them, where rank 0's part holds them for all
-MOST_WORDS = 300  # characters of another's error
+REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a checksum of them, if rank 0's file holds them for all
+MOST_WORDS = 300  # characters of a library's error
 
 
 def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
-    """Write what a rank keeps, for `write_rank_file`, which sums up all bytes: torch's sums of each tensor would cost as much again."""
+    """Write a rank's state, for `write_rank_file`. Its checksum is of all bytes, so torch's checksum of each tensor is switched off."""
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         torch.save(tree, file)
         return
@@ -44,10 +44,10 @@ def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
 
 
 def read_rank_file(path: Path) -> dict[str, Any]:
-    """What a rank kept.
+    """Read a rank's state.
 
     Raises:
-        Damaged: the file holds something else; says what.
+        Damaged: the file holds something else; the text tells what.
     """
     if not path.is_file():
         raise Damaged(f"{path} is not there, or is no file")
@@ -55,12 +55,12 @@ def read_rank_file(path: Path) -> dict[str, Any]:
         with ZipFile(path) as archive:
             entries = archive.infolist()
         if any(entry.compress_type != ZIP_STORED for entry in entries) or sum(entry.file_size for entry in entries) > path.stat().st_size:
-            raise Damaged(f"{path} unpacks to more than it is: it was not written by workbench")
+            raise Damaged(f"{path} unpacks to more than its size: it was not written by workbench")
         saved = torch.load(path, weights_only=True, map_location="cpu")
         flaw = next(find_flaws(saved), None)
     except Damaged:
         raise
-    except Exception as error:  # a file that was made for it can raise nearly everything
+    except Exception as error:  # a crafted file can raise nearly everything
         raise Damaged(f"{path} cannot be read as a checkpoint ({brief_error(error)})") from error
     if flaw is not None:
         raise Damaged(f"{path} is no checkpoint of a rank: {flaw}")
@@ -68,13 +68,13 @@ def read_rank_file(path: Path) -> dict[str, Any]:
 
 
 def brief_error(error: BaseException) -> str:
-    """An error of another library, in few words."""
+    """A library's error as one short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:MOST_WORDS]}{'...' if len(text) > MOST_WORDS else ''}"
 
 
 def find_flaws(saved: Any) -> Iterator[str]:
-    """What is not as in a checkpoint."""
+    """Differences from the tree of a checkpoint."""
     if not isinstance(saved, dict):
         yield f"it holds a {type(saved).__name__}"
         return
@@ -92,24 +92,24 @@ def find_flaws(saved: Any) -> Iterator[str]:
 
 
 def _is_inflated(tensor: Tensor) -> bool:
-    """Whether a copy of it takes more memory than the file had for it, as a tensor of strides 0 does."""
+    """Whether a copy takes more memory than the file holds for it, as with strides of 0."""
     return tensor.layout == torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes()
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors in a tree; not by recursion, of which a deep one has too much."""
+    """All tensors in a tree. Not recursive, because a file may nest deeply."""
     waiting, seen = [tree], set[int]()
     while waiting:
         item = waiting.pop()
         if isinstance(item, Tensor):
             yield item
-        elif isinstance(item, dict | list | tuple) and id(item) not in seen:  # one that holds itself would have no end
+        elif isinstance(item, dict | list | tuple) and id(item) not in seen:  # a tree may contain itself
             seen.add(id(item))
             waiting.extend(item.values() if isinstance(item, dict) else item)
 
 
 def leaves(item: Any) -> Iterator[Tensor | bytes]:
-    """Of a tree of tensors and plain values: its tensors, and bytes that tell each from others; functions are left out."""
+    """The tensors of a tree, and for each leaf bytes that identify it. Functions are left out."""
     match item:
         case Tensor():
             yield f"{item.dtype}{tuple(item.shape)}".encode()
@@ -128,5 +128,5 @@ def leaves(item: Any) -> Iterator[Tensor | bytes]:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Its memory as (bytes,) uint8; copied only where it has gaps."""
+    """A tensor's memory as (bytes,) uint8; copied only if it is not contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""What all ranks of a method hold alike lies once in a checkpoint: in rank 0's part. The parts of the others hold a sum of it.
+"""State that is equal on all ranks is written once, in rank 0's file. The other ranks' files hold a checksum of it.
 
-So the model and the optimizer's state are written once and not by each rank. Where a rank held others all the same (machines of two kinds
-may differ in a last bit), the sum tells.
+So model and optimizer state are written once, not by each rank. The checksum tells if a rank held other values after all, because
+different kinds of machines may differ in a last bit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SUM = "alike"
 
 
 def is_replicated(algorithm: Algorithm) -> bool:
-    """Whether the replica of one rank is that of all, parameters and optimizer, behind every step."""
+    """Whether parameters and optimizer state are equal on all ranks after every step."""
     return algorithm.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
 
 
 def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """A rank's part (`take_checkpoint`) without what rank 0's holds: `parameters`, by their names in the model's state, and optimizer."""
+    """A rank's state without what rank 0's file holds: `parameters`, by their names in the model's state, and the optimizer."""
     replica = saved["replica"]
     own = {name: value for name, value in replica["model"].items() if name not in parameters}
     kept = {name: value for name, value in replica.items() if name not in REPLICATED}
@@ -34,7 +34,7 @@ def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> di
 
 
 def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any], str]:
-    """A rank's part with what rank 0's holds for it, and a word where the rank held others; else "".
+    """A rank's state, completed from rank 0's file, and a note if the rank held other values; else "".
 
     Raises:
         Damaged: one of the two files is not what was written.
@@ -44,19 +44,19 @@ def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any],
         return saved, ""
     first = read_rank_file(checkpoint.rank_file(0))
     if SUM in first["replica"] or rank == 0:
-        raise Damaged(f"{checkpoint.rank_file(0)} holds no model: it is another rank's part")
+        raise Damaged(f"{checkpoint.rank_file(0)} holds no model: it is another rank's file")
     model, own = first["replica"]["model"], saved["replica"]["model"]
     shared = {name: first["replica"][name] for name in REPLICATED}
     kept = {name: value for name, value in saved["replica"].items() if name != SUM}
     alike = [name for name in model if name not in own]
-    model.update(own)  # in place: what a module says of its versions is an attribute
+    model.update(own)  # in place: a state dict has the modules' versions as an attribute
     whole = {**saved, "replica": {**kept, **shared, "model": model}}
     same = _sum_of(whole["replica"], alike) == saved["replica"][SUM]
-    return whole, "" if same else f"rank {rank}'s parameters or optimizer were not rank 0's: all ranks go on with rank 0's"
+    return whole, "" if same else f"rank {rank}'s parameters or optimizer differed from rank 0's: all ranks continue with rank 0's"
 
 
 def _sum_of(replica: dict[str, Any], parameters: Collection[str]) -> int:
-    """Of the bits of what all ranks hold alike; 63 of them."""
+    """Checksum, 63 bits, of the state that is equal on all ranks."""
     total = 0
     tree = [[value for name, value in replica["model"].items() if name in parameters], *(replica[name] for name in REPLICATED)]
     for leaf in leaves(tree):
@@ -70,4 +70,4 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
     whole = octets.numel() // 8 * 8
     if octets.storage_offset() % 8:
         octets = octets.clone()
-    return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))  # adds modulo 2^64, in any order
+    return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))  # sums modulo 2^64, so in any order

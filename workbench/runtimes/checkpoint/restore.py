@@ -1,4 +1,4 @@
-"""How the ranks of a new run go on from another run's checkpoint: they agree on which, and on what is different."""
+"""Resume: the ranks of a new run agree on another run's checkpoint and load it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from workbench.runtimes.checkpoint.replicated import read_whole_state
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
 
-Agree = Callable[[Any], list[Any]]  # a plain value of each rank -> those of all, in order of rank
+Agree = Callable[[Any], list[Any]]  # a plain value of this rank -> the values of all ranks
 
 
 def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Context, interpreter: Interpreter) -> list[str]:
-    """Put this rank of a run where another run's newest checkpoint that is whole was taken, its data too. Every rank comes here.
+    """Continue from another run's newest complete checkpoint, at its position in the data. Every rank must call it.
 
     Returns:
-        What the user should know, for the record.
+        Notes for the user, for the record.
 
     Raises:
-        ConfigError: there is none, or it is of another kind of run.
+        ConfigError: there is no complete checkpoint, or it is of another kind of run.
     """
     saved, words = restore_state(folder, algorithm, worker.replica, ctx, interpreter)
     with fits(folder):
@@ -74,23 +74,23 @@ def restore_state(
 
 @contextmanager
 def fits(path: Path) -> Iterator[None]:
-    """Around the use of a part: what does not fit is told with the file's name."""
+    """Turn an error of using a rank file into `ConfigError` with the file's name."""
     try:
         yield
     except WorkbenchError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is whole, but does not fit this run's model, optimizer or method ({brief_error(error)}). "
-            "Resume with those that it was trained with, or train anew"
+            f"{path} is whole, but does not fit this run's model, optimizer or algorithm ({brief_error(error)}). "
+            "Resume with those that it was trained with, or train again from the start"
         ) from error
 
 
 def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[str], dict[str, Any] | None]:
-    """The newest checkpoint all of whose parts are what was written, of one run. Each rank reads its own share of them.
+    """The newest undamaged checkpoint of one run. Each rank reads its share of the files.
 
     Returns:
-        It, words, and what this rank's own part holds; None where the ranks are not as many.
+        The checkpoint, notes, and this rank's state; None in place of the state if the number of ranks differs.
     """
     words: list[str] = []
     places = agree([[checkpoint.step, checkpoint.num_ranks] for checkpoint in complete_checkpoints(folder)])[0]
@@ -108,25 +108,27 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
             except Damaged as error:
                 found["damaged"].append(str(error))
         everyone = agree(found)
-        damaged = list(dict.fromkeys(word for one in everyone for word in one["damaged"]))  # rank 0's part is read by many
+        damaged = list(dict.fromkeys(word for one in everyone for word in one["damaged"]))  # several ranks read rank 0's file
         runs = sorted({run for one in everyone for run in one["runs"]})
         if len(runs) > 1:
-            damaged.append(f"its parts are of several runs: {', '.join(runs)}")
+            damaged.append(f"its files are of several runs: {', '.join(runs)}")
         if not damaged:
             return checkpoint, words + [word for one in everyone for word in one["words"]], saved
-        words.append(f"the checkpoint {folder.name} kept, {checkpoint}, is damaged and was passed over: {'; '.join(damaged)}")
+        words.append(f"the checkpoint in {folder.name}, {checkpoint}, is damaged and was skipped: {'; '.join(damaged)}")
     if words:
-        raise ConfigError(f"{folder} kept no checkpoint that is whole. {' '.join(words)}. Train anew, or restore the files from a copy")
+        raise ConfigError(
+            f"{folder} has no undamaged checkpoint. {' '.join(words)}. Train again from the start, or restore the files from a copy"
+        )
     without_record = next(filter(lacks_record, sorted(folder.glob("checkpoint-*.pt"))), None)
     more = f". {without_record.name} has no record: an earlier version wrote it, or its writer was killed" if without_record else ""
     raise ConfigError(
-        f"{folder} kept no checkpoint (neither checkpoint-*.pt nor a complete one in checkpoints): only a stopped run, "
-        f"one that is trained with checkpoint_every=, or a folder of Trainer.save can be resumed{more}"
+        f"{folder} has no complete checkpoint (neither checkpoint-*.pt nor in checkpoints/): only a stopped run, "
+        f"one trained with checkpoint_every=, or a folder of Trainer.save can be resumed{more}"
     )
 
 
 def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
-    """Let the data go on where they were: as they were dealt, or in these ranks' batches from there on."""
+    """Set the position in the data. With another global batch size, batches are new from there on. Returns notes."""
     data, batch = saved.get("data"), worker.sampler.global_batch
     if data is None:
         return []
@@ -135,17 +137,17 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
         worker.deal_anew((step, sample))
         return []
     worker.deal_anew((saved["step"] + 1, data["samples"]))
-    return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]
+    return [f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample {data['samples']} on"]
 
 
 # -- another number of ranks -----------------------------------------------------------------------------------
 
 
 def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Replica, ctx: Context, agree: Agree) -> dict[str, Any]:
-    """What every new rank begins with: rank 0's part, where all old ranks' are one.
+    """The state of every new rank: rank 0's, if the state of all old ranks is equal.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: it is not.
     """
     buffers = {name for name, buffer in replica.model.named_buffers() if buffer.dtype.is_floating_point}
     mine = [
@@ -158,24 +160,24 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
         if not reason and len({fact[what] for fact in facts}) > 1:
             reason = f"the {what} of its ranks differ"
             if what == "parameters":
-                reason += " there: keep checkpoints where they have been averaged, with checkpoint_every= a multiple of every="
+                reason += " there: write checkpoints where they have been averaged, with checkpoint_every= a multiple of every="
     if reason:
         raise ConfigError(
             f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and here are {ctx.num_workers}. Another number of "
-            f"ranks can go on only from what all ranks have in common, and {reason}. Resume it on {checkpoint.num_ranks} ranks"
+            f"ranks can continue only from state that is equal on all ranks, and {reason}. Resume it on {checkpoint.num_ranks} ranks"
         )
     return {**read_rank_file(checkpoint.rank_file(0)), "num_workers": ctx.num_workers}
 
 
 def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) -> dict[str, str]:
-    """What of a part is its rank's own, and checksums of what should be all ranks'. Buffers are rank 0's anyway."""
+    """What a rank holds alone, and checksums of what must be equal on all ranks. Buffers are always rank 0's."""
     own = ""
     if algorithm.asynchronous:
-        own = f"ranks of {type(algorithm).__name__} are at steps of their own"
+        own = f"ranks of {type(algorithm).__name__} are at different steps"
     elif saved["program"]:
-        own = f"{type(algorithm).__name__} keeps gradients, sums or parameters of each rank from step to step"
+        own = f"{type(algorithm).__name__} keeps gradients, sums or parameters of each rank between steps"
     elif saved["memory"]:
-        own = "a codec remembers on each rank what it left out"
+        own = "a codec keeps a residual on each rank"
     replica = saved["replica"]
     parameters = {name: value for name, value in replica["model"].items() if name not in buffers}
     rest = {name: replica[name] for name in ("optimizer", "schedule", "updates", "loss_scale")}

@@ -1,4 +1,4 @@
-"""A copy of a tree of tensors and plain values, in memory that is made once."""
+"""Staging buffers: copies of a tree of tensors and plain values, in memory that is allocated once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @final
 class StagingBuffers:
-    """Where copies are put: each `take` overwrites the one before it.
+    """Host memory for copies; each `take` overwrites the copy before.
 
     >>> weights = torch.zeros(3)
     >>> kept = StagingBuffers().take({"weights": weights, "step": 4})
@@ -28,7 +28,7 @@ class StagingBuffers:
 
     @torch.no_grad()
     def take(self, tree: Any) -> Any:
-        """The same tree with tensors in memory of this snapshot on the host. Tensors that are one stay one."""
+        """A copy of the tree with its tensors in these buffers. A tensor that occurs twice is copied once."""
         self._sources, self._known = [], {}
         copy = self._walk(tree)
         del self._buffers[len(self._sources) :]
@@ -41,7 +41,7 @@ class StagingBuffers:
         match item:
             case Tensor():
                 return self._place(item.detach())
-            case OrderedDict():  # a module's: what it says of its versions is an attribute
+            case OrderedDict():  # a module's state dict, which has the modules' versions as an attribute
                 copy = OrderedDict((key, self._walk(value)) for key, value in item.items())
                 copy.__dict__.update(deepcopy(item.__dict__))
                 return copy

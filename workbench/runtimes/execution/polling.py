@@ -1,4 +1,4 @@
-"""Started sub-programs without a thread: they go on whenever the foreground looks after them, as MPI_Test would let them."""
+"""Started sub-programs without a thread: they make progress when the foreground polls them, as with MPI_Test."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from workbench.runtimes.transport.base import Deadline
 
 @final
 class PollingExecutor:
-    """Sub-programs in the foreground's hands: those of one lane one after the other, free ones side by side."""
+    """Runs sub-programs on the foreground's thread: those of one lane in order, free ones concurrently."""
 
     def __init__(self) -> None:
         self._lanes: dict[int, deque[Task]] = defaultdict(deque)
         self._num_free = 0
 
     def submit(self, task: Task, lane: int) -> None:
-        """Begin one; it goes on at the next turn."""
+        """Add a task; it runs at the next call of `go`."""
         if lane == FREE:  # a lane of its own
             self._num_free += 1
             lane = FREE - self._num_free
         self._lanes[lane].append(task)
 
     def go(self) -> bool:
-        """Let each go on as far as it can; whether any did."""
+        """Run each as far as it can. Returns whether any moved."""
         moved = False
         for line in list(self._lanes.values()):
             while line:
@@ -35,7 +35,7 @@ class PollingExecutor:
                     if not line[0].ready():
                         break
                     ended = line[0].advance()
-                except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
+                except BaseException as error:  # noqa: BLE001 - raised where its handle is waited for
                     line[0].fail(error)
                     ended = True
                 moved = True
@@ -45,11 +45,11 @@ class PollingExecutor:
         return moved
 
     def wait(self, handle: TaskHandle, deadline: Deadline) -> None:
-        """Until that one has ended, looking after all meanwhile."""
+        """Wait until that task has ended, and run all meanwhile."""
         self.until(handle.poll, deadline)
 
     def until(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Until something is so."""
+        """Run all until `done()`."""
         while not done():
             if not self.go():
                 deadline.pause()

@@ -1,18 +1,17 @@
-"""What a rank has started: how it goes on while the rank computes.
+"""The progress engine: how started communication makes progress while the rank computes.
 
 | progress | the library's own sums | sub-programs over messages |
 |---|---|---|
-| "auto" | by the library where it moves bytes itself (NCCL, gloo; not long ones on a CPU), else on a lane's thread | on a lane's thread |
+| "auto" | by the library if it moves bytes itself (NCCL, gloo; not long ones on a CPU), else on a lane's thread | on a lane's thread |
 | "blocking" | at once, in the foreground: nothing is hidden | the same |
-| "tests" | begun without blocking, and looked after at every request and every gradient of backward; one lane only | the same |
+| "tests" | begun without blocking, and polled at every request and every gradient of backward; one lane only | the same |
 | "thread" | on a lane's thread | on a lane's thread |
 | "library" | begun without blocking, and left to the library | refused |
 
-gloo begins whatever it is given, and two sums that are under way at once get in each other's way on one connection: where the wire
-binds, Pipe-SGD's steps were 4 to 7 % longer than with one sum after the other. Short sums hide each other's latency instead.
+Two gloo sums in progress at once compete for one connection. On a slow network Pipe-SGD's steps were 4 to 7 % longer than with one
+sum after the other, so "auto" runs long sums on a lane's thread. Short sums hide each other's latency instead.
 
-Free sub-programs, which wait for other ranks' work rather than for bytes, go round on a thread of their own under "auto" and
-"thread"; servers always do.
+Free sub-programs wait for other ranks' work, not for bytes. Under "auto" and "thread" they share one thread; servers always do.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from workbench.runtimes.transport.base import Deadline, Handle, Transport
 from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.units import MIB
 
-TAG_SPAN = 1024  # tags a sub-program may use; each started one has its own range
-LONG_BYTES = 4 * MIB  # of a sum
-NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767 only
+TAG_SPAN = 1024  # tags of a started sub-program, which has a range of its own
+LONG_BYTES = 4 * MIB  # a longer sum is bound by the network
+NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767
 
 
 @final
@@ -43,7 +42,8 @@ class ProgressEngine:
 
     Args:
         here: the foreground's endpoint.
-        answer: answers the requests of sub-programs that concern the replica and time.
+        answer: answers a sub-program's requests about the replica and time.
+        progress: a row of the table above.
     """
 
     def __init__(
@@ -60,36 +60,36 @@ class ProgressEngine:
         self._mailbox, self._here, self._own = mailbox, here, answer
         self._progress = progress
         self._turns = PollingExecutor()
-        self._begun: list[Handle] = []  # of the library's own, to be tested
-        self._beside: dict[int, Endpoint] = {}  # lane -> where the library's own background work of other lanes is started
+        self._begun: list[Handle] = []  # handles of the library, to be polled
+        self._beside: dict[int, Endpoint] = {}  # lane -> endpoint that starts the library's sums of that lane
         self._lanes: dict[int, Lane | FairExecutor] = {}
         self._num_started = self._num_strands = 0
-        self._streams: dict[int, Any] = {}  # lane -> the stream of the device on which its sub-programs work
-        self._last: dict[int, TaskHandle] = {}  # range of tags -> the sub-program that had it last
+        self._streams: dict[int, Any] = {}  # lane -> the device stream of its sub-programs
+        self._last: dict[int, TaskHandle] = {}  # range of tags -> the last sub-program that used it
         if not transport.has_threads and progress in ("auto", "thread"):
             self._progress = "tests"
 
     @property
     def ticks(self) -> bool:
-        """Whether it wants to be looked after now and then."""
+        """Whether `tick` must be called now and then."""
         return self._progress == "tests"
 
     def tick(self) -> bool:
-        """Look after what nobody else does; whether anything moved."""
+        """Poll what no thread drives. Returns whether anything moved."""
         if not self.ticks:
             return False
         self._begun = [handle for handle in self._begun if not handle.poll()]
         return self._turns.go()
 
     def wait(self, handle: TaskHandle, deadline: Deadline) -> None:
-        """Until a sub-program has ended."""
+        """Wait until a sub-program has ended."""
         self._turns.wait(handle, deadline) if self.ticks else handle.wait(deadline)
 
     def _waited(self, begin: float) -> None:
         self.clock.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
 
     def start(self, request: ops.Start) -> Ticket:
-        """Begin a request or sub-program in the background, which goes on as `progress` says. Servers always have a thread."""
+        """Begin a request or sub-program in the background. Servers always have a thread."""
         work, lane = request.work, request.lane
         if not request.shares_tags:
             self._num_started += 1
@@ -104,7 +104,7 @@ class ProgressEngine:
         return self._start_strand(request)
 
     def _start_native(self, work: Request, lane: int) -> Ticket | None:
-        """The library's own sum, as `progress` says; None where a sub-program is to take it."""
+        """Begin the library's own sum; None if a sub-program must take it."""
         match self._progress:
             case "blocking":
                 begin = self.clock.now()
@@ -124,7 +124,7 @@ class ProgressEngine:
     def _start_strand(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane
         strand_number = -1
-        if not isinstance(work, Request):  # only these may be answered by chance, and are counted alike on every library
+        if not isinstance(work, Request):  # only these may depend on chance; their count is the same on every library
             self._num_strands += 1
             strand_number = self._num_strands
         number = self._num_started % NUM_TAG_RANGES
@@ -144,7 +144,7 @@ class ProgressEngine:
             after=after,
             serves=request.shares_tags,
             streams=streams,
-            # What serves exchanges values with the foreground while both run: on one stream their work is in order.
+            # A server exchanges values with the foreground while both run: one stream keeps their work in order.
             stream=streams.current() if request.shares_tags else self._stream_of(lane),
             begin=None if request.shares_tags else streams.mark(),
             sums=lane <= 0 or self.transport.sums_from_threads,
@@ -182,18 +182,18 @@ class ProgressEngine:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is under way, and no thread of a lane is left."""
+        """Whether nothing is in progress and every lane's thread has ended."""
         return not self.transport.in_flight and all(lane.ended for lane in self._lanes.values())
 
     def close(self) -> None:
-        """End the threads; work still in them is abandoned."""
+        """End the threads. Work in progress is abandoned."""
         for lane in self._lanes.values():
             lane.close()
-        self._own = _nobody  # the interpreter's own method: with it both would keep each other, and the library's sockets, alive
+        self._own = _nobody  # drop the interpreter's method: the cycle would keep the library's sockets open
 
 
 def _is_long(work: Request) -> bool:
-    """Whether a sum is bound by the wire; the same on every rank, since lanes have connections of their own."""
+    """Whether a sum is bound by the network. Equal on every rank, because lanes have separate connections."""
     if not isinstance(work, ops.AllReduce):
         return False
     flat = flat_of(work.value)
@@ -205,6 +205,6 @@ def _nobody(request: Request, task: int) -> Any:  # noqa: ARG001 - the signature
 
 
 def check_lanes(algorithm: Algorithm, progress: str) -> None:
-    """Raise `ConfigError` for what would deadlock: looked after now and then, lanes would block in another order on each rank."""
+    """Raise `ConfigError` for a deadlock: with "tests", lanes would block in a different order on each rank."""
     if progress == "tests" and algorithm.num_lanes > 1:
-        raise ConfigError(f"progress='tests' looks after one lane, and this method has {algorithm.num_lanes}: use progress='thread'")
+        raise ConfigError(f"progress='tests' drives one lane, and this algorithm has {algorithm.num_lanes}: use progress='thread'")

@@ -1,4 +1,4 @@
-"""Started sub-programs: one after the other on a lane's thread, or side by side on a thread that goes round."""
+"""Started sub-programs as tasks: in order on a lane's thread, or concurrently on one thread that polls all of them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.streams import HOST, Streams
 
-LANE_SPINS = 20  # a lane polls beside a thread that computes, and each poll takes the interpreter from it
+LANE_SPINS = 20  # few: each poll of a lane takes the interpreter lock from the thread that computes
 
 
 @final
 class TaskHandle(Handle):
-    """A sub-program in the background."""
+    """A started sub-program."""
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
         self.event = threading.Event()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.ready: Any = None  # the event after which its value is there, where it worked on a stream of its own
-        self.then: Callable[[], None] | None = None  # called at its end, on the thread that brought it there; must not raise
+        self.ready: Any = None  # the device event after which its value is there, if it used its own stream
+        self.then: Callable[[], None] | None = None  # called at its end, on the thread that ran it; must not raise
 
     def end(self, value: Any = None, error: BaseException | None = None, ready: Any = None) -> None:
-        """It has come to this."""
+        """Set its result."""
         self.value, self.error, self.ready = value, error, ready
         self.finished_s = time.perf_counter()
         self.event.set()
@@ -49,15 +49,15 @@ class TaskHandle(Handle):
 
 @final
 class Task:
-    """A sub-program that has been started, and what it waits for.
+    """A started sub-program, and what it waits for.
 
     Args:
-        answer: answers the requests that concern the replica and time; the rest goes to the endpoint.
-        after: the sub-program that had its tags before, which must have ended.
-        serves: nobody may be waiting for it when it fails, so that the ledger is told.
-        streams, stream: on which stream of the device it works; None: its thread's own.
-        begin: the event after which it may begin.
-        sums: whether it may ask for sums of the library's own.
+        answer: answers the requests about the replica and time. The endpoint answers the rest.
+        after: the sub-program that used its tags before, which must have ended.
+        serves: nobody may wait for it when it fails, so its failure is set on the rank clock.
+        streams, stream: the device stream on which it works; None: its thread's own.
+        begin: the device event after which it may begin.
+        sums: whether it may ask for the library's own sums.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Task:
         self.handle = TaskHandle()
         self._after, self._serves = after, serves
         self.priority = priority
-        self.alone = False  # on its thread, which may wait in the library
+        self.alone = False  # alone on its thread, which may block in the library
         self.endpoint = endpoint
         self._program, self._clock, self._answer = program, clock, answer
         self._reply: Any = None
@@ -89,7 +89,7 @@ class Task:
         self._num_waits = 0
 
     def ready(self) -> bool:
-        """Whether it can go on; takes note of what it was waiting for."""
+        """Whether it can continue. Takes the result that it waited for."""
         if self._stream is None:
             return self._is_ready()
         with self._streams.on(self._stream):
@@ -121,7 +121,7 @@ class Task:
         return True
 
     def block(self, deadline: Deadline) -> None:
-        """Until it can go on; for a thread that has nothing else to do."""
+        """Wait until it can continue; for a thread with nothing else to do."""
         if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
             with self._streams.on(self._stream) if self._stream is not None else nullcontext():
                 self.endpoint.finish(self._tickets[0], inside=self.alone)
@@ -129,7 +129,7 @@ class Task:
             deadline.pause()
 
     def advance(self) -> bool:
-        """Go on until it must wait; True at its end, when its handle is complete."""
+        """Run it until it must wait. Returns True at its end, when its handle is complete."""
         if self._stream is None:
             return self._advance()
         with self._streams.on(self._stream):
@@ -146,18 +146,18 @@ class Task:
                     return False
         except StopIteration as stop:
             self.handle.end(stop.value, ready=None if self._stream is None else self._streams.mark())
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits: a thread has nobody else to tell
+        except BaseException as error:  # noqa: BLE001 - raised where its handle is waited for
             self.fail(error)
         return True
 
     def fail(self, error: BaseException) -> None:
-        """It ends with this."""
+        """End it with this error."""
         if self._serves and self._clock.failure is None:
             self._clock.failure = error
         self.handle.end(error=error)
 
     def _take(self, request: Request) -> bool:
-        """Answer a request, or note what it waits for: True."""
+        """Answer a request and return False, or note what it waits for and return True."""
         match request:
             case ops.Start(work):
                 self._reply = self.endpoint.start(work) if isinstance(work, Request) else None
@@ -178,7 +178,7 @@ class Task:
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
                 if not self._sums:
                     raise ConfigError(
-                        "NCCL may deadlock where threads of a rank begin sums on several lanes, for each rank may begin them in another "
+                        "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them in another "
                         "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
                     )
                 self._reply = self.endpoint.perform(request)
@@ -187,16 +187,16 @@ class Task:
                 self._reply = self._answer(request, self.endpoint.task)
                 return False
         if self.alone and not self._any and not self._tickets[0].done:
-            return True  # without a look, for which another thread would have to wait
+            return True  # without polling, which would take the lock from another thread
         return not self._is_ready()
 
 
 @final
 class Lane:
-    """A thread that runs started sub-programs one after the other, in order of starting, which is the same on every rank.
+    """A thread that runs started sub-programs in the order in which they started, which is the same on every rank.
 
     Args:
-        inside: it may wait in the library, since whoever waits for its sub-programs hears of failures and has a deadline.
+        inside: it may block in the library; the threads that wait for its sub-programs check for failures and have a deadline.
     """
 
     def __init__(self, clock: RankClock, *, inside: bool = False) -> None:
@@ -218,15 +218,15 @@ class Lane:
                     task.block(self._clock.deadline("what a sub-program waits for", LANE_SPINS))
             except BaseException as error:  # noqa: BLE001 - as in `advance`
                 task.fail(error)
-            del task  # and with it whoever is told of its end: this thread may never have another
+            del task  # else this thread would keep it, and its callback, until the next one
 
     def leave(self) -> None:
-        """End the thread behind what was submitted, and do not wait: who owned it is collected, perhaps on that very thread."""
+        """End the thread after the submitted tasks, without waiting: this may run on that thread, in a garbage collection."""
         self._queue.put(None)
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has."""
+        """Whether its thread has ended."""
         return not self._thread.is_alive()
 
     def close(self) -> None:
@@ -236,10 +236,9 @@ class Lane:
 
 @final
 class FairExecutor:
-    """A thread that goes round all free sub-programs and lets each go on as far as it can, the most urgent first.
+    """A thread that polls all free sub-programs and runs each as far as it can, the most urgent first.
 
-    They may move in any order: those that are active have tags of their own. One that would share them with an older one that
-    is still active waits for its end, as on every rank.
+    Any order is valid, because active sub-programs have separate tags. One whose tags an older active one still uses waits for its end.
     """
 
     def __init__(self, clock: RankClock) -> None:
@@ -265,7 +264,7 @@ class FairExecutor:
                 return
             task.endpoint.enter_thread()
             self._active.append(task)
-        self._active.sort(key=lambda task: task.priority)  # stable: in order of starting where equally urgent
+        self._active.sort(key=lambda task: task.priority)  # stable: equally urgent ones stay in order of starting
 
     def _run(self) -> None:
         deadline = self._clock.deadline("what free sub-programs wait for", LANE_SPINS)
@@ -298,7 +297,7 @@ class FairExecutor:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has."""
+        """Whether its thread has ended."""
         return not self._thread.is_alive()
 
     def close(self) -> None:

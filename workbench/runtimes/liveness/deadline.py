@@ -1,4 +1,4 @@
-"""How long a rank waits for others, and what it says meanwhile."""
+"""How long a rank waits for others, and what it reports meanwhile."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from workbench import units
 from workbench.errors import PeerFailed, Stalled
 
 T = TypeVar("T")
-SPINS = 200  # polls between which a waiting thread only gives its core away; then it sleeps
-CHECK_S = 0.25  # how often a waiting rank looks whether a peer has failed
+SPINS = 200  # polls between which a waiting thread only yields its core; after them it sleeps
+CHECK_S = 0.25  # between two checks for a failed peer
 
 
 class Lookout(Protocol):
-    """Who knows where the ranks are."""
+    """Knows what the other ranks do."""
 
     def note_wait(self, what: str) -> None:
-        """The calling thread waits for that."""
+        """Note that the calling thread waits for `what`."""
 
     def describe_absent(self, what: str | None) -> str:
-        """Who has not come to it, and what they do instead; "" if nobody knows."""
+        """Which ranks have not come to it, and what they do instead; "" if that is unknown."""
 
 
 class Deadline:
-    """How long a rank waits: looks for failed peers now and then, says after a while what it waits for, and gives up at a deadline.
+    """A wait with an end: it checks for failed peers, reports after a while what it waits for, and gives up at the deadline.
 
     Args:
         what: what is waited for, for the message.
-        failure: returns a peer's last words, or None.
-        timeout_s: None waits for ever.
-        spins: how often to give the core away before sleeping; a thread beside one that computes should not spin.
-        held: seconds that the run has been held until now, which do not count.
-        step: of what is waited for, for the message; told apart, since a message is hardly ever made.
-        lookout: knows where the other ranks are.
+        failure: returns the failure that a peer announced, or None.
+        timeout_s: None: no deadline.
+        spins: polls that only yield the core before the thread sleeps. Give 0 to a thread next to one that computes.
+        held: seconds that the run has been paused until now; they do not count.
+        step: the step of what is waited for. It is an argument of its own because a message is rarely made.
+        lookout: knows what the other ranks do.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Deadline:
         self._pauses = 0
 
     def check(self) -> None:
-        """Raise if a peer has failed, or the deadline has passed."""
+        """Raise `PeerFailed` if a peer has failed, and `Stalled` if the deadline has passed."""
         now = time.perf_counter()
         if now - self._looked >= CHECK_S:
             self._looked = now
@@ -85,8 +85,8 @@ class Deadline:
         return self._lookout.describe_absent(self._whole) if self._lookout is not None else ""
 
     def _tell(self, waited_s: float) -> None:
-        """Let the others know, and after a while whoever reads what this rank prints."""
-        if not self._what:  # nothing is waited for: peers are asked whether they have failed
+        """Report the wait in this rank's heartbeat and, after a while, on standard error."""
+        if not self._what:  # a check for failed peers, not a wait
             return
         if self._lookout is not None:
             self._lookout.note_wait(self._whole)
@@ -96,7 +96,7 @@ class Deadline:
             print(f"waiting {waited_s:.0f} s for {self._whole}{self._absent()}", file=sys.stderr, flush=True)
 
     def pause(self) -> None:
-        """Between two polls: first give the core away, then sleep, longer as time passes."""
+        """Pause between two polls: first yield the core, then sleep, longer as time passes."""
         self._pauses += 1
         if self._pauses <= self._spins:
             os.sched_yield()
@@ -107,14 +107,18 @@ class Deadline:
 
 
 def on_a_thread(work: Callable[[], T], check: Callable[[], object]) -> T:
-    """What `work` returns or raises, a library's call that nothing interrupts; `check` may end the wait for it, though not the call."""
+    """Run `work`, a library call that cannot be interrupted, on a thread. Return or raise what it does.
+
+    Args:
+        check: called meanwhile. It may raise to end the wait; the call itself continues.
+    """
     made: list[T] = []
     failed: list[BaseException] = []
 
     def make() -> None:
         try:
             made.append(work())
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
+        except BaseException as error:  # noqa: BLE001 - raised on the calling thread
             failed.append(error)
 
     thread = threading.Thread(target=make, name="workbench-call", daemon=True)

@@ -1,8 +1,8 @@
-"""Which ranks of a run are there, and where each is: written anew every second in the run's folder while it trains, one file a rank.
+"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and peers find out who is gone.
 
-A rank that was killed cannot say so. What its peers see is a connection that ended, its own or that of a rank that left because of
-it; or nothing at all. So who is gone is looked up here, and nowhere else: by processes on one machine (a stopped one is there), by
-files that are no longer touched on others.
+A killed rank cannot report its end. Its peers see a closed connection, its own or that of a rank that left because of it, or nothing
+at all. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not gone).
+For ranks on other machines it looks at the time of the last heartbeat.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from workbench.trace.recorder import metrics_name
 from workbench.trace.text import read_json
 
 BEAT_S = 1.0
-LOST_S = 60.0  # nobody on another host was heard of for so long: longer than network file systems keep old answers
-SILENT_S = 3.0  # a rank that has not written for so long does not run, or its host is not reached
-DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for who is gone
-NUM_WATCHED = 4  # so many ranks behind each one are looked at: all that are there watch the first of those that are gone
-LEFT = "left-"  # files of ranks that left before the end
+LOST_S = 60.0  # without a heartbeat from another host: longer than network file systems cache
+SILENT_S = 3.0  # a rank without a heartbeat for this long does not run, or its host is not reached
+DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for the rank that is gone
+NUM_WATCHED = 4  # each rank watches so many next ranks; so the first of several that are gone has a watcher
+LEFT = "left-"  # prefix of files of ranks that left before the end
 MOST_NAMED, TAIL_BYTES = 4, 8192
 KINDS: dict[str, Any] = {
     "host": str,
@@ -44,7 +44,7 @@ KINDS: dict[str, Any] = {
     "step": int,
     "memory_bytes": int,
 }
-# What a rank whose peer died is told: by gloo, by the store that torch.distributed meets at, by an MPI that survives.
+# Errors after a peer's death: of gloo, of torch.distributed's store, and of a fault-tolerant MPI.
 CONNECTION = re.compile(
     r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to (recv|send)|got 0 bytes"
     r"|ERR_PROC_FAILED"
@@ -52,18 +52,18 @@ CONNECTION = re.compile(
 
 
 def heartbeat_name(rank: int) -> str:
-    """File of a rank that is in the run."""
+    """Name of the heartbeat file of a rank. The file exists while the rank takes part in the run."""
     return f"present-{rank:05d}.json"
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Whether an error of a library's only says that a peer is no longer there."""
+    """Whether a library's error only reports that a peer is gone."""
     ours = type(error).__module__.partition(".")[0] == "workbench"
     return isinstance(error, RuntimeError) and not ours and bool(CONNECTION.search(str(error)))
 
 
 def step_under_way(folder: Path, rank: int) -> int:
-    """The step that a rank is in, or was in when it ended: the one behind the last of its record."""
+    """The step that a rank is in, or was in when it ended: the one after the last of its record."""
     try:
         with (folder / metrics_name(rank)).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -71,13 +71,13 @@ def step_under_way(folder: Path, rank: int) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first may be a part, and the last of a killed rank too
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first line may be cut, and so may the last one of a killed rank
             return int(json.loads(line)["step"]) + 1
     return 0
 
 
 def read_heartbeat(folder: Path, rank: int) -> dict[str, Any] | None:
-    """What a rank that is in the run left there, and since when its file was not touched: `silent_s`. None: it is not, or no more."""
+    """A rank's heartbeat, with its age `silent_s` in seconds. None if the rank takes no part in the run."""
     path = folder / heartbeat_name(rank)
     try:
         row = read_json(path)
@@ -104,17 +104,17 @@ def state_of(row: dict[str, Any]) -> Literal["alive", "stopped", "gone"] | None:
 
 @final
 class FailureDetector:
-    """This rank's, and what is known of the others'. On one thread it beats, looks after the library, and watches.
+    """Writes this rank's heartbeat and watches other ranks. One thread writes, watches, and runs the `Watchdog`.
 
     Args:
-        folder: the run's.
-        rank, num_ranks: whose, and of how many.
-        announce: told, once, of a rank that is gone; None: nobody looks, unless asked.
-        step: the step under way here.
+        folder: the run's folder.
+        rank, num_ranks: this rank, and the number of ranks.
+        announce: called once, with the words about a rank that is gone. None: other ranks are looked up only when asked.
+        step: the current step of this rank.
         lost_s: see `LOST_S`.
 
     Attributes:
-        without: ranks that the run goes on without, of which nothing is said any more.
+        ignored: ranks that the run continues without; they are no longer reported.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class FailureDetector:
         self.announce, self.ignored = announce, frozenset[int]()
         self._step, self._lost_s = step, lost_s
         self._here = Watchdog(folder, rank, step)
-        self._known: dict[int, dict[str, Any]] = {}  # rank -> what it left when it came
-        self._heard: dict[int, tuple[int, float]] = {}  # rank -> when its file was touched last, on its clock, and seen to be, on ours
-        self._moved = (0, time.monotonic())  # this rank's step, and since when it is at it
-        self._over, self._writing = threading.Event(), threading.RLock()  # it may leave while it writes: its owner is collected
+        self._known: dict[int, dict[str, Any]] = {}  # rank -> its first heartbeat
+        self._heard: dict[int, tuple[int, float]] = {}  # rank -> time of its last heartbeat, on the file's clock; when it was seen, on ours
+        self._moved = (0, time.monotonic())  # this rank's step, and when it began
+        self._over, self._writing = threading.Event(), threading.RLock()  # reentrant: a garbage collection during a write may call `leave`
         self._thread = threading.Thread(target=self._run, name="workbench-presence", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
@@ -147,7 +147,11 @@ class FailureDetector:
         self._thread.join(BEAT_S)
 
     def leave(self, words: str = "") -> None:
-        """In order: nobody takes this rank for one that is gone. `words`: why it leaves early, for those that lose a connection."""
+        """End the heartbeat in an orderly way, so that no peer reports this rank as gone.
+
+        Args:
+            words: why it leaves early, for peers that lose a connection.
+        """
         with self._writing:
             if words and not self._over.is_set():
                 with contextlib.suppress(OSError):
@@ -158,7 +162,7 @@ class FailureDetector:
                 self._path(self.rank).unlink()
 
     def join_thread(self) -> None:
-        """After `leave`, where the process ends."""
+        """Wait for the thread after `leave`, before the process ends."""
         self._thread.join(BEAT_S)
 
     def begin_training(
@@ -168,15 +172,19 @@ class FailureDetector:
         self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s, activity)
 
     def end_training(self) -> None:
-        """The rank trains no more, though it has not left."""
+        """Training has ended; the heartbeat continues."""
         self._here = Watchdog(self.folder, self.rank, self._step)
 
     def note_wait(self, what: str) -> None:
-        """The calling thread waits for that; called some times a second."""
+        """Note that the calling thread waits for `what`; called a few times a second."""
         self._here.note_wait(what)
 
     def describe_absent(self, what: str | None) -> str:
-        """`: rank 2 has not come (alive, in backward)`; "" if nothing is known. `what`: that for which this rank waits."""
+        """Text on ranks that this rank waits for: ": rank 2 has not come (alive, in backward of step 3)"; "" if nothing is known.
+
+        Args:
+            what: what this rank waits for.
+        """
         lines, others = [], [rank for rank in range(self.num_ranks) if rank != self.rank and rank not in self.ignored]
         rows = {peer: row for peer in others if (row := read_heartbeat(self.folder, peer)) is not None}
         for peer, row in rows.items():
@@ -192,20 +200,20 @@ class FailureDetector:
         return ": " + ", ".join(lines[:MOST_NAMED]) + more
 
     def leads(self) -> bool:
-        """Whether every rank before this one is gone: it keeps the run's record now."""
+        """Whether all lower ranks are gone, so that this rank keeps the run's record."""
         return all((row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
 
     def forget(self, peer: int) -> None:
-        """Another process has that number from here on."""
+        """Another process takes the place of that rank."""
         _ = self._known.pop(peer, None), self._heard.pop(peer, None)
 
-    # -- who is gone -------------------------------------------------------------------------------------------
+    # -- ranks that are gone -----------------------------------------------------------------------------------
 
     def end_of(self, peer: int, *, idle: bool = False) -> str | None:
-        """How it is known for certain that a rank is gone without a word; None where it is not.
+        """How it is known that a rank is gone without leaving; None if it is not gone.
 
         Args:
-            idle: go by the silence of other hosts only where nothing goes on here either: who takes steps has heard of all.
+            idle: count the silence of another host only while this rank takes no steps either.
         """
         row = self._known.get(peer) or read_heartbeat(self.folder, peer)
         if row is None:
@@ -213,24 +221,28 @@ class FailureDetector:
         self._known[peer] = row
         state = state_of(row)
         if state == "gone":
-            return "its process has ended" if self._path(peer).exists() else None  # else it took its leave meanwhile
+            return "its process has ended" if self._path(peer).exists() else None  # else it has left meanwhile
         if state is not None or not self._silent(peer, idle=idle):
             return None
         there = [rank for rank in range(self.num_ranks) if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]]
         silent = [self._silent(rank, idle=idle) for rank in there]
-        if all(silent):  # else its host is there, and the rank is stopped, or who is there sees its end
+        if all(silent):  # else its host is reached: the rank is stopped, or a rank on that host sees its end
             return f"nobody on {row['host']} was heard of for {self._lost_s:.0f} s"
         return None
 
     def find_gone(self) -> str | None:
-        """Words on the first rank that is gone, if one is."""
+        """Description of the first rank that is gone; None if all are there."""
         return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
 
     def diagnose(self, told: Callable[[], str | None]) -> str | None:
-        """Why a connection ended: who is gone, or what a peer that can see it told. Waits a little for either."""
+        """Why a connection ended: which rank is gone, or what a peer told. Waits `DIAGNOSIS_S` for either.
+
+        Args:
+            told: returns the failure that a peer announced, or None.
+        """
         deadline = time.monotonic() + DIAGNOSIS_S
         while (words := self.find_gone()) is None:
-            with contextlib.suppress(RuntimeError):  # where peers leave word may be gone as well
+            with contextlib.suppress(RuntimeError):  # the process that holds the announcements may be gone too
                 words = told()
             words = words or self._words_left()
             if words is not None or time.monotonic() > deadline:
@@ -239,7 +251,7 @@ class FailureDetector:
         return words
 
     def _words_left(self) -> str | None:
-        """Of the lowest rank that said why it left."""
+        """Why the lowest of the ranks that left early did so."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
         return None
@@ -255,10 +267,10 @@ class FailureDetector:
         return f"rank {peer} is gone {at}: {end}: host or network failed"
 
     def _silent(self, peer: int, *, idle: bool) -> bool:
-        """Whether a rank was not heard of for long; its file's time is of its own clock, and only changes count."""
+        """Whether a rank has not written for `lost_s`. The file's time is of another clock, so only its changes count."""
         now = time.monotonic()
         try:
-            with self._path(peer).open() as file:  # a network file system looks anew at what is opened
+            with self._path(peer).open() as file:  # opening makes a network file system refresh its cache
                 touched = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             return False
@@ -274,7 +286,7 @@ class FailureDetector:
 
     def _write(self) -> None:
         path = self._path(self.rank)
-        with self._writing, contextlib.suppress(OSError):  # a full disk, or the folder was removed under us
+        with self._writing, contextlib.suppress(OSError):  # a full disk, or a removed folder
             if self._over.is_set():
                 return
             try:
@@ -299,6 +311,6 @@ class FailureDetector:
             words = self._look((self.rank + distance) % self.num_ranks)
             if words is not None and not self._over.is_set() and self.announce is not None:
                 self.announce = None
-                with contextlib.suppress(RuntimeError):  # the one that kept the word may be the one that is gone
+                with contextlib.suppress(RuntimeError):  # the process that holds announcements may be the one that is gone
                     announce(words)
                 return

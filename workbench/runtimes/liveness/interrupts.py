@@ -1,4 +1,4 @@
-"""Interrupts at a good moment: of a rank that trains, once, where its peers can leave too; of who gives work to ranks, when all have it."""
+"""SIGINT at a safe moment: once for a rank that trains, and not while a cluster sends work to its ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BOUND_S = 2.0  # how long an interrupt waits for a call that peers count on; they may wait for this rank's call for ever
+BOUND_S = 2.0  # how long an interrupt waits for a call that peers depend on; they may wait for it without an end
 AGAIN_S = 0.01
 
 
 @contextmanager
 def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
-    """The first SIGINT raises `KeyboardInterrupt`, later ones are ignored until the block is left.
+    """Within the block the first SIGINT raises `KeyboardInterrupt`, and later ones are ignored.
 
-    Outside the main thread, or where SIGINT is ignored anyway, nothing changes.
+    Outside the main thread, or if SIGINT is ignored already, nothing changes.
 
     Args:
-        bound: whether it is a bad moment; then the interrupt waits, for `BOUND_S` at most.
+        bound: whether this is a bad moment. The interrupt then waits, for `BOUND_S` at most.
 
     Yields:
-        To be called when the rank begins to leave: from then on none is heard.
+        A function that ignores every later SIGINT; to be called when the rank begins to leave.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
@@ -58,9 +58,9 @@ def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Call
 
 @contextmanager
 def deferred_interrupt(words: str) -> Iterator[None]:
-    """A SIGINT within the block is heard at its end, as a `KeyboardInterrupt` of these words; a second one at once.
+    """Within the block a SIGINT waits for the block's end and then raises `KeyboardInterrupt(words)`. A second one acts at once.
 
-    Outside the main thread, or where SIGINT is ignored anyway, nothing changes.
+    Outside the main thread, or if SIGINT is ignored already, nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):

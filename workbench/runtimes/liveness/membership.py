@@ -1,8 +1,8 @@
-"""Runs that go on without some of their ranks: who has left, said once for all, and texts that all who remain gather.
+"""Membership of a run that continues without some ranks: which have left, and texts that the remaining ranks gather.
 
-That a rank is gone is found out by `detector`, beside the library that carries messages, which may tell nobody of a death. Whoever
-finds it out first writes so in the run's folder, and what is written counts for all: a rank that was given up wrongly finds its own
-name there, and must not go on.
+The failure detector finds out that a rank is gone, because a communication library may report no death. The first rank that finds it
+out writes a file into the run's folder, and this file counts for all. A rank that was given up by mistake finds its own name there
+and must not continue.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector, heartb
 from workbench.trace.atomic import write_atomic
 from workbench.trace.store import read_info, update_run
 
-if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
+if TYPE_CHECKING:  # to look whether a run continues needs no torch
     from workbench.runtimes.liveness.deadline import Deadline
 
-LOOK_S = 0.1  # how often ranks are looked for
-LEAVE_S = 5.0  # how long rank 0 waits for the others before it clears up
+LOOK_S = 0.1  # between two looks at the files
+LEAVE_S = 5.0  # how long the lowest rank waits for the others before it removes the files
 FOLDER = "members"
-ENDS_ALONE = "async_mpi_finalize"  # of Open MPI: a rank's MPI_Finalize waits for no other, which it else may do for ever when one is gone
-FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # what its mpiexec is told, so that ranks outlive one that is killed
+ENDS_ALONE = "async_mpi_finalize"  # of Open MPI: MPI_Finalize waits for no other rank; else it may wait for a dead one without an end
+FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # options of its mpiexec, so that ranks survive a killed one
 LEFT_TEXT = "\0left"  # in place of the text of a rank that has left
 
 
 def left_name(rank: int, num_taken: int) -> str:
-    """File that says that a rank has left, whose place another process had taken so often before."""
+    """Name of the file that a rank has left; `num_taken` processes had taken its place before."""
     return f"left-{rank:05d}-{num_taken}.json" if num_taken else f"left-{rank:05d}.json"
 
 
@@ -47,8 +47,8 @@ class Departure:
 
     Attributes:
         why: how that was found out.
-        unix_s: when, by the time of day.
-        seconds: since whoever found it out was there, which is since the run began.
+        unix_s: when, in seconds since 1970.
+        seconds: when, in seconds since the run began.
         seen_by: the rank that found it out.
     """
 
@@ -61,14 +61,14 @@ class Departure:
 
 @final
 class Membership:
-    """One rank's view of who is there. Every rank of a run makes one before the first of them needs it.
+    """One rank's view of the members of the run. Every rank makes one before any rank needs it.
 
     Args:
-        presence: the rank's; from here on a rank that is gone is no failure that it announces.
-        goes_on_without: rank -> whether the run can go on when it has left.
+        detector: this rank's. It no longer announces a rank that is gone.
+        goes_on_without: rank -> whether the run can continue when that rank has left.
 
     Attributes:
-        shrinks: where it cannot, those that remain go on as fewer (`runtimes.elastic.shrink`).
+        shrinks: if it cannot, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
     """
 
     def __init__(self, detector: FailureDetector, goes_on_without: Callable[[int], bool], *, shrinks: bool = False) -> None:
@@ -77,22 +77,22 @@ class Membership:
         self.detector, detector.announce = detector, None
         self.folder = detector.folder / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remain: set[int] | None = None  # where a run has shrunk
-        self.gone: list[Departure] = []  # in the order in which this rank heard of them
-        self._before: list[Departure] = []  # of those whose place was taken
+        self._remain: set[int] | None = None  # the remaining ranks, after a run has shrunk
+        self.gone: list[Departure] = []  # in the order in which this rank found them
+        self._before: list[Departure] = []  # of ranks whose place was taken
         self.num_taken = [0] * self.num_ranks  # how often another process has taken a rank's place
         self.num_texts = 0
-        self.num_shrinks = 0  # how often those that remained have met
+        self.num_shrinks = 0  # how often the remaining ranks have met
         self._looked_s, self._began_s = 0.0, time.monotonic()
         self._lock = threading.Lock()
 
     def _left_path(self, rank: int) -> Path:
         return self.folder / left_name(rank, self.num_taken[rank])
 
-    # -- who is there ------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------------------
 
     def departures(self, *, now: bool = False) -> list[Departure]:
-        """Who has left; looks at the files, unless that was a moment ago and `now` is not asked for."""
+        """The ranks that have left. Reads the files at most every `LOOK_S`, unless `now`."""
         if (now or time.monotonic() - self._looked_s > LOOK_S) and self._lock.acquire(blocking=now):
             try:
                 known = {departure.rank for departure in self.gone}
@@ -109,7 +109,7 @@ class Membership:
         return any(departure.rank == rank for departure in self.departures())
 
     def failure(self) -> str | None:
-        """Why this run cannot go on; None where it can."""
+        """Why this run cannot continue; None if it can."""
         for departure in self.departures():
             if departure.rank == self.rank:
                 return f"rank {self.rank} itself was given up ({departure.why}) and the others went on without it: it cannot come back"
@@ -119,16 +119,16 @@ class Membership:
         return None
 
     def missing(self) -> list[int]:
-        """Who has left of those with whom the run goes on: what only such a rank holds is nowhere."""
+        """Ranks that have left since the run last shrank: what only they held is lost."""
         return [departure.rank for departure in self.departures() if self._remain is None or departure.rank in self._remain]
 
     def accept(self, remain: list[int]) -> None:
-        """The run goes on with these."""
+        """The run continues with these ranks."""
         self._remain = set(remain)
         self.detector.ignored = frozenset(range(self.num_ranks)) - self._remain
 
     def readmit(self, rank: int) -> None:
-        """Another process has the place of a rank that had left; every rank says so at the same place of the run."""
+        """Another process takes the place of a rank that had left. Every rank calls this at the same point of the run."""
         with self._lock:
             self._before += [departure for departure in self.gone if departure.rank == rank]
             self.gone = [departure for departure in self.gone if departure.rank != rank]
@@ -136,7 +136,7 @@ class Membership:
             self.detector.forget(rank)
 
     def adopt_history(self, rows: list[dict[str, Any]], seconds: float) -> None:
-        """Who had left before this rank came, as another has recorded it; and since when the run has been under way."""
+        """Take over what another rank recorded before this one joined: departures, and the run's age in seconds."""
         self._before = [Departure(**row) for row in rows]
         self._began_s -= seconds
 
@@ -150,17 +150,17 @@ class Membership:
             seconds = round(time.monotonic() - self._began_s, 3)
             draft.write_text(json.dumps({"rank": rank, "why": why, "unix_s": time.time(), "seen_by": self.rank, "seconds": seconds}))
             with contextlib.suppress(FileExistsError):
-                os.link(draft, path)  # whole, and by the first alone
+                os.link(draft, path)  # atomic, and only the first rank succeeds
             draft.unlink()
         return Departure(**json.loads(path.read_text()))
 
-    # -- where all meet ----------------------------------------------------------------------------------------
+    # -- texts of all ranks ------------------------------------------------------------------------------------
 
     def gather_texts(self, text: str, deadline: Deadline, place: str = "") -> list[str]:
-        """Every rank's text in order of rank, `LEFT_TEXT` for who left before it gave one; all that remain get the same.
+        """Every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one. All remaining ranks get the same.
 
         Args:
-            place: where ranks come to it out of different work, a name for what they meet for; once.
+            place: a name, used once, where ranks come from different work and so have not counted the same gathers.
         """
         number: int | str = place or self.num_texts
         self.num_texts += not place
@@ -168,7 +168,7 @@ class Membership:
         found = [LEFT_TEXT] * self.num_ranks
         waiting = set(range(self.num_ranks))
         while waiting:
-            gone = {departure.rank for departure in self.departures()}  # before its text is looked for: a text that comes is there by then
+            gone = {departure.rank for departure in self.departures()}  # before the texts are read: a rank writes its text before it leaves
             for rank in sorted(waiting):
                 if (said := self.text(number, rank)) is not None:
                     found[rank] = said
@@ -178,16 +178,16 @@ class Membership:
             if waiting:
                 deadline.pause()
         if isinstance(number, int):
-            self._text_path(number - 2, self.rank).unlink(missing_ok=True)  # whoever is here has read it
+            self._text_path(number - 2, self.rank).unlink(missing_ok=True)  # every rank that is here has read it
         return found
 
     def text(self, number: int | str, rank: int) -> str | None:
-        """What a rank has said there, so far."""
+        """A rank's text of that gather; None before it is written."""
         path = self._text_path(number, rank)
         return path.read_text() if path.exists() else None
 
     def put(self, number: int | str, text: str) -> None:
-        """Say this rank's text there."""
+        """Write this rank's text of that gather."""
         write_atomic(self._text_path(number, self.rank), text)
 
     def _text_path(self, number: int | str, rank: int) -> Path:
@@ -196,12 +196,12 @@ class Membership:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def record(self) -> list[dict[str, Any]]:
-        """Who left and when, for `run.json`; seconds since the run began."""
-        known = dict.fromkeys([*self._before, *self.departures(now=True)])  # who came later may know of one in both ways
+        """Departures for `run.json`, with seconds since the run began."""
+        known = dict.fromkeys([*self._before, *self.departures(now=True)])  # a rank that joined later may know one from both
         return [asdict(row) for row in sorted(known, key=lambda departure: departure.seconds)]
 
     def leave(self) -> None:
-        """In order; the first of those that remain clears up behind the last."""
+        """Leave the run. The lowest remaining rank waits for the others and removes the files."""
         self.detector.leave()
         if self.rank != min(self._remain or (0,)):
             return
@@ -214,10 +214,10 @@ class Membership:
 
 
 def require_all(texts: list[str], what: str) -> list[str]:
-    """What `gather_texts` gave, where nobody may be missing.
+    """Return the texts of `gather_texts`, which must be those of all ranks.
 
     Raises:
-        PeerFailed: somebody has left.
+        PeerFailed: a rank has left.
     """
     if LEFT_TEXT in texts:
         raise PeerFailed(f"rank {texts.index(LEFT_TEXT)} has left, and {what} takes all ranks: start again")
@@ -225,7 +225,11 @@ def require_all(texts: list[str], what: str) -> list[str]:
 
 
 def tolerates_loss(folder: Path, *, over: bool) -> bool:
-    """Whether the end of a rank's process need be no failure of that run: the others find it out, and go on; where it is over, they did."""
+    """Return True if the run tolerates the loss of a rank.
+
+    Args:
+        over: whether the run has ended. It then counts whether it did lose one and continued.
+    """
     if not over and (folder / FOLDER).is_dir():
         return True
     with contextlib.suppress(RunNotFound):
@@ -234,7 +238,7 @@ def tolerates_loss(folder: Path, *, over: bool) -> bool:
 
 
 def note_departures(folder: Path, members: Membership) -> None:
-    """Into the run's `run.json`, once it is over: who left, and when."""
+    """Write the departures into `run.json` at the end of the run."""
     info = read_info(folder)
     rows = members.record()
     if rows:

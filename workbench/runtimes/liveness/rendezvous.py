@@ -1,4 +1,4 @@
-"""Ranks come to a run: until all are there, nobody has joined a library's group, which would wait for who is gone."""
+"""Rendezvous: no rank joins a library's group before all have started, because the group would wait for a rank that is gone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WHAT = "all ranks to join the run"
 
 
 def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[[], str | None] = lambda: None) -> None:
-    """Until every rank has left word in the run's folder that it is there.
+    """Wait until every rank has a heartbeat file in the run's folder.
 
     Args:
-        failure: words of a rank that ended before it could leave any.
+        failure: the error of a rank that ended before it wrote a heartbeat.
 
     Raises:
-        PeerFailed: one that had come is gone again.
-        Stalled: not all have come in time; names those that have not.
+        PeerFailed: a rank that had started is gone again.
+        Stalled: not all ranks have started in time; names those that have not.
     """
     deadline = Deadline(WHAT, lambda: failure() or detector.find_gone(), timeout_s, lookout=_Missing(detector))
     while missing(detector):
@@ -28,7 +28,7 @@ def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[
 
 
 def missing(detector: FailureDetector) -> list[int]:
-    """Ranks that have left no word of theirs."""
+    """Ranks without a heartbeat file."""
     others = [rank for rank in range(detector.num_ranks) if rank != detector.rank]
     return [rank for rank in others if not (detector.folder / heartbeat_name(rank)).exists()]
 
@@ -36,12 +36,12 @@ def missing(detector: FailureDetector) -> list[int]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """Knows who has not come at all."""
+    """Names the ranks that have not started."""
 
     detector: FailureDetector
 
     def note_wait(self, what: str) -> None:
-        """The calling thread waits for that."""
+        """Note that the calling thread waits for `what`."""
         self.detector.note_wait(what)
 
     def describe_absent(self, what: str | None) -> str:

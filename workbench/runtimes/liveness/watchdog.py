@@ -19,16 +19,15 @@ EXIT_STATUS = 75  # of a rank that ended itself because a library's call did not
 
 @final
 class Watchdog:
-    """Of the thread that makes it.
+    """Watches the thread that makes it.
 
     Args:
-        folder: the run's.
-        rank: whose.
-        step: the step under way; -1 before the first.
-        bound: None, or, where the rank's thread is in a call of the library that it cannot leave by itself, a number that is another
-            when it comes to the next such call.
-        timeout_s: how long such a call may take: then the process ends, for nothing else can end the wait. None: for ever.
-        activity: what the rank does now: "in backward"; "" where nothing tells.
+        folder: the run's folder.
+        rank: this rank.
+        step: the current step; -1 before the first.
+        bound: None, or a number while the rank's thread is in a library call that it cannot leave; another number in the next call.
+        timeout_s: limit for such a call. The process then ends, because nothing else ends the wait. None: no limit.
+        activity: what the rank does now, such as "in backward"; "" if unknown.
     """
 
     def __init__(
@@ -43,12 +42,12 @@ class Watchdog:
         self.step, self._activity = step, activity
         self._folder, self._rank, self._bound, self._timeout_s = folder, rank, bound, timeout_s
         self._thread = threading.get_ident()
-        self._waits: tuple[str, float] | None = None  # what the rank's thread waits for, and when it last said so
+        self._waits: tuple[str, float] | None = None  # what the rank's thread waits for, and when it last reported that
         self._blocked: tuple[float, int, float] | None = None  # in which call, of which step, since when
         self._says_after_s = 0.0
 
     def note_wait(self, what: str) -> None:
-        """The calling thread waits for that, and looks after itself; called some times a second."""
+        """Note that the calling thread waits for `what`, with a deadline of its own; called a few times a second."""
         if threading.get_ident() == self._thread:
             self._waits = (what, time.monotonic())
 
@@ -57,12 +56,12 @@ class Watchdog:
         return waits[0] if waits is not None and time.monotonic() - waits[1] < within_s else None
 
     def row(self, within_s: float) -> dict[str, Any]:
-        """For a record; who has not said for so long that it waits does not wait."""
+        """Entries of the heartbeat. A wait that was not reported for `within_s` is over."""
         waits = self._waiting(within_s)
         return {"waits": waits, "does": "" if waits else self._activity(), "step": self.step()}
 
     def look_after_the_library(self, within_s: float, absent: Callable[[str | None], str]) -> None:
-        """Say that its call lasts, and where the others are (`absent`); end the process where it lasts too long."""
+        """Report a library call that lasts, and what the others do (`absent`). End the process if the call lasts too long."""
         bound, step, now = self._bound(), self.step(), time.monotonic()
         if bound is None or self._waiting(within_s) is not None:
             self._blocked = None
@@ -78,7 +77,7 @@ class Watchdog:
             print(f"waiting {waited:.0f} s for {what}{absent(None)}", file=sys.stderr, flush=True)
 
     def _leave(self, words: str) -> None:
-        """End the process: in an MPI world the launcher then ends the others."""
+        """End the process. In an MPI world the launcher then ends the others."""
         record = {"rank": self._rank, "error": f"rank {self._rank} failed: Stalled: {words}", "traceback": "", "exit_code": 2}
         with contextlib.suppress(OSError):
             (self._folder / f"failed-{self._rank:05d}.json").write_text(json.dumps(record))
@@ -87,7 +86,7 @@ class Watchdog:
 
 
 def describe_place(row: dict[str, Any]) -> str:
-    """Where a rank is, by its record: "in backward of step 17"."""
+    """What a rank does, from its heartbeat: "in backward of step 17"."""
     if row["waits"] is not None:
         return f"waits for {row['waits']}"
     return f"{row['does'] or 'at work'} of step {row['step']}" if row["step"] >= 0 else "before its first step"

@@ -1,4 +1,4 @@
-"""The port between the interpreter and a communication library: what a library must be able to do, and no more."""
+"""The port between the interpreter and a communication library: what a library must do, and no more."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from workbench.streams import Streams, streams_of
 if TYPE_CHECKING:
     from workbench.runtimes.liveness.membership import Membership
 
-CLOCK_TAG = 30_000  # out of reach of the interpreter's tags
-HOST_TIMES = "on a GPU the spans of the timeline are when the host asked for the work, not when the device did it"
+CLOCK_TAG = 30_000  # above the interpreter's tags
+HOST_TIMES = "on a GPU the spans of the timeline show when the host asked for the work, not when the device did it"
 
 
 class Handle(ABC):
-    """An operation under way in the library."""
+    """An operation in progress in the library."""
 
     started_s: float  # time.perf_counter
     finished_s: float | None = None
 
     @abstractmethod
     def poll(self) -> bool:
-        """Whether it is complete; makes progress where the library needs that. Raises what went wrong."""
+        """Whether it is complete. Makes progress where the library needs that, and raises the operation's error."""
 
     @abstractmethod
     def wait(self, deadline: Deadline) -> None:
-        """Until it is complete."""
+        """Wait until it is complete."""
 
     def wait_inside(self, deadline: Deadline) -> None:
-        """The same on a thread that need not hear of anything else meanwhile: it may wait in the library, which wakes it without others."""
+        """The same on a thread with no other duty meanwhile: it may block in the library, which wakes only this thread."""
         self.wait(deadline)
 
 
 class Transport(ABC):
-    """One rank's end of a communication library. Tensors are 1-D, contiguous, on `device`, and used in place."""
+    """One rank's endpoint of a communication library. Tensors are 1-D, contiguous, on `device`, and used in place."""
 
     rank: int
     num_workers: int
     device: torch.device
     library: str  # for the record
     has_threads = True  # whether several threads of a rank may use it at once
-    sums_from_threads = True  # whether several threads of a rank may begin its sums, each on a lane of its own
-    notes: list[str]  # what the user should know: staging, missing threads
-    outlives_peers = False  # whether its messages go on between other ranks when a rank's process ends
-    can_shrink = False  # whether those that remain then can go on as fewer (`shrink`)
-    members: Membership | None = None  # who is there, where the run goes on without some
+    sums_from_threads = True  # whether several threads of a rank may begin sums, each on its own lane
+    notes: list[str]  # for the user: staging, missing thread support
+    outlives_peers = False  # whether messages between other ranks continue when a rank's process ends
+    can_shrink = False  # whether the remaining ranks can then continue as fewer (`shrink`)
+    members: Membership | None = None  # which ranks take part, if the run continues without some
 
     @cached_property
     def streams(self) -> Streams:
-        """Those of this rank's device."""
+        """The streams of this rank's device."""
         return streams_of(self.device)
 
     @abstractmethod
@@ -69,18 +69,19 @@ class Transport(ABC):
 
     @abstractmethod
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
-        """The same in the background, or None where the library makes no progress by itself (a lane thread then blocks).
+        """The same in the background; None where the library makes no progress by itself (a lane's thread then blocks).
 
-        `always`: in the library's way nevertheless.
+        Args:
+            always: begin it in the library even then.
         """
 
     @abstractmethod
     def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
-        """Sum over ranks, each rank its own block of `gradients.block_bounds`."""
+        """Sum over ranks; each rank gets its own block of `gradients.block_bounds`."""
 
     @abstractmethod
     def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
-        """Each rank's own block to all."""
+        """Send each rank's own block to all."""
 
     @abstractmethod
     def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
@@ -88,7 +89,7 @@ class Transport(ABC):
 
     @abstractmethod
     def barrier(self, deadline: Deadline) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called it."""
 
     @abstractmethod
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
@@ -96,7 +97,7 @@ class Transport(ABC):
 
     @abstractmethod
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
-        """Begin to receive into `flat`; the handle's `source` says from whom it came."""
+        """Begin to receive into `flat`; the handle's `source` is the sender."""
 
     @abstractmethod
     def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
@@ -104,74 +105,77 @@ class Transport(ABC):
 
     @abstractmethod
     def announce_failure(self, words: str) -> None:
-        """Tell all ranks, out of band, that this one is leaving; never blocks."""
+        """Report to all ranks, out of band, that this rank fails; never blocks."""
 
     @abstractmethod
     def peer_failure(self) -> str | None:
-        """What a failing peer announced, if any did."""
+        """What a failing peer announced; None if none did."""
 
     def arrive(self, number: int, text: str) -> None:
-        """Say, out of band, that this rank has come to a barrier of that number, and what it calls; never blocks."""
+        """Report, out of band, that this rank has reached barrier `number` with call `text`; never blocks."""
         raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
 
     def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
-        """How many ranks have come to it with that text, and one (rank, text) that came with another, if there is one."""
+        """Number of ranks that reached it with that text, and one (rank, text) that reached it with another text, or None."""
         raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
 
     @property
     def bound(self) -> bool:
-        """Whether peers count on the calling thread for a call that they could not leave without it: an interrupt had better wait."""
+        """Whether peers depend on a call of the calling thread that they cannot leave without it: an interrupt should wait."""
         return False
 
     def unusable(self) -> str:
-        """Why the library cannot be used any more, and what to do about it; "" where it can."""
+        """Why the library cannot be used any more, and the fix; "" if it can."""
         return ""
 
     def enter_thread(self) -> None:
-        """Make this rank's GPU the calling thread's: CUDA's choice of device is each thread's own."""
+        """Select this rank's GPU on the calling thread: CUDA's current device is per thread."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     @property
     def num_lanes(self) -> int:
-        """Lanes that are open."""
+        """Number of open lanes."""
         return 1
 
     def open_lanes(self, num_lanes: int) -> None:  # noqa: B027 - most libraries need nothing
-        """Prepare for so many lanes of collectives besides the foreground's; every rank must call it."""
+        """Open lanes of collectives in addition to the foreground's. Every rank must call it."""
 
     def for_lane(self, lane: int) -> Transport:
-        """The transport that a lane's own thread uses; its collectives do not mix with those of the calling thread."""
+        """The transport for a lane's thread. Its collectives do not mix with those of the calling thread."""
         return self
 
     def abandon(self) -> None:  # noqa: B027 - most libraries need nothing
-        """A rank has left: what is under way will not end. Lets go whoever waits for it in the library, on every rank that remains."""
+        """A rank has left, so operations in progress will not end. Release threads that wait in the library, on every remaining rank."""
 
     @property
     def in_flight(self) -> bool:
-        """Whether the library, or a thread that waits in it, is at work on something."""
+        """Whether an operation is in progress in the library, or a thread waits in it."""
         return False
 
     def cut(self) -> None:  # noqa: B027 - most libraries need nothing
-        """At the end of the process: whatever still waits in the library for other ranks comes back at once, with an error."""
+        """At the end of the process: make every wait in the library return at once, with an error."""
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
-        """Go on as these ranks alone, numbered anew in this order; each of them must call it. They meet at `place`, a new file."""
+        """Continue with these ranks alone, renumbered in this order. Each of them must call it. They meet at `place`, a new file."""
         raise NotImplementedError(f"{self.library} cannot go on with ranks {ranks} alone")
 
     def admit(self, ranks: list[int], place: Path, deadline: Deadline, agreed: Callable[[bool], bool]) -> bool:
-        """Go on among these ranks if that is agreed, told whether this one has met the others; whether it was.
+        """Continue among these ranks, one of which is new, if all agree. Returns whether they did.
 
-        Their numbers stay, or where members shrink are theirs in this order.
+        Ranks keep their numbers, or, where members shrink, are numbered in this order.
+
+        Args:
+            agreed: called with whether this rank has met the others; returns the decision of all.
         """
         raise NotImplementedError(f"{self.library} cannot go on among ranks {ranks}")
 
     def close(self) -> None:  # noqa: B027 - most libraries need nothing
-        """Release what this run took from the library; the process group itself is the launcher's."""
+        """Release what this run took from the library. The process group itself belongs to the launcher."""
 
 
 class _Done(Handle):
-    """Nothing was to be done."""
+    """An operation with nothing to do."""
 
     def __init__(self) -> None:
         self.started_s = self.finished_s = time.perf_counter()
@@ -180,11 +184,11 @@ class _Done(Handle):
         return True
 
     def wait(self, deadline: Deadline) -> None:
-        """At once."""
+        """It is complete."""
 
 
 class SoloTransport(Transport):
-    """One process on its own: every sum is the value itself."""
+    """One process: every sum is the value itself."""
 
     def __init__(self) -> None:
         self.rank, self.num_workers = 0, 1
@@ -193,7 +197,7 @@ class SoloTransport(Transport):
         self.notes = []
 
     def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
-        """The sum of one value is that value; like every other transport, it returns when the value is there."""
+        """Return when the value is there, as every transport does."""
         self.streams.finish()
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
@@ -201,16 +205,16 @@ class SoloTransport(Transport):
         return _Done()
 
     def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
-        """There is nobody else."""
+        """There is no other rank."""
 
     def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
-        """There is nobody else."""
+        """There is no other rank."""
 
     def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
-        """There is nobody else."""
+        """There is no other rank."""
 
     def barrier(self, deadline: Deadline) -> None:
-        """There is nobody else."""
+        """There is no other rank."""
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         raise ValueError("one process has nobody to send to")
@@ -222,14 +226,14 @@ class SoloTransport(Transport):
         return [text]
 
     def announce_failure(self, words: str) -> None:
-        """There is nobody else."""
+        """There is no other rank."""
 
     def peer_failure(self) -> str | None:
         return None
 
 
 def offset_to_rank0(transport: Transport, deadline: Deadline, rounds: int = 16) -> float:
-    """Seconds to add to this rank's `time.perf_counter` to get rank 0's: the quickest round trip decides (Cristian 1989).
+    """Seconds to add to this rank's `time.perf_counter` to get rank 0's, by the fastest round trip (Cristian 1989).
 
     Every rank must call it; rank 0 answers the others one after the other.
     """
@@ -252,7 +256,7 @@ def offset_to_rank0(transport: Transport, deadline: Deadline, rounds: int = 16) 
 
 
 def local_rank(environment: Any = os.environ) -> int | None:
-    """This rank's number on its host, as its launcher tells it; None if it does not."""
+    """This rank's number on its host, from its launcher's environment; None if that does not tell."""
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"):
         if name in environment:
             return int(environment[name])
@@ -260,7 +264,7 @@ def local_rank(environment: Any = os.environ) -> int | None:
 
 
 def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks this host has, as the launcher tells it; all of them where it does not.
+    """Number of ranks on this host, from the launcher's environment; all ranks if that does not tell.
 
     >>> ranks_here(5, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "1"})
     2

@@ -1,8 +1,8 @@
-"""Messages where peers may leave: what a library does when a process at the other end is gone, made into plain answers.
+"""Messages in a run whose peers may leave: one behaviour for what a library does when the other process is gone.
 
-gloo, as found by trying: a send to a peer that is gone raises, and so does a receive that it had begun to answer. A receive from any
-rank that nobody had begun to answer stays good. But where the peer had announced a message before it went, every later receive from
-any rank of that tag raises: then one receive is posted for each rank that is left.
+gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to answer. A receive
+from any rank that no rank had begun to answer stays valid. If the peer had announced a message before it died, every later receive
+from any rank with that tag raises; then one receive is posted for each remaining rank.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from workbench.errors import PeerFailed
 from workbench.runtimes.liveness.membership import Membership
 from workbench.runtimes.transport.base import Deadline, Handle
 
-GRACE_S = 5.0  # from an error of the library until it must be known who has left
+GRACE_S = 5.0  # from a library's error until a departure must explain it
 
 
 @final
 class PeerHandle(Handle):
-    """A message to or from one rank; done with nothing when that rank has left, and the run goes on without it.
+    """A message to or from one rank. It completes without a message if that rank has left and the run continues without it.
 
     Args:
-        begin: begins it, and may raise.
+        begin: begins the operation; may raise.
     """
 
     def __init__(self, members: Membership, peer: int, begin: Callable[[], Handle]) -> None:
@@ -61,7 +61,7 @@ class PeerHandle(Handle):
         """Whether that rank has left.
 
         Raises:
-            PeerFailed: it has, and the run cannot go on without it: what did not come must not pass for a message.
+            PeerFailed: it has left, and the run cannot continue without it.
         """
         check(self._members, self._error, self._failed_s, self.source)
         if not self._members.has_left(self.source):
@@ -82,11 +82,11 @@ class PeerHandle(Handle):
 
 @final
 class AnyHandle(Handle):
-    """A receive from any rank, begun anew when who had begun to answer it has left.
+    """A receive from any rank. It begins again when the rank that had begun to answer it has left.
 
     Args:
-        begin: (source, memory) -> a receive; source -1 for any.
-        fan: rank -> a receive from that rank and its memory: what is posted where a receive from any cannot be, kept for the next one.
+        begin: (source, memory) -> a receive; source -1 is any rank.
+        fan: rank -> a receive from that rank, and its memory. Posted where a receive from any rank fails; shared with later receives.
     """
 
     def __init__(
@@ -147,10 +147,11 @@ class AnyHandle(Handle):
 
 
 def check(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:
-    """Raise where the run cannot go on, and an error of the library that nobody's departure explains.
+    """Raise if the run cannot continue, or if no departure explains the library's error within `GRACE_S`.
 
     Args:
-        peer: whose; None where the library does not say.
+        since_s: when the error came, on `time.monotonic`.
+        peer: the rank at the other end; None if the library does not tell.
     """
     if error is None:
         return

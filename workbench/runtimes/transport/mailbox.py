@@ -1,4 +1,4 @@
-"""Messages with stamps, from a rank to itself, and from any rank: what libraries refuse or do each in its own way."""
+"""Messages with stamps, messages to the rank itself, and receives from any rank, the same on every library."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.runtimes.transport.base import Deadline, Handle, Transport
 from workbench.runtimes.transport.framing import HEADER_BYTES, Channel, header, stamp_in
 
-STAMP_BYTES = HEADER_BYTES  # the stamp is in the header, and nothing else goes before the values
+STAMP_BYTES = HEADER_BYTES  # the stamp is in the header; nothing else precedes the values
 
 
 def with_header(flat: Tensor, word: int) -> Tensor:
-    """A message of bytes: the header, then the values. A copy."""
+    """A message of bytes, (8 + values,) uint8: a header, then the values. A copy."""
     body = flat.contiguous().view(torch.uint8)
     message = torch.empty(HEADER_BYTES + body.numel(), dtype=torch.uint8, device=flat.device)
     message[:HEADER_BYTES].view(torch.int64).fill_(word)
@@ -28,22 +28,22 @@ def with_header(flat: Tensor, word: int) -> Tensor:
 
 
 def header_of(message: Tensor) -> int:
-    """What `with_header` put there."""
+    """The header that `with_header` wrote."""
     return int(message[:HEADER_BYTES].view(torch.int64))
 
 
 def without_header(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values, in the message's memory."""
+    """The values, as a view of the message."""
     return message[HEADER_BYTES:].view(dtype)
 
 
 @final
 class Mailbox:
-    """One rank's letter box, and its receives from any rank that were posted and not used.
+    """One rank's messages to itself, and its posted receives from any rank.
 
-    A message to oneself never reaches the library (gloo refuses it). A receive from any rank looks into the box and at
-    the library; where the box was first, the library's receive stays posted, since it cannot be taken back, and serves the
-    next such receive. `parked` says at the end of a run what is still posted, so that a peer can send something for it.
+    A message to the rank itself never reaches the library (gloo refuses it). A receive from any rank polls the mailbox and the
+    library. If the mailbox is first, the library's receive stays posted, because it cannot be cancelled, and serves the next such
+    receive. At the end of a run, `parked` lists the receives that are still posted, so that a peer can send a message for each.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -51,19 +51,19 @@ class Mailbox:
         self._box: dict[int, deque[tuple[Tensor, float]]] = defaultdict(deque)
         self._posted: dict[tuple[int, int], deque[tuple[Handle, Tensor]]] = defaultdict(deque)
         self._lock = Lock()
-        self._told: dict[int, int] = {}  # tag -> of how many departures its receives have been told
+        self._told: dict[int, int] = {}  # tag -> number of departures that its receives have reported
         self._outgoing: dict[tuple[int, int], Channel] = {}  # (receiver, tag) of messages with stamps
         self._incoming: dict[tuple[int, int], Channel] = {}  # (sender, tag)
 
     def put(self, flat: Tensor, tag: int) -> Handle:
-        """Send to oneself: done at once, with a copy."""
+        """Send a copy to this rank; complete at once."""
         copy = flat.clone()
         with self._lock:
             self._box[tag].append((copy, time.perf_counter()))
         return Delivered()
 
     def take(self, tag: int) -> tuple[Tensor, float] | None:
-        """The oldest message to oneself of that tag, and when it was sent."""
+        """The oldest message of that tag to this rank, and when it was sent; None if there is none."""
         with self._lock:
             return self._box[tag].popleft() if self._box[tag] else None
 
@@ -95,7 +95,7 @@ class Mailbox:
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         """A receive of a message with a header from one other rank."""
         if self._transport.members is not None:
-            flat[:HEADER_BYTES].zero_()  # one that has left sends nothing, and what was here before must not pass for it
+            flat[:HEADER_BYTES].zero_()  # after a departure nothing is received, and old memory must not pass for a message
         return self._transport.start_recv(source, flat, tag)
 
     def has_left(self, rank: int) -> bool:
@@ -104,13 +104,13 @@ class Mailbox:
         return members is not None and members.has_left(rank)
 
     def post_any(self, flat: Tensor, tag: int) -> tuple[Handle, Tensor]:
-        """A receive from any other rank: one that was left, or a new one into `flat`."""
+        """A receive from any other rank: a parked one, or a new one into `flat`."""
         with self._lock:
             left = self._posted[tag, flat.numel() * flat.element_size()]
             return left.popleft() if left else (self._transport.start_recv(-1, flat, tag), flat)
 
     def next_departure(self, tag: int) -> int | None:
-        """A rank that has left, of which the receives of this tag have not been told; None where there is none."""
+        """A rank that has left and that the receives of this tag have not reported; None if there is none."""
         members = self._transport.members
         if members is None or len(gone := members.departures()) <= self._told.get(tag, 0):
             return None
@@ -118,25 +118,25 @@ class Mailbox:
         return gone[self._told[tag] - 1].rank
 
     def forget_departures(self) -> None:
-        """Another program begins, which knows of no departure."""
+        """Another program begins: its receives report every departure again."""
         self._told.clear()
 
     def is_reported(self, tag: int, rank: int) -> bool:
-        """Whether they have been told that this rank has left."""
+        """Whether the receives of this tag have reported that `rank` has left."""
         members = self._transport.members
         return members is not None and any(row.rank == rank for row in members.gone[: self._told.get(tag, 0)])
 
     def park(self, handle: Handle, flat: Tensor, tag: int) -> None:
-        """Leave a posted receive to the next one of its tag and size."""
+        """Keep a posted receive for the next one of its tag and size."""
         with self._lock:
             self._posted[tag, flat.numel() * flat.element_size()].append((handle, flat))
 
     def parked(self) -> list[tuple[int, int]]:
-        """(tag, bytes) of each receive that is still posted."""
+        """(tag, bytes) of each parked receive that is not complete."""
         return [key for key, left in self._posted.items() for handle, _ in left if not handle.poll()]
 
     def finish(self, deadline: Deadline) -> None:
-        """Wait for the messages that a peer sent to get rid of what is posted."""
+        """Wait for the messages that a peer sends to complete parked receives."""
         for left in self._posted.values():
             for handle, _ in left:
                 handle.wait(deadline)
@@ -145,7 +145,7 @@ class Mailbox:
 
 @final
 class Delivered(Handle):
-    """A message to oneself."""
+    """A message to the rank itself."""
 
     def __init__(self) -> None:
         self.started_s = self.finished_s = time.perf_counter()
@@ -154,7 +154,7 @@ class Delivered(Handle):
         return True
 
     def wait(self, deadline: Deadline) -> None:
-        """At once."""
+        """It is complete."""
 
 
 @final
@@ -178,11 +178,11 @@ class AnnouncedSend(Handle):
 
 @final
 class StampedHandle(Handle):
-    """A receive of a message with a stamp from one other rank: of what comes, the next that is to be used.
+    """A receive of a message with a stamp from one other rank.
 
     Args:
-        flat: where it comes, header and all.
-        dtype: of its values.
+        flat: memory for the message, with its header.
+        dtype: of the values.
     """
 
     def __init__(self, mailbox: Mailbox, source: int, flat: Tensor, tag: int, dtype: torch.dtype) -> None:
@@ -201,7 +201,7 @@ class StampedHandle(Handle):
         except RankMismatch:
             if not self._mailbox.has_left(self.source):
                 raise
-            stamp = 0  # nothing came: whoever waits for a rank that has left hears of it by its next look
+            stamp = 0  # nothing came, because the sender has left: the next check of the members reports it
         if stamp is None:
             self._inner = self._mailbox.start_recv(self.source, self.flat, self._tag)
             return False
@@ -215,10 +215,12 @@ class StampedHandle(Handle):
 
 @final
 class AnySourceRecv(Handle):
-    """A receive from oneself, or from any rank.
+    """A receive from this rank or from any other.
 
     Args:
-        dtype: of the values of a message with a stamp; None for one without.
+        others: whether other ranks may send.
+        departures: whether it also completes when a rank leaves.
+        dtype: of the values of a message with a stamp; None for a message without a stamp.
     """
 
     def __init__(
@@ -236,7 +238,7 @@ class AnySourceRecv(Handle):
         self.stamp = 0
         self._dtype = dtype
         self.source = rank
-        self.left: int | None = None  # in place of a message: who has left
+        self.left: int | None = None  # the rank that has left, in place of a message
         self._departures = departures and others
         self.flat = flat
         self._mailbox, self._tag = mailbox, tag
@@ -247,7 +249,7 @@ class AnySourceRecv(Handle):
             return True
         if self._remote is not None and self._remote[0].poll():
             if self._departures and self._mailbox.is_reported(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
-                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # it came after the news of its sender's end
+                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # its sender's departure was reported before
                 return False
             handle, flat = self._remote
             source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one
@@ -256,7 +258,7 @@ class AnySourceRecv(Handle):
                 self._remote = self._mailbox.post_any(flat, self._tag)
                 return False
             self.source, self.flat, self.stamp = source, flat, stamp
-            self.finished_s = max(handle.finished_s or time.perf_counter(), self.started_s)  # it may have been posted for an earlier one
+            self.finished_s = max(handle.finished_s or time.perf_counter(), self.started_s)  # posted earlier, maybe
             return True
         found = self._mailbox.take(self._tag)
         if found is not None:
@@ -277,11 +279,11 @@ class AnySourceRecv(Handle):
 
 
 def flush(mailbox: Mailbox, transport: Transport, deadline: Any) -> None:
-    """At the end of a run, on every rank: the next rank sends something for each receive that is still posted."""
+    """Complete parked receives at the end of a run: each rank sends a message for each parked receive of the previous rank."""
     mine = ";".join(f"{tag}:{size}" for tag, size in mailbox.parked())
     texts = transport.gather_texts(mine, deadline("all ranks to leave the run"))
     if LEFT_TEXT in texts:
-        return  # the library stays as it is: what was posted may wait for one that has left
+        return  # parked receives may wait for a rank that has left
     neighbour = texts[(transport.rank + 1) % transport.num_workers]
     sends = []
     for item in filter(None, neighbour.split(";")):

@@ -1,4 +1,4 @@
-"""What sums over this run's ranks cost, measured before the run."""
+"""Measure latency and bandwidth of this run's network before the run."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Transport
 
 SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
 ROUNDS, LARGE_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 4, 5, 3
-LONG_WARM, LONGEST_WARM = 2, 1  # libraries' first long sums take two or three times as long as those that follow
-LONG_LIMIT_S = 0.25  # what a long sum may take to be worth measuring: a slower wire binds shorter ones as well
+LONG_WARM, LONGEST_WARM = 2, 1  # a library's first long sums take two or three times as long as later ones
+LONG_LIMIT_S = 0.25  # longest sum that is worth measuring: on a slower network, shorter sums are bandwidth-bound too
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLink:
-    """Equal on all ranks: what `collectives.Auto` chooses by.
+    """A measured link, equal on all ranks: `collectives.Auto` chooses by it.
 
     Attributes:
-        latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`; of a hop in which all ranks send and receive at once,
-            as they do in a sum, with whatever processors and wires they share.
-        native_latency_s, native_s_per_byte: of the library's own all-reduce, a line through a short one and one of 1 MiB.
-        long_s_per_byte: of the library's own, for what is longer than that: libraries change their ways, or meet the wire's end.
-        longest_s_per_byte: of the library's own, of every byte of 64 MiB or more: libraries that sum in memory of their own get that
-            anew each time. None where no sum is as long, or where it would take longer than it is worth: a slow wire binds all of them.
-        slowdown: what a long ring took, message by message, over its formula: of processors and memory the formula knows nothing, and
-            the hops that tell it what a byte takes are few. 1 where no sum is longer than 1 MiB.
+        latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`. Measured while all ranks send and receive at once,
+            as in a sum, so with the processors and wires that they share.
+        native_latency_s, native_s_per_byte: of the library's all-reduce: a line through a short one and one of 1 MiB.
+        long_s_per_byte: of the library's all-reduce, per byte beyond 1 MiB, where libraries change their algorithm.
+        longest_s_per_byte: of the library's all-reduce, per byte of 64 MiB or more, where libraries allocate memory each time. None if
+            no sum is as long, or if measuring it would take too long.
+        slowdown: measured time of a long ring over its formula, which knows nothing of processors and memory. 1 if no sum is longer
+            than 1 MiB.
     """
 
     latency_s: float
@@ -48,7 +48,7 @@ class MeasuredLink:
     slowdown: float = 1.0
 
     def native_s(self, num_bytes: float) -> float:
-        """Seconds of the library's own all-reduce."""
+        """Seconds of the library's all-reduce of that many bytes."""
         if self.longest_s_per_byte is not None and num_bytes >= LONGEST_BYTES:
             return num_bytes * self.longest_s_per_byte
         short = min(num_bytes, LARGE_BYTES)
@@ -56,13 +56,13 @@ class MeasuredLink:
 
 
 def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
-    """Measure; all ranks call it. None for one rank.
+    """Measure the link. All ranks must call it. None for one rank.
+
+    The fastest of several rounds counts, and for long sums the median, because a library's own times vary by a factor of two. The
+    slowest rank counts.
 
     Args:
-        num_bytes: of the longest sum that there will be: much longer ones are not measured.
-
-    Of some rounds the quickest counts, of long sums the median: what a library's own take may be twice as long the next time. Of all ranks
-    the slowest.
+        num_bytes: of the longest sum of the run: much longer ones are not measured.
     """
     if transport.num_workers == 1:
         return None
@@ -103,7 +103,7 @@ def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_
 
 
 def _slowest(transport: Transport, mine: tuple[float, ...], deadline: Callable[[str], Deadline]) -> list[float]:
-    """The largest of all ranks' numbers, place by place; the same on all."""
+    """The largest of all ranks' numbers, element by element; equal on all ranks."""
     texts = require_all(transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to measure the network")), "a measurement")
     return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
 

@@ -1,10 +1,10 @@
 """MPI through mpi4py, directly on tensor memory.
 
-Every wait can be interrupted: a collective first passes a non-blocking barrier that is polled, so that all ranks are
-known to be there before the library's own (fast, blocking) collective is entered.
+Every wait can be interrupted. Before the library's fast, blocking collective, ranks pass a non-blocking barrier that is polled, so
+that all ranks are known to be there.
 
-Where Open MPI was started with fault tolerance (User-Level Failure Mitigation, MPI Forum), a rank that is killed ends what it took part
-in with an error, on some of the others; one of them revokes the communicators, which lets the rest go, and all shrink them.
+With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an error on some
+ranks. One of them revokes the communicators, which releases the others, and all shrink them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from workbench.runtimes.transport.mpi_requests import MpiHandle, buffer_of
 from workbench.units import MIB
 
 FAILURE_TAG, ARRIVAL_TAG = 7, 8
-LONG_BYTES = 16 * MIB  # of a call before which ranks meet twice
-_UNFREED: list[MpiTransport] = []  # those that were not closed by all ranks together
-_JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier that was begun
+LONG_BYTES = 16 * MIB  # of a collective that a second barrier precedes
+_UNFREED: list[MpiTransport] = []  # not closed by all ranks together
+_JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier in progress
 
 
 @final
 class MpiTransport(Transport):
     """A rank of an MPI communicator.
 
-    CUDA tensors go through pinned host memory unless the MPI library says that it takes device pointers.
+    CUDA tensors go through pinned host memory unless the MPI library accepts device pointers.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class MpiTransport(Transport):
         parent = MPI.COMM_WORLD if communicator is None else communicator
         if communicator is None:
             _refuse_to_be_alone()
-        _join(parent, Deadline("all ranks to join the run", failure, timeout_s))  # Dup itself would wait for ever
+        _join(parent, Deadline("all ranks to join the run", failure, timeout_s))  # Dup has no time-out
         self._comm = parent.Dup()
         self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
-        self._ranks = list(range(self.num_workers))  # as they were numbered at first
+        self._ranks = list(range(self.num_workers))  # numbers at the beginning
         self.device = device or pick_device(self.rank)
         self.enter_thread()
         self.library = MPI.Get_library_version().split(",")[0].strip()
@@ -66,16 +66,16 @@ class MpiTransport(Transport):
         if self._staged:
             self.notes.append(f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory")
         self._threads = self.has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.can_shrink = self._threads and is_fault_tolerant()  # whoever looks for the others does so on a thread
+        self.can_shrink = self._threads and is_fault_tolerant()  # the failure detector uses a thread
         if not self._threads:
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
-        self._failure: list[str] = []  # shared with the lane's transport: each peer's words come once, to whichever thread looks first
+        self._failure: list[str] = []  # shared with the lanes' transports: each announcement arrives once, at the thread that polls first
         self._announced: list[Any] = []
-        self._last_words = ""  # that were announced
-        self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> what it said there
-        self._said: list[Any] = []  # what this rank said, until it was received
+        self._last_words = ""  # announced by this rank
+        self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
+        self._said: list[Any] = []  # this rank's reports that are not received yet
         self._collectives = self._comm
-        self._bound = False  # its peers count on this rank for a call that they could not leave
+        self._bound = False  # its peers depend on a call of this rank that they cannot leave
         _UNFREED.append(self)
 
     @property
@@ -126,16 +126,16 @@ class MpiTransport(Transport):
 
     def barrier(self, deadline: Deadline) -> None:
         request = self._collectives.Ibarrier()
-        if not request.Test():  # looked at before a handle is made, for short sums
+        if not request.Test():  # before a handle is made, for short sums
             MpiHandle(request).wait(deadline)
 
     def _together(self, deadline: Deadline, num_bytes: int = 0) -> _Together:
         return _Together(self, deadline, num_bytes)
 
     def gather_here(self, deadline: Deadline, num_bytes: int) -> None:
-        """All ranks are here for a call that none can leave before all have made it: who has come to the barrier must make it too,
+        """Wait until all ranks are here for a blocking call.
 
-        and who comes to it after another has left all the same must not.
+        A rank that has passed the barrier must make the call. A rank that comes after another has failed must not.
         """
         self._bound = True
         self.barrier(deadline)
@@ -143,13 +143,13 @@ class MpiTransport(Transport):
         if words is not None:
             raise PeerFailed(words)
         if num_bytes >= LONG_BYTES:
-            # To ask for words moves messages too, those of who is in the call already: MPICH then copies them once more.
+            # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these once more.
             self.barrier(deadline)
-            if self._failure:  # heard meanwhile, by this thread or another: who spoke does not come
+            if self._failure:  # announced meanwhile: that rank does not come
                 raise PeerFailed(self._failure[0])
 
     def end_call(self) -> None:
-        """The call has been made, or never will be."""
+        """The blocking call has ended, or will not be made."""
         self._bound = False
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
@@ -162,7 +162,7 @@ class MpiTransport(Transport):
 
         def came() -> None:
             self._from_host(flat, host)
-            # Its sender waits for a word that it came. Over Open MPI's TCP that goes with the next call, which may be long in coming.
+            # The sender waits for an acknowledgement. Over Open MPI's TCP it goes out with the next MPI call, which may come late.
             MPI.COMM_SELF.Iprobe()
 
         return MpiHandle(request, came)
@@ -172,7 +172,7 @@ class MpiTransport(Transport):
             texts = self.members.gather_texts(text, deadline)
             return [texts[rank] for rank in self._ranks]
         with self._together(deadline):
-            mine = np.frombuffer(text.encode(), np.uint8)  # as bytes: `allgather` would unpickle what a peer says
+            mine = np.frombuffer(text.encode(), np.uint8)  # as bytes: `allgather` would unpickle a peer's data
             lengths = np.empty(self.num_workers, np.int64)
             self._comm.Allgather(np.array([len(mine)], np.int64), lengths)
             everything = np.empty(int(lengths.sum()), np.uint8)
@@ -183,7 +183,7 @@ class MpiTransport(Transport):
         payload, self._last_words = words.encode()[:4000], words
         for peer in range(self.num_workers):
             if peer != self.rank:
-                with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # it is gone itself
+                with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
                     self._announced.append(self._control.Isend([payload, MPI.BYTE], peer, FAILURE_TAG))
 
     def arrive(self, number: int, text: str) -> None:
@@ -192,7 +192,7 @@ class MpiTransport(Transport):
         self._said = [request for request in self._said if not request.Test()]
         for peer in range(self.num_workers):
             if peer != self.rank:
-                with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # it is gone itself
+                with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
                     self._said.append(self._control.Isend([payload, MPI.BYTE], peer, ARRIVAL_TAG))
 
     def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
@@ -215,13 +215,13 @@ class MpiTransport(Transport):
         return self.members.failure()
 
     def _words(self) -> str | None:
-        """That a peer has sent."""
+        """A failure that a peer has sent; None if none has."""
         try:
             message = self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
         except MPI.Exception:
             if not self.can_shrink:
                 raise
-            self._control.Ack_failed()  # until a death is acknowledged, nobody can be asked for words of any rank
+            self._control.Ack_failed()  # before a death is acknowledged, a probe of any rank fails
             return None
         if message is None:
             return None
@@ -236,7 +236,7 @@ class MpiTransport(Transport):
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         me = self._ranks[self.rank]
-        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all open the other lanes anew
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all ranks open the other lanes again
         self._collectives, self._failure, self._announced = self._comm, [], []
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 
@@ -247,7 +247,7 @@ class MpiTransport(Transport):
         return other
 
     def why_unfreed(self) -> str:
-        """Why this rank's process ends before all ranks have closed the transport."""
+        """Why this rank's process ends without a collective close."""
         return self._last_words or (self._failure[0] if self._failure else "it left its run before the others")
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class MpiTransport(Transport):
             self.members.leave()
             if self.members.gone:
                 return
-        if not self._failure and not self._announced:  # freeing is collective: only when all ranks come here
+        if not self._failure and not self._announced:  # freeing is collective: only if all ranks come here
             for communicator in (self._comm, *self._lanes, self._control):
                 communicator.Free()
             _UNFREED.pop()
@@ -263,7 +263,7 @@ class MpiTransport(Transport):
     def _to_host(self, flat: Tensor) -> Tensor:
         if not self._staged:
             if flat.is_cuda:
-                torch.cuda.current_stream(flat.device).synchronize()  # MPI reads the memory now, not in stream order
+                torch.cuda.current_stream(flat.device).synchronize()  # MPI reads the memory at once, not in stream order
             return flat
         host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=torch.cuda.is_available())
         return host.copy_(flat)
@@ -275,7 +275,7 @@ class MpiTransport(Transport):
 
 @final
 class _Together:
-    """A block in which all ranks make a call; a class of its own, since a generator's takes as long again as a short sum."""
+    """A context around a blocking collective. A class, because a generator's context manager takes as long as a short sum."""
 
     __slots__ = ("_deadline", "_num_bytes", "_transport")
 
@@ -299,11 +299,11 @@ def _bound_finalize() -> None:
         bound_finalize(transport.rank, transport.why_unfreed())
 
 
-atexit.register(_bound_finalize)  # when this module is imported, so that it runs after what the user registers later
+atexit.register(_bound_finalize)  # registered at import, so that it runs after the user's own functions
 
 
 def _join(communicator: Any, deadline: Deadline) -> None:
-    """Until all ranks are here. A barrier to which not all came is the next run's: whoever did not come to it comes to it there."""
+    """Wait until all ranks are here. A barrier that not all ranks reached is completed by the next run."""
     key = communicator.py2f()
     if key not in _JOINING:
         _JOINING[key] = MpiHandle(communicator.Ibarrier())
@@ -312,7 +312,7 @@ def _join(communicator: Any, deadline: Deadline) -> None:
 
 
 def _refuse_to_be_alone() -> None:
-    """A rank started by one MPI's launcher with another MPI's library sees a world of one, without any error."""
+    """Raise if the launcher and the library belong to different MPIs: each rank then sees a world of one, without an error."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         started = int(os.environ.get(name, 0))
         if started and started != MPI.COMM_WORLD.Get_size():
@@ -325,10 +325,10 @@ def _refuse_to_be_alone() -> None:
 
 
 def is_cuda_aware() -> bool:
-    """Whether this process's MPI library says that it takes device pointers (MPIX_Query_cuda_support)."""
+    """Whether this process's MPI library accepts device pointers (MPIX_Query_cuda_support)."""
     import ctypes
 
     try:
-        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())  # the library is visible through mpi4py only
+        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())  # the library is visible only through mpi4py
     except (AttributeError, OSError):
         return False

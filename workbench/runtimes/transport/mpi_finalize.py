@@ -1,7 +1,7 @@
-"""A rank that ends after a failure, and does not come out of MPI_Finalize, is ended, with a line that says why.
+"""End a rank that hangs in MPI_Finalize after a failure, with a line that says why.
 
-MPI_Finalize waits for all ranks: for one that trains on, or that is in a call which not all ranks make. It runs when Python runs no more,
-so a second process watches the rank: it reads a pipe that nobody writes, and that is closed when the rank is gone.
+MPI_Finalize waits for all ranks, also for one that still trains or is in a call that not all ranks make. It runs after Python's end, so
+a second process watches the rank: it reads a pipe that nobody writes to and that closes when the rank is gone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if not select.select([0], [], [], limit_s)[0]:
 
 
 def bound_finalize(rank: int, why: str) -> None:
-    """End this process by SIGALRM if it still runs after `FINALIZE_S`, and mpiexec then ends the job. Called when the process ends."""
-    words = f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), and is ended by a signal: {why}\n"
+    """End this process by SIGALRM if it still runs after `FINALIZE_S`; mpiexec then ends the job. Called when the process ends."""
+    words = f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), so a signal ends it: {why}\n"
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    reader, _ = os.pipe()  # the other end is this process's alone, and stays open until it is gone
+    reader, _ = os.pipe()  # only this process has the other end, which stays open until it is gone
     command = [sys.executable, "-I", "-S", "-c", WATCH, str(FINALIZE_S), str(os.getpid()), words]
     with suppress(OSError):
         os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0)])

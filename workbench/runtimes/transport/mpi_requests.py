@@ -1,4 +1,4 @@
-"""Requests of MPI, and tensors as MPI takes them."""
+"""MPI requests as handles, and tensors as MPI buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.errors import PeerFailed, RankMismatch, Stalled
 from workbench.runtimes.transport.base import Deadline, Handle
 
-_LEFT: list[MpiHandle] = []  # requests whose waiting was given up: the library may still write to their memory
+_LEFT: list[MpiHandle] = []  # abandoned requests: the library may still write to their memory
 TYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -38,7 +38,7 @@ class MpiHandle(Handle):
 
     @property
     def num_bytes(self) -> int:
-        """How long the message was that came."""
+        """Length of the received message."""
         return int(self._status.Get_count(MPI.BYTE))
 
     def poll(self) -> bool:
@@ -56,9 +56,9 @@ class MpiHandle(Handle):
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
             words = (
-                f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced, and it was cut off"
+                f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced; the rest was cut off"
             )
-            raise RankMismatch(f"{words}. Run one version of workbench, one method and one model on all ranks") from error
+            raise RankMismatch(f"{words}. Run one version of workbench, one algorithm and one model on all ranks") from error
 
     def wait(self, deadline: Deadline) -> None:
         try:
@@ -66,7 +66,7 @@ class MpiHandle(Handle):
                 try:
                     deadline.pause()
                 except (PeerFailed, Stalled):
-                    if not self.poll():  # complete after all: a request left behind would meet the wrong one later
+                    if not self.poll():  # it may be complete after all; an abandoned request would match a later message
                         raise
         except BaseException:
             if self.finished_s is None:
@@ -75,10 +75,14 @@ class MpiHandle(Handle):
 
 
 def buffer_of(flat: Tensor) -> list[Any]:
-    """A tensor's memory as MPI takes it; no copy. 16-bit floats have no MPI type and would be summed wrongly: refused."""
+    """A tensor's memory as an MPI buffer, without a copy.
+
+    Raises:
+        TypeError: MPI has no type for it (16-bit floats, which it would sum as integers).
+    """
     kind = TYPES.get(flat.dtype)
     if kind is None:
         raise TypeError(f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32")
     if flat.is_cuda:
-        return [flat, flat.numel(), kind]  # mpi4py asks it for its __cuda_array_interface__
+        return [flat, flat.numel(), kind]  # mpi4py uses its __cuda_array_interface__
     return [flat.numpy(), flat.numel(), kind]

@@ -23,12 +23,16 @@ from workbench.units import MIB
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
-LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo may leave the wire idle between the steps of a long sum: its halves fill each other's gaps
-CLOSE_S = 5.0  # how long a rank that is done waits for the others before it gives its groups back
+LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo may leave the network idle between the steps of a long sum; two halves fill each other's gaps
+CLOSE_S = 5.0  # how long a finished rank waits for the others before it destroys its groups
 
 
 def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
-    """Make the default process group if there is none: by a shared file, or as torchrun's environment says. True if made here."""
+    """Make the default process group if there is none, by a shared file or torchrun's environment. Returns whether it was made.
+
+    Raises:
+        LaunchError: the ranks did not find each other.
+    """
     if dist.is_initialized():
         return False
     timeout = timedelta(seconds=timeout_s)
@@ -46,16 +50,16 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
 
 
 def own_gpu(rank: int) -> str:
-    """What tells the GPU of this rank from those of all others; "" where it has none that NCCL can use."""
+    """Identifier of this rank's GPU; "" if it has none that NCCL can use."""
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         return ""
     return str(torch.cuda.get_device_properties(pick_device(rank)).uuid)
 
 
 def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> str:
-    """NCCL where each rank has a GPU that no other has, else gloo. All ranks come here, and all get the same answer.
+    """ "nccl" if each rank has a GPU of its own, else "gloo". All ranks must call it, and get the same answer.
 
-    The number of visible GPUs does not tell: a launcher may show each rank its own GPU alone (`srun --gpus-per-task=1`).
+    The number of visible GPUs does not decide: a launcher may show each rank only its own GPU (`srun --gpus-per-task=1`).
     """
     store.set(str(rank), gpu)
     if not gpu:
@@ -65,7 +69,7 @@ def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> 
 
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
-    """The one that sums this rank's tensors. A group that was made without a name for it has one for each kind of device."""
+    """Backend of this rank's tensors. A group that was made without a backend's name has one for each kind of device."""
     named = str(dist.get_backend(group))
     if named in ("gloo", "nccl"):
         return named
@@ -75,7 +79,7 @@ def backend_of(group: dist.ProcessGroup | None) -> str:
 
 @final
 class TorchTransport(Transport):
-    """A rank of `among` (the default group), on groups of its own, so that nothing mixes with the user's calls."""
+    """A rank of the group `among` (None: the default group). It uses its own groups, so nothing mixes with the user's calls."""
 
     def __init__(
         self,
@@ -86,30 +90,30 @@ class TorchTransport(Transport):
     ) -> None:
         self._on_default_group = True
         self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
-        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank here -> rank of the default group
+        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank in `among` -> rank of the default group
         self._store = dist.distributed_c10d._get_default_store()
         place = FAILURE_KEY if among is None else f"{FAILURE_KEY}/{'-'.join(map(str, self._ranks))}"
-        run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # all ranks are in the same run
+        run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # equal on all ranks
         self._key = f"{place}/{run}"
-        deadline = Deadline("all ranks to join the run", failure, timeout_s)  # new_group itself would wait for half an hour
+        deadline = Deadline("all ranks to join the run", failure, timeout_s)  # new_group itself waits half an hour
         try:
             while int(self._store.get(f"{place}/runs")) < (run + 1) * self.num_workers:
                 deadline.pause()
         except BaseException:
-            self._store.add(f"{place}/runs", -1)  # has not come after all: or the ranks would count their next run differently
+            self._store.add(f"{place}/runs", -1)  # not joined: else ranks would count their next run differently
             raise
         self._backend = backend = backend_of(among)
         self.sums_from_threads = backend != "nccl"
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
         self.enter_thread()
-        # NCCL's own limit comes after ours; gloo's would close connections that a late rank needs to hear why the others left.
+        # NCCL's limit comes after ours. A limit on gloo would close connections that a late rank needs to learn why others left.
         limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
         self._some: dict[str, Any] = (
             {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}
-        )  # the others do not call it
+        )  # ranks outside `among` do not call it
         self._limit, self._timeout_s = limit, timeout_s
-        self._meeting: Meeting | None = None  # where groups are made since ranks have left, or have come
-        self._numbers: list[int] | None = None  # place in a group -> rank, where that is another number
+        self._meeting: Meeting | None = None  # makes groups after ranks have left or joined
+        self._numbers: list[int] | None = None  # position in a group -> rank, if they differ
         self._groups = self._new_groups()
         self._host_group = self._groups[0] if backend == "gloo" else dist.new_group(backend="gloo", **self._some)
         self._lanes = [self._new_groups()]  # lane -> its collectives' groups
@@ -117,19 +121,19 @@ class TorchTransport(Transport):
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         if self.device.type == "cpu" and torch.cuda.is_available():
             here = f"{ranks_here(self.num_workers)} ranks and {torch.cuda.device_count()} GPUs on this host"
-            self.notes.append(f"{here}: NCCL wants a GPU for each rank, so the ranks compute on the CPU and speak gloo")
+            self.notes.append(f"{here}: NCCL needs a GPU for each rank, so the ranks compute on the CPU and use gloo")
         self._waiters = Waiters()
         self._works = Works()
         self.outlives_peers = self.can_shrink = backend == "gloo" and among is None
-        self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any cannot be
+        self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any rank fails
 
     @classmethod
     def late(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
-        """Of a rank that comes to a run under way on gloo, without groups until it is taken in (`admit`)."""
+        """The transport of a rank that joins a running gloo run: without groups until `admit`."""
         self = object.__new__(cls)
         self._on_default_group = False
         self.rank, self.num_workers, self._ranks = rank, num_workers, list(range(num_workers))
-        self._store, self._key = dist.HashStore(), FAILURE_KEY  # nobody hears of a failure before
+        self._store, self._key = dist.HashStore(), FAILURE_KEY  # it can announce no failure before
         self._backend, self.device, self._some, self._limit, self._timeout_s = (
             "gloo",
             torch.device("cpu"),
@@ -159,7 +163,7 @@ class TorchTransport(Transport):
             self._lanes.append(self._new_groups())
 
     def _new_groups(self) -> list[dist.ProcessGroup]:
-        """One, and on gloo others beside it for the parts of long sums."""
+        """One group; on gloo `LONG_PARTS` groups, for the parts of long sums."""
         parts = LONG_PARTS if self._backend == "gloo" else 1
         if self._meeting is not None:
             return self._meeting.groups(parts, Deadline("the ranks that remain", self.peer_failure, self._timeout_s))
@@ -205,12 +209,12 @@ class TorchTransport(Transport):
             flat[bounds[block] : bounds[block + 1]].copy_(row[: bounds[block + 1] - bounds[block]])
 
     def _table(self, flat: Tensor) -> tuple[list[int], Tensor]:
-        """Where blocks begin, and a (ranks, longest block) table: the library wants blocks of one length."""
+        """Bounds of the blocks, and a (ranks, longest block) table, because the library needs blocks of one length."""
         bounds = block_bounds(flat.numel(), self.num_workers)
         return bounds, flat.new_zeros(self.num_workers, bounds[1])
 
     def _plain(self, work: Any, flat: Tensor) -> Handle:
-        """gloo reports the end of these only to a thread that waits for it."""
+        """A handle. gloo reports the completion of these only to a thread that waits."""
         return StreamHandle(work) if flat.is_cuda else self._waiters.watch(work, flat, self.rank)
 
     def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
@@ -220,14 +224,14 @@ class TorchTransport(Transport):
         wait_inside(dist.all_reduce(torch.zeros(1), group=self._host_group, async_op=True), deadline)
 
     def _wait(self, work: Any, flat: Tensor, deadline: Deadline) -> None:
-        """On the calling thread, for what it began itself."""
+        """Wait on the calling thread for a work that it began."""
         if flat.is_cuda:
             StreamHandle(work).wait(deadline)
         else:
             wait_inside(work, deadline)
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
-        host = self._to_host(flat)  # NCCL knows no tags and needs both ends in step: single messages go through the host
+        host = self._to_host(flat)  # NCCL has no tags and orders messages: single messages go through the host
 
         def begin() -> Handle:
             return self._waiters.watch(dist.isend(host, self._ranks[to], group=self._host_group, tag=tag), host, to)
@@ -235,7 +239,7 @@ class TorchTransport(Transport):
         return PeerHandle(self.members, to, begin) if self.members is not None and self._may_lose else begin()
 
     def _to_host(self, flat: Tensor) -> Tensor:
-        """The values in host memory; waits for the calling thread's stream, and not for those of other threads."""
+        """The values in host memory. Waits for the calling thread's stream only."""
         if not flat.is_cuda:
             return flat
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
@@ -271,11 +275,11 @@ class TorchTransport(Transport):
 
     @property
     def _may_lose(self) -> bool:
-        """Whether what is sent to a rank that has left is simply lost."""
+        """Whether the run continues after some departures, so that messages to such a rank are dropped."""
         return self.members is not None and any(self.members.losable)
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
-        self._lanes = self._lanes[:1]  # of others some may have been opened already where one left meanwhile: all open them anew
+        self._lanes = self._lanes[:1]  # ranks may have opened different numbers of other lanes: all open them again
         self._adopt(*self._meet(ranks, place, deadline))
         self._number(ranks)
 
@@ -294,11 +298,11 @@ class TorchTransport(Transport):
         return True
 
     def _number(self, ranks: list[int]) -> None:
-        """Ranks are numbered in this order from here on."""
+        """Renumber the ranks in this order."""
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(self._ranks[self.rank]), len(ranks)
 
     def _meet(self, ranks: list[int], place: Path, deadline: Deadline) -> tuple[Meeting, list[dist.ProcessGroup]]:
-        """All groups anew, among these."""
+        """New groups among these ranks."""
         meeting = Meeting(place, self._ranks[self.rank], ranks, self._timeout_s)
         return meeting, meeting.groups((1 + len(self._lanes)) * LONG_PARTS, deadline)
 
@@ -311,7 +315,7 @@ class TorchTransport(Transport):
         self._store.set(self._key, words[:4000])
 
     def arrive(self, number: int, text: str) -> None:
-        # A text that differs from the first one is kept too: who said the first may have left, and not look any more.
+        # A text that differs from the first is kept too: the rank that wrote the first may have left and look no more.
         key, mine = f"{self._key}/barrier-{number}", f"{self.rank} {text}"
         first = self._store.compare_set(key, "", mine).decode()
         if first.partition(" ")[2] != text:
@@ -335,9 +339,9 @@ class TorchTransport(Transport):
 
     def close(self) -> None:
         self._waiters.close()
-        if self._meeting is None and self._all_came_to_the_end():  # a group whose peers may still use it, or hang in it, is left alone
+        if self._meeting is None and self._all_came_to_the_end():  # peers may still use the other groups, or hang in them
             for group in self._all_groups():
-                with suppress(ValueError):  # whoever destroyed the default group destroyed all
+                with suppress(ValueError):  # the user destroyed the default group, and so all groups
                     dist.destroy_process_group(group)
         elif self._backend == "nccl":
             for group in self._all_groups() - {self._host_group}:
@@ -367,11 +371,11 @@ class TorchTransport(Transport):
         deadline = Deadline("all ranks to leave the run", self.peer_failure, CLOSE_S)
         try:
             self._store.add(key, 1)
-            while int(self._store.get(key)) < self.num_workers:  # to add nothing would make a store of a file longer
+            while int(self._store.get(key)) < self.num_workers:  # `get`, because `add(key, 0)` makes a file store longer
                 deadline.check()
                 time.sleep(1e-4)
             return self.peer_failure() is None
-        except (RuntimeError, Stalled):  # a peer failed (PeerFailed is a RuntimeError), or took the store with it
+        except (RuntimeError, Stalled):  # a peer failed (PeerFailed is a RuntimeError), maybe the one with the store
             return False
 
     def for_lane(self, lane: int) -> TorchTransport:
@@ -382,7 +386,7 @@ class TorchTransport(Transport):
 
 
 def abort(group: dist.ProcessGroup) -> None:
-    """End what NCCL has under way in a group that lost a rank. Left alone, torch's watchdog would end this process minutes later."""
+    """Abort NCCL's operations in a group that lost a rank. Else torch's watchdog would end this process minutes later."""
     ends = getattr(dist.distributed_c10d, "_abort_process_group", None)  # of torch 2.6 and newer
     if ends is not None:
         with suppress(RuntimeError, ValueError):  # it is gone already
@@ -390,7 +394,7 @@ def abort(group: dist.ProcessGroup) -> None:
 
 
 def failure_in_last_run() -> str | None:
-    """What a failing rank announced in the last run of the default group that this process joined."""
+    """The failure that a rank announced in this process's last run on the default group; None if none did."""
     store = dist.distributed_c10d._get_default_store()
     key = f"{FAILURE_KEY}/{store.add(f'{FAILURE_KEY}/runs', 0) // dist.get_world_size() - 1}"
     return store.get(key).decode() if store.check([key]) else None

@@ -1,4 +1,4 @@
-"""Works of torch.distributed as handles: how each tells its end."""
+"""Handles for torch.distributed's works, by how each reports its completion."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from workbench.runtimes.transport.base import Deadline, Handle
 
-LOOK = timedelta(seconds=0.1)  # between two looks for failed peers
-CUT_TAG = 31_000  # nobody sends with it
-JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone stays
+LOOK = timedelta(seconds=0.1)  # between two checks for failed peers
+CUT_TAG = 31_000  # no rank sends with it
+JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone never returns
 
 
 def wait_inside(work: Any, deadline: Deadline) -> None:
-    """Until a collective on host memory is complete: in the library, which wakes this thread without another one's help."""
+    """Wait for a collective on host memory, in the library, which wakes this thread directly."""
     while True:
-        over = work.is_completed()  # looked at before: what it raises then is its own error, and not that this wait took too long
+        over = work.is_completed()  # read before: an error of a completed work is its own, and not this wait's time-out
         try:
             work.wait(LOOK)
         except RuntimeError:
@@ -37,7 +37,7 @@ def wait_inside(work: Any, deadline: Deadline) -> None:
 
 @final
 class WorkHandle(Handle):
-    """A collective on host memory: the library's own thread reports its end."""
+    """A collective on host memory: the library's thread reports its completion."""
 
     def __init__(self, work: Any) -> None:
         self.started_s = time.perf_counter()
@@ -55,7 +55,7 @@ class WorkHandle(Handle):
         self._event.set()
 
     def poll(self) -> bool:
-        done = self._event.is_set()  # looked at once: the error is there before
+        done = self._event.is_set()  # read once: the error is set before
         if done and self._error is not None:
             raise self._error
         return done
@@ -68,10 +68,10 @@ class WorkHandle(Handle):
 
 @final
 class Works:
-    """The collectives that gloo is at work on, which call Python at their end: that must not come while the interpreter ends."""
+    """gloo's collectives in progress. They call Python at their end, which must not happen while the interpreter ends."""
 
     def __init__(self) -> None:
-        self._handles: weakref.WeakSet[WorkHandle] = weakref.WeakSet()  # a work holds its handle until its end
+        self._handles: weakref.WeakSet[WorkHandle] = weakref.WeakSet()  # a work holds its handle until it completes
 
     def watch(self, work: Any) -> WorkHandle:
         handle = WorkHandle(work)
@@ -79,20 +79,20 @@ class Works:
         return handle
 
     def pending(self) -> bool:
-        """Whether one has not ended."""
+        """Whether one is in progress."""
         return any(handle.finished_s is None for handle in list(self._handles))
 
     def wait(self, limit_s: float) -> None:
-        """Until all have ended, for so long at most."""
+        """Wait until all have ended, at most `limit_s`."""
         deadline = time.monotonic() + limit_s
         while self.pending() and time.monotonic() < deadline:
             time.sleep(1e-3)
 
 
 def close_connections(group: dist.ProcessGroup, rank: int, num_ranks: int) -> None:
-    """Close all connections of a gloo group, which ends with an error what waits in it.
+    """Close all connections of a gloo group: every wait in it ends with an error.
 
-    `abort` and `shutdown` do nothing on gloo. A receive that takes too long closes them.
+    `abort` and `shutdown` do nothing on gloo. A receive that times out closes the connections.
     """
     if num_ranks > 1:
         with contextlib.suppress(RuntimeError, ValueError):
@@ -103,7 +103,7 @@ def close_connections(group: dist.ProcessGroup, rank: int, num_ranks: int) -> No
 
 @final
 class StreamHandle(Handle):
-    """A collective on device memory. The host waits for it too: so it hears of a failed peer, and knows when it was done."""
+    """A collective on device memory. The host waits for it too, to notice a failed peer and to know when it completed."""
 
     def __init__(self, work: Any) -> None:
         self.started_s = time.perf_counter()
@@ -121,12 +121,12 @@ class StreamHandle(Handle):
 
 @final
 class PointHandle(Handle):
-    """A send or receive: gloo tells its end only to a thread that waits for it, which is the first to ask, or one of `Waiters`.
+    """A send or receive. gloo reports its completion only to a thread that waits for it: the first that asks, or one of `Waiters`.
 
     Args:
         host: memory that the library uses.
-        target: device memory to copy it to, by the thread that asks for its end.
-        numbers: place in the group -> rank; None where they are the same.
+        target: device memory to copy it to, on the thread that polls.
+        numbers: position in the group -> rank; None if they are equal.
     """
 
     def __init__(self, work: Any, host: Tensor, peer: int, target: Tensor | None, numbers: list[int] | None, waiters: Waiters) -> None:
@@ -141,18 +141,18 @@ class PointHandle(Handle):
 
     @property
     def event(self) -> threading.Event:
-        """Set at its end."""
+        """Set when it is complete."""
         if self._free.acquire(blocking=False):
             self._waiters.take(self)
         return self._event
 
     def __del__(self) -> None:
-        """Whoever began it did not ask for its end: the library still uses its memory."""
+        """Nobody asked for its completion: a waiter keeps its memory alive, because the library still uses it."""
         if not self._waiters.closed:
             _ = self.event
 
     def run(self) -> None:
-        """Wait for it in the library."""
+        """Wait for it in the library, on the calling thread."""
         try:
             self._work.wait()
             if self.source < 0:
@@ -164,10 +164,10 @@ class PointHandle(Handle):
         self._event.set()
 
     def poll(self) -> bool:
-        done = self.event.is_set()  # looked at once: the error is there before
+        done = self.event.is_set()  # read once: the error is set before
         if done and self.error is not None:
             raise self.error
-        if done and self._target is not None:  # here, so that the copy is in order on the stream of the thread that uses it
+        if done and self._target is not None:  # here: the copy goes to the stream of the thread that uses it
             self._target.copy_(self._host)
             self._target = None
         return done
@@ -186,26 +186,26 @@ class PointHandle(Handle):
 
 @final
 class Waiters:
-    """Threads that wait for sends and receives: as many as were ever waited for at once."""
+    """Threads that wait for sends and receives: one for each that is waited for at the same time."""
 
     def __init__(self) -> None:
         self.closed = False
         self.busy: set[int] = set()  # threads that wait in the library now
         self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
-        self._idle: SimpleQueue[None] = SimpleQueue()  # an entry a thread; no semaphore: a handle may be dropped inside one
+        self._idle: SimpleQueue[None] = SimpleQueue()  # one entry a thread. No semaphore: a handle may be collected inside its methods
         self._threads: list[threading.Thread] = []
 
     def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None) -> PointHandle:
         return PointHandle(work, host, peer, target, numbers, self)
 
     def take(self, handle: PointHandle) -> None:
-        """Wait for this one."""
+        """Let a thread wait for this handle."""
         try:
             self._idle.get_nowait()
         except Empty:
             thread = threading.Thread(target=self._run, name="workbench-waiter", daemon=True)
             self._threads.append(thread)
-            thread.start()  # this one: several threads may be here at once
+            thread.start()  # not self._threads[-1]: several threads may be here at once
         self._tasks.put(handle)
 
     def _run(self) -> None:
@@ -218,7 +218,7 @@ class Waiters:
             self._idle.put(None)
 
     def close(self) -> None:
-        """End them; one that came back from the library while the interpreter ends would abort the process."""
+        """End the threads. A thread that returns from the library while the interpreter ends would abort the process."""
         self.closed = True
         deadline = time.monotonic() + JOIN_S
         for _ in self._threads:
