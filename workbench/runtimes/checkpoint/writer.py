@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
@@ -19,21 +19,10 @@ from workbench.runtimes.checkpoint.reader import save_part
 from workbench.runtimes.checkpoint.replicated import holds_alike, without_alike
 from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import LEFT_TEXT, of_all
+from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.trace.store import read_info, update_run
 
 LOOK_S = 0.05
-
-
-def needs_sync_point(algorithm: Algorithm) -> bool:
-    """Whether the method's ranks must come to rest together for a checkpoint: they are at steps of their own, and of one mind."""
-    return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
-
-
-def sync_point_after(step: int, every: int, end_of_run: int | None) -> int:
-    """The first step behind `step` before which a checkpoint is due; at the latest the run's end."""
-    mark = (step // every + 1) * every
-    return mark if end_of_run is None else min(mark, end_of_run)
 
 
 @final
@@ -49,26 +38,6 @@ class CheckpointWriter:
         self._error: Exception | None = None
         self._words: list[str] = []
         self._waited_s = self._written_s = 0.0
-
-    def first_rest(self, algorithm: Algorithm, step: int, end_of_run: int | None) -> int | None:
-        """The step before which ranks that must meet come to rest for the first time. Every rank comes here, with its first step."""
-        if self._every is None or not needs_sync_point(algorithm):
-            return end_of_run
-        deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
-        steps = of_all(self._transport.gather_texts(str(step), deadline), "the beginning of a run")
-        furthest = max(map(int, steps))  # a stop found them at steps of their own
-        return sync_point_after(furthest, self._every, end_of_run)
-
-    def at_rest(self, algorithm: Algorithm, end: EndStep, rest: int | None, end_of_run: int | None) -> int | None:
-        """All ranks have come to rest: keep a checkpoint. Returns where they do so next."""
-        assert rest is not None and self._every is not None
-        self.keep(algorithm, end, rest - 1)
-        return sync_point_after(rest, self._every, end_of_run)
-
-    def after(self, algorithm: Algorithm, end: EndStep) -> None:
-        """Behind a step of a method whose ranks need not meet: keep a checkpoint if one is due."""
-        if self._every is not None and (end.step + 1) % self._every == 0 and end.step + 1 < self._worker.num_steps:
-            self.keep(algorithm, end, end.step)
 
     def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
         """Begin to write what this rank needs to go on from that step; for a stop (`place` is None) until it is on the disk.

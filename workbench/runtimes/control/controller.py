@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.errors import ConfigError
+from workbench.ops import EndStep
 from workbench.program import Algorithm
 from workbench.replica.replica import Replica
 from workbench.runtimes.control.commands import CommandReader, Word
+from workbench.runtimes.control.generations import Agreed
 from workbench.runtimes.control.reconfigure import changed
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT
@@ -51,52 +53,44 @@ class RunController:
         self._replica: Replica = interpreter.replica
         self._reader = CommandReader(folder)
         self._taken: list[dict[str, Any]] = []  # for `run.json`
+        self._first_row = 0  # of those that were taken since the ranks met
         self._num_meetings = 0
 
     def heard(self) -> int:
         """How many words this rank has heard of."""
         return max(self._reader.look(), self.num_taken)
 
-    def take(self, step: int, *, left: bool = True, admit: Admit = lambda rank, _: f"rank {rank} is not needed") -> tuple[bool, bool]:
-        """Agree on what was said, and do it; while the run is paused, hold. All ranks call it at one place.
+    def agree(self, end: EndStep, *, left: bool) -> Agreed:
+        """Agree on the commands that no rank has carried out, and take over settings that change. All ranks call it at one place.
 
         Args:
-            step: the next one of this rank.
+            end: the last step of this rank.
             left: whether this rank has steps left.
-            admit: takes a rank in, which asks for the so manieth time; why not, or None.
-
-        Returns:
-            Whether something was said after which any rank goes on with steps; whether the run is to stop.
         """
-        stop = paused = False
-        rows = len(self._taken)
-        before, self._num_meetings = self.num_taken, self._num_meetings + 1
+        self._num_meetings += 1
+        self._first_row = len(self._taken)
+        return self._meet(Agreed(end=end, algorithm=self.algorithm), left=left)
+
+    def pause(self, agreed: Agreed, *, left: bool) -> Agreed:
+        """Wait for more commands, at most `BEAT_S`, and agree again. Time-outs do not count the wait."""
+        self._interpreter.clock.hold(True)
         try:
-            while True:
-                new, where = self._agree(step, left)
-                for command in new:
-                    stop = stop or bool(command.get("stop"))
-                    paused = (paused or bool(command.get("pause"))) and not command.get("resume")
-                    self._do(command, step, where)
-                if new:
-                    self._show("paused" if paused and not stop else "running")
-                if stop or not paused:
-                    break
-                self._hold_a_beat()
+            self._hold_a_beat()
+            return self._meet(agreed, left=left)
         finally:
             self._interpreter.clock.hold(False)
-        more = any(rank["left"] for rank in where)
-        if more and not stop:
-            self._let_in(self._taken[rows:], admit)
-        return self.num_taken > before and more and not stop, stop and more
 
-    def _let_in(self, rows: list[dict[str, Any]], admit: Admit) -> None:
-        """Who has asked to be, last of all: it knows nothing of this meeting. One at a time: who was let in knows nothing of others."""
+    def answer_requests(self, admit: Admit) -> None:
+        """Answer each process that asked to join since the ranks met; at most one is admitted, which knows nothing of the others.
+
+        Args:
+            admit: admits a rank, which asks for the nth time; returns why not, or None.
+        """
         came = False
-        for row in [row for row in rows if "join" in row]:
+        for row in [row for row in self._taken[self._first_row :] if "join" in row]:
             asked = [other for other in self._taken if other.get("join") == row["join"]]
-            is_last = row is asked[-1]  # who had asked before is gone
-            refused = admit(row["join"], len(asked) - 1) if is_last and not came else ASK_AGAIN
+            is_newest = row is asked[-1]  # a process that asked before for this rank is gone
+            refused = admit(row["join"], len(asked) - 1) if is_newest and not came else ASK_AGAIN
             came = came or refused is None
             if refused is not None:
                 row["refused"] = refused
@@ -138,7 +132,18 @@ class RunController:
         """What `catch_up` takes."""
         return self.num_taken, self._num_meetings
 
-    def _agree(self, step: int, left: bool) -> tuple[list[Word], list[dict[str, Any]]]:
+    def _meet(self, agreed: Agreed, *, left: bool) -> Agreed:
+        """Carry out the commands that are new to all ranks; what is agreed after them."""
+        step = agreed.end.step + 1
+        new, where = self._gather(step, left)
+        for command in new:
+            self._do(command, step, where)
+        agreed = agreed.after(new, self.algorithm, any_left=any(rank["left"] for rank in where))
+        if new:
+            self._show("paused" if agreed.paused and not agreed.stop else "running")
+        return agreed
+
+    def _gather(self, step: int, left: bool) -> tuple[list[Word], list[dict[str, Any]]]:
         """The words that no rank has taken yet, by who has read furthest (a shared file may lag); and where each rank is."""
         self._reader.look()
         versions = self._replica.master.updates if self._replica.has_master else None
@@ -173,8 +178,7 @@ class RunController:
             self._replica.set_lr(lr)
 
     def _hold_a_beat(self) -> None:
-        """Until somebody says something, or a short while: then ranks hear of each other again."""
-        self._interpreter.clock.hold(True)
+        """Return when there is a new command, or after a short while: then the ranks hear of each other."""
         deadline = time.monotonic() + BEAT_S
         while self._reader.look() <= self.num_taken and time.monotonic() < deadline:
             time.sleep(LOOK_S)

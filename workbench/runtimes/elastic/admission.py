@@ -40,7 +40,7 @@ class JoinState:
     Attributes:
         step: the last that the lowest rank has finished.
         state: of its program there: versions of the servers' shards.
-        rest: the step before which all next come to rest.
+        sync_point: the step before which all meet next.
         paused_s: of evaluations and while the run was held, which are not training.
         seconds, unix_s, origin_s: of training, on the clock, and where that rank's clock stood at the run's beginning.
         place: of the words to the run (`RunController.place`).
@@ -48,7 +48,7 @@ class JoinState:
 
     step: int
     state: tuple[int, ...]
-    rest: int | None
+    sync_point: int
     paused_s: float
     seconds: float
     unix_s: float
@@ -62,11 +62,16 @@ class JoinState:
         return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
 
     @classmethod
-    def now(cls, clock: RankClock, controller: RunController, end: EndStep, rest: int | None, paused_s: float) -> JoinState:
+    def now(cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float) -> JoinState:
         """This rank's."""
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
-            step=end.step, state=tuple(map(int, end.state)), rest=rest, paused_s=paused_s + clock.held(), place=controller.place, **when
+            step=end.step,
+            state=tuple(map(int, end.state)),
+            sync_point=sync_point,
+            paused_s=paused_s + clock.held(),
+            place=controller.place,
+            **when,
         )
 
     def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:

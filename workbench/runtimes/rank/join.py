@@ -89,7 +89,7 @@ def _train(
         ctx.may_shrink = "saved" in told
         if "saved" in told:
             begin_as(worker, ctx, told["saved"], job.algorithm, interpreter)
-            late = replace(JoinState.of(told), rest=worker.num_steps)
+            late = replace(JoinState.of(told), sync_point=worker.num_steps)
         else:
             worker.replica.model.load_state_dict(told["model"])
             late = JoinState.of(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, final
@@ -17,13 +18,40 @@ from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
-from workbench.runtimes.control.controller import RunController
+from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.control.generations import (
+    Admit,
+    Admitted,
+    Agree,
+    Agreed,
+    AnswerRequests,
+    AskAgain,
+    BeginGeneration,
+    Boundary,
+    Checkpoint,
+    Continue,
+    Evaluate,
+    Finish,
+    Generation,
+    Instruction,
+    KeepForEvaluation,
+    MembersLeft,
+    Outcome,
+    Pause,
+    ProgramEnded,
+    RequestsAnswered,
+    StepEnded,
+    Stop,
+    decide,
+    first_sync_point,
+    needs_sync_point,
+)
 from workbench.runtimes.elastic.admission import JoinState, admit
-from workbench.runtimes.elastic.grow import Grower
+from workbench.runtimes.elastic.grow import let_in, refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import LEFT_TEXT
+from workbench.runtimes.liveness.membership import LEFT_TEXT, of_all
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, evaluated
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
@@ -54,7 +82,6 @@ class TrainingLoop:
         self._recorder, self._folder = recorder, folder
         self._writer = CheckpointWriter(worker, interpreter, folder)
         self._shrinker = Shrinker(worker, interpreter, controller, folder)
-        self._grower = Grower(worker, interpreter, controller)
         self._transport, self._replica = interpreter.transport, worker.replica
         self._peers = Deadline("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
         self._paused_s = 0.0
@@ -67,10 +94,8 @@ class TrainingLoop:
         self._milestones = EvaluationSchedule(worker.due_steps()) if controller.algorithm.has_servers else None
         if self._milestones is not None and worker.can_evaluate:
             interpreter.on_update = self._on_update
-        self._last_end = EndStep(-1)
-        self._is_another = False  # the ranks, than those that the program began with
-        self._ending = False  # this rank's next step is the last before all meet, because something was said
-        self._rest: int | None = None  # where ranks at steps of their own next come to rest, or end
+        self._generation: Generation
+        self._end = EndStep(-1)  # of the last step that this rank has finished
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
 
     def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
@@ -78,7 +103,8 @@ class TrainingLoop:
         interpreter, transport = self._interpreter, self._transport
         shift = self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=ctx.may_shrink)
         interpreter.context = ctx
-        last, stopped = self._take_steps(ctx, at, late)
+        stopped = self._take_steps(ctx, at, late)
+        last = self._end.step
         if not self._algorithm.asynchronous and not stopped:
             self._finish(last)
         self._flush_pending()
@@ -115,92 +141,142 @@ class TrainingLoop:
         clock = self._interpreter.clock
         return (clock.now() if at_s is None else at_s) - self._paused_s - clock.held()
 
-    def _take_steps(self, ctx: Context, at: list[int], late: JoinState | None) -> tuple[int, bool]:
-        """All steps, by one program after the other where something is set; the last step, and whether the run was stopped there."""
-        interpreter = self._interpreter
-        end_of_run = ctx.num_steps
-        if self._algorithm.asynchronous and self._stop_after is not None and end_of_run is not None:
-            end_of_run = min(end_of_run, self._stop_after + 1)
-        stopped, last = False, ctx.first_step - 1
-        self._last_end = EndStep(last, state=ctx.resumed or ())
-        at[0] = ctx.first_step  # the step under way, for the words of a failure
+    def _take_steps(self, ctx: Context, at: list[int], late: JoinState | None) -> bool:
+        """Train, one generation after the other; return True if the run was stopped."""
+        self._begin(self._first_generation(ctx, late))
+        at[0] = ctx.first_step  # the step under way, for the message of a failure
         if late is not None:
-            self._paused_s = late.paused_s + (interpreter.clock.now() - late.seconds if ctx.may_shrink else 0.0)  # all were held
-        goes_on, again = True, late is not None  # who comes late does as all others
-        self._rest = late.rest if late is not None else self._writer.first_rest(self._algorithm, ctx.first_step, end_of_run)
-        while goes_on:
+            self._paused_s = late.paused_s + (self._interpreter.clock.now() - late.seconds if ctx.may_shrink else 0.0)  # all were paused
+        resumes = late is not None  # a rank that joins begins as all others begin the next generation
+        while True:
             try:
-                self._make_ready(ctx, again=again)
-                ctx.num_steps = self._grower.end_of(self._algorithm, last, self._rest)
-                method = self._algorithm
-                with closing(method.worker(ctx)) as program:
-                    while not (stopped or self._closes(method, ctx)) and (end := interpreter.advance(program)) is not None:
-                        last, self._last_end = end.step, end
-                        stopped = self._end_step(end, ctx)
-                        at[0] = last + 1
-                goes_on = not stopped and self._goes_on_in_step(method, ctx)
+                self._make_ready(ctx, resumes=resumes)
+                outcome = self._run_generation(ctx, at)
+                resumes = True
             except FAILURES as error:
-                last, again = self._shrinker.shrink(error, self._algorithm, ctx, last), False
-                self._grower.forget()
-                self._last_end, self._rest, end_of_run = EndStep(last), self._worker.num_steps, self._worker.num_steps
-                continue
-            if self._algorithm.asynchronous:
-                num_taken = self._controller.num_taken
-                goes_on, asked = self._meet(ctx, end_of_run)
-                if (
-                    self._controller.num_taken == num_taken and self._rest != end_of_run
-                ):  # all are there, and not because something was said
-                    self._rest, goes_on = self._writer.at_rest(self._algorithm, self._last_end, self._rest, end_of_run), True
-                at_end = self._stop_after is not None and self._stop_after + 1 < self._worker.num_steps
-                stopped = asked or (at_end and not goes_on)
-            again = True
-        return last, stopped
+                step = self._shrinker.shrink(error, self._algorithm, ctx, self._end.step)
+                known: dict[str, Any] = {"num_ranks": ctx.num_workers, "num_steps": self._worker.num_steps}
+                outcome = self._follow(MembersLeft(step=step, algorithm=self._algorithm, **known), ctx)
+                resumes = False  # `shrink` has set where the next programs begin
+            if not isinstance(outcome, BeginGeneration):
+                return isinstance(outcome, Stop)
+            self._begin(outcome.generation)
 
-    def _closes(self, method: Algorithm, ctx: Context) -> bool:
-        """Whether the program of that method is to be closed behind this step: another setting, or other ranks (`begins_anew`)."""
-        if self._grower.closes(method) and self._let_in(method, ctx, self._last_end.state):
-            self._is_another, self._rest = True, self._worker.num_steps
-        return self._algorithm is not method or self._is_another
+    def _first_generation(self, ctx: Context, late: JoinState | None) -> Generation:
+        settings, num_steps = self._worker.settings, self._worker.num_steps
+        generation = Generation(
+            algorithm=self._algorithm,
+            num_ranks=ctx.num_workers,
+            first_step=ctx.first_step,
+            end_step=num_steps,
+            num_steps=num_steps,
+            sync_point=num_steps,
+            stop_after=self._stop_after,
+            checkpoint_every=settings.checkpoint_every,
+        )
+        sync_point = first_sync_point(generation, self._furthest_step(ctx)) if late is None else late.sync_point
+        return generation.following(EndStep(ctx.first_step - 1, state=ctx.resumed or ()), sync_point=sync_point)
 
-    def _goes_on_in_step(self, method: Algorithm, ctx: Context) -> bool:
-        """The program has ended, or is closed: whether another goes on; where a process waits to be let in, with that one."""
-        closed, self._is_another = self._closes(method, ctx), False
-        if closed or self._grower.waiting is None or self._last_end.step + 1 >= self._worker.num_steps:
-            return closed
-        self._last_end = EndStep(self._last_end.step)  # it has come to its end, and has applied what was in flight
-        self._let_in(method, ctx, ())
-        self._rest = self._worker.num_steps
-        return True
+    def _furthest_step(self, ctx: Context) -> int:
+        """The first step of the rank that is furthest. All ranks call it."""
+        if self._worker.settings.checkpoint_every is None or not needs_sync_point(self._algorithm):
+            return ctx.first_step
+        deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
+        steps = of_all(self._transport.gather_texts(str(ctx.first_step), deadline), "the beginning of a run")
+        return max(map(int, steps))
 
-    def _let_in(self, method: Algorithm, ctx: Context, kept: tuple[Any, ...]) -> bool:
-        """Nothing is under way: let in who waits; whether it came."""
-        return self._grower.let_in(method, ctx, self._welcome(EndStep(self._last_end.step)), kept)
+    def _begin(self, generation: Generation) -> None:
+        self._generation = generation
+        self._end = EndStep(generation.first_step - 1, state=generation.state)
 
-    def _welcome(self, end: EndStep) -> JoinState:
-        return JoinState.now(self._interpreter.clock, self._controller, end, self._rest, self._paused_s)
-
-    def _make_ready(self, ctx: Context, *, again: bool) -> None:
-        """For the next program, which goes on from the last step's end (`again`: behind another one); every rank comes here."""
-        if again:
-            self._interpreter.begin_again(self._last_end.state)
-            begin_again(ctx, self._last_end)
+    def _make_ready(self, ctx: Context, *, resumes: bool) -> None:
+        """Prepare the generation's program (`resumes`: from the state of the one before). All ranks call it."""
+        if resumes:
+            self._interpreter.begin_again(self._end.state)
+            begin_again(ctx, self._end)
         self._transport.open_lanes(self._algorithm.num_lanes)
         if self._algorithm.needs_link and ctx.link is None:
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
+        ctx.num_steps = self._generation.end_step
+
+    def _run_generation(self, ctx: Context, at: list[int]) -> Outcome:
+        """Run the program until something else follows."""
+        with closing(self._generation.algorithm.worker(ctx)) as program:
+            while (end := self._interpreter.advance(program)) is not None:
+                self._end = end
+                outcome = self._follow(self._end_step(end), ctx)
+                at[0] = end.step + 1
+                if not isinstance(outcome, Continue):
+                    return outcome
+        return self._follow(ProgramEnded(end=self._end), ctx)
+
+    def _follow(self, boundary: Boundary, ctx: Context) -> Outcome:
+        """Carry out what `decide` says, until it is known how this rank continues."""
+        while True:
+            *instructions, last = decide(self._generation, boundary)
+            for instruction in instructions:
+                self._carry_out(instruction)
+            if isinstance(last, Continue):
+                self._generation = last.generation
+                ctx.num_steps = last.generation.end_step
+            if isinstance(last, Continue | BeginGeneration | Stop | Finish):
+                return last
+            boundary = self._boundary_after(last, boundary, ctx)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        """Carry out an instruction that others follow."""
+        match instruction:
+            case Evaluate(step):
+                self._evaluate(step)
+                self._recorder.end_step()
+            case KeepForEvaluation(step):
+                if self._transport.rank == 0:  # the other ranks must not run ahead of it meanwhile, so it evaluates after the run
+                    self._due.add(self._row_of_evaluation(step), self._worker.snapshot())
+            case Checkpoint(place):
+                self._writer.keep(self._algorithm, self._end, place)
+            case AskAgain(rank):
+                self._controller.refuse(rank, ASK_AGAIN)
+            case _:
+                raise AssertionError(instruction)
+
+    def _boundary_after(self, instruction: Instruction, boundary: Boundary, ctx: Context) -> Boundary:
+        """Carry out an instruction that leads to another boundary, which is returned."""
+        end, controller = self._end, self._controller
+        left = self._generation.has_steps_left(ctx.rank, end.step + 1)
+        match instruction, boundary:
+            case Agree(), _:
+                self._interpreter.complete_all(end.state)  # nothing may be in flight while the run is paused
+                agreed = controller.agree(end, left=left)
+            case Pause(), Agreed():
+                agreed = controller.pause(boundary, left=left)
+            case AnswerRequests(), Agreed():
+                controller.answer_requests(self._admit if self._algorithm.asynchronous else self._ask)
+                return RequestsAnswered(agreed=boundary)
+            case Admit(state), _:
+                assert self._generation.waiting is not None
+                here = self._join_state(EndStep(end.step))
+                joined = let_in(self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state)
+                return Admitted(end=end, joined=joined, num_ranks=ctx.num_workers, num_steps=self._worker.num_steps)
+            case _:
+                raise AssertionError((instruction, boundary))
+        if self._algorithm.asynchronous and not (agreed.paused and not agreed.stop):
+            self._replica.forget_words()
+            ctx.stopping = False
+        return agreed
+
+    def _ask(self, rank: int, number: int) -> str | None:
+        """Let a process wait to join as that rank until the programs end; return why not, or None."""
+        refused = refusal(rank, self._generation.waiting, self._transport.members)
+        if refused is None:
+            self._generation = replace(self._generation, waiting=(rank, number))
+        return refused
 
     def _admit(self, rank: int, number: int) -> str | None:
-        """All programs have ended: let a process in that has come in a rank's place; why not, or None."""
-        return admit(rank, number, self._welcome(self._last_end), self._interpreter, self._worker.settings.timeout_s)
+        """Admit a process as that rank: all programs have ended. Return why not, or None."""
+        return admit(rank, number, self._join_state(self._end), self._interpreter, self._worker.settings.timeout_s)
 
-    def _meet(self, ctx: Context, end_of_run: int | None) -> tuple[bool, bool]:
-        """Where ranks are at steps of their own all programs have ended: agree whether to go on, or to stop."""
-        step = self._last_end.step + 1
-        computes = ctx.rank < self._algorithm.num_computing(ctx.num_workers)
-        left = computes and end_of_run is not None and step < end_of_run
-        goes_on, stop = self._controller.take(step, left=left, admit=self._admit)
-        self._replica.forget_words()
-        self._ending = ctx.stopping = False
-        return goes_on, stop
+    def _join_state(self, end: EndStep) -> JoinState:
+        return JoinState.now(self._interpreter.clock, self._controller, end, self._generation.sync_point, self._paused_s)
 
     def _origin_of_rank0(self) -> float:
         words = self._transport.gather_texts(
@@ -208,9 +284,9 @@ class TrainingLoop:
         )
         return float(words[0])
 
-    def _end_step(self, end: EndStep, ctx: Context) -> bool:
-        """Book the step; True if all ranks stop here."""
-        interpreter, worker = self._interpreter, self._worker
+    def _end_step(self, end: EndStep) -> StepEnded:
+        """Record the step; return what is known at its end."""
+        interpreter, worker, replica = self._interpreter, self._worker, self._replica
         self._peers.check()
         row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.found())
         interpreter.staleness = None
@@ -222,44 +298,23 @@ class TrainingLoop:
             self._pending = row, self._transport.streams.mark()
         else:
             self._recorder.metrics(worker.metrics(*row))
+        self._recorder.end_step()
         if self._algorithm.asynchronous:
-            self._end_step_alone(end, ctx)
-            return False
-        if worker.evaluates_after(end.step):
-            self._evaluate(end.step)
-        self._recorder.end_step()
-        if self._transport.rank == 0:
-            self._replica.control_out = self._controller.heard()
-        stop = end.step == self._stop_after
-        if self._replica.control_seen > self._controller.num_taken:
-            self._interpreter.complete_all(end.state)  # nothing is under way while the run is held
-            left = end.step + 1 < self._worker.num_steps
-            stop = self._controller.take(end.step + 1, left=left, admit=self._grower.ask)[1] or stop
-            ctx.num_steps = self._grower.end_of(self._algorithm, end.step, ctx.num_steps)
-        if stop:
-            self._writer.keep(self._algorithm, end, None)
+            announced = self._hear_alone(end.step)
         else:
-            self._writer.after(self._algorithm, end)
-        return stop
+            if self._transport.rank == 0:
+                replica.control_out = self._controller.heard()
+            announced = replica.control_seen > self._controller.num_taken
+        return StepEnded(end=end, announced=announced, evaluates=worker.evaluates_after(end.step))
 
-    def _end_step_alone(self, end: EndStep, ctx: Context) -> None:
-        """Where ranks are at steps of their own: nobody waits for an evaluation, and whatever is said ends all programs early.
-
-        Rank 0 keeps what is to be evaluated until the end, so that the others do not run ahead of it meanwhile. Where there are
-        servers, these do, at their own updates.
-        """
-        if self._transport.rank == 0 and not self._algorithm.has_servers and self._worker.evaluates_after(end.step):
-            self._due.add(self._row_of_evaluation(end.step), self._worker.snapshot())
-        self._recorder.end_step()
-        if self._algorithm.replicas == Replicas.NEVER:
-            self._writer.after(self._algorithm, end)
-        if not self._replica.control_out and self._controller.heard() > self._controller.num_taken:
-            self._replica.control_out = NEWS
-            self._recorder.event({"strand": 0, "control": end.step})
-        alone = self._algorithm.replicas == Replicas.NEVER and self._replica.control_out >= NEWS  # nobody else need know
-        if (alone or self._replica.control_seen >= NEWS) and not self._ending and ctx.num_steps is not None:
-            self._ending = True
-            ctx.num_steps = min(ctx.num_steps, end.step + 2)
+    def _hear_alone(self, step: int) -> bool:
+        """Tell the servers that there are commands; return True if this rank's program is to end early because of some."""
+        replica = self._replica
+        if not replica.control_out and self._controller.heard() > self._controller.num_taken:
+            replica.control_out = NEWS
+            self._recorder.event({"strand": 0, "control": step})
+        alone = self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEWS  # no other rank need know
+        return alone or replica.control_seen >= NEWS
 
     def _on_update(self, request: Apply, end_s: float) -> None:
         """A server on this rank has made an update: keep its shard for the evaluations that are due now."""
@@ -319,7 +374,7 @@ class TrainingLoop:
     def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
         """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
         if stopped:
-            self._writer.keep(self._algorithm, self._last_end, None)
+            self._writer.keep(self._algorithm, self._end, None)
         if self._transport.rank == 0 and self._worker.can_evaluate:
             newest = self._due.newest()
             for row, snapshot in self._due.take():
