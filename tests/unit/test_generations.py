@@ -10,7 +10,7 @@ import pytest
 from workbench.algorithms import AsyncSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.ops import EndStep
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Word
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Command
 from workbench.runtimes.control.generations import (
     Admit,
     Admitted,
@@ -218,7 +218,7 @@ def test_other_settings_are_another_object_and_not_unequal_ones() -> None:
     assert (type(same), type(other)) == (Continue, BeginGeneration)
 
 
-FOLDED: list[tuple[list[list[Word]], bool, bool]] = [
+FOLDED: list[tuple[list[list[Command]], bool, bool]] = [
     ([[PAUSE]], True, False),
     ([[PAUSE, RESUME]], False, False),
     ([[RESUME, PAUSE]], True, False),
@@ -232,7 +232,7 @@ FOLDED: list[tuple[list[list[Word]], bool, bool]] = [
 
 
 @pytest.mark.parametrize(("meetings", "paused", "stop"), FOLDED)
-def test_commands_add_up_over_the_beats_of_a_pause(meetings: list[list[Word]], paused: bool, stop: bool) -> None:
+def test_commands_add_up_over_the_beats_of_a_pause(meetings: list[list[Command]], paused: bool, stop: bool) -> None:
     found = Agreed(end=after(4), algorithm=PIPE)
     for commands in meetings:
         found = found.after(commands, PIPE, any_left=True)

@@ -1,10 +1,12 @@
 """Generations of a run, and what follows at the boundary of one: decisions without communication, files or clocks.
 
-A run is a sequence of generations. In each, every rank runs one program of one algorithm, from one step to another. A new generation
-begins when a setting changes, when ranks leave or join, and after a checkpoint for which asynchronous ranks had to synchronize.
+A run is a sequence of generations. In each, every rank runs one program of one algorithm, from one
+step to another. A new generation begins when a setting changes, when ranks leave or join, and after
+a checkpoint for which asynchronous ranks had to synchronize.
 
-`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that know the same decide the same.
-Ranks *in step* end each step together; *asynchronous* ranks (`Algorithm.asynchronous`) meet only when all their programs have ended.
+`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that
+know the same decide the same. Ranks *in step* end each step together; *asynchronous* ranks
+(`Algorithm.asynchronous`) meet only when all their programs have ended.
 
 | boundary | ranks | what is known there | instructions |
 |---|---|---|---|
@@ -59,7 +61,7 @@ from typing import Any, final
 
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Replicas
-from workbench.runtimes.control.commands import Word
+from workbench.runtimes.control.commands import Command
 
 # -- a generation ----------------------------------------------------------------------------------------------
 
@@ -116,8 +118,8 @@ class Generation:
     def following(self, end: EndStep, **changes: Any) -> Generation:
         """Return the generation that begins after a step, with its state.
 
-        If a process waits to join and the programs can end early, they take one step: all of them then end at a known step, with
-        nothing in flight.
+        If a process waits to join and the programs can end early, they take one step: all of them
+        then end at a known step, with nothing in flight.
         """
         new = replace(self, first_step=end.step + 1, state=end.state, **changes)
         new = replace(new, end_step=new.sync_point)
@@ -195,7 +197,12 @@ class Agreed:
     requests: bool = False
     any_left: bool = True
 
-    def after(self, commands: list[Word], algorithm: Algorithm, *, any_left: bool) -> Agreed:
+    @property
+    def holds(self) -> bool:
+        """Return True if the run is to wait for more commands."""
+        return self.paused and not self.stop
+
+    def after(self, commands: list[Command], algorithm: Algorithm, *, any_left: bool) -> Agreed:
         """Return what is agreed after more commands."""
         paused = self.paused
         for command in commands:
@@ -397,7 +404,7 @@ def _program_ended(generation: Generation, end: EndStep) -> tuple[Instruction, .
 
 
 def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
-    if agreed.paused and not agreed.stop:
+    if agreed.holds:
         return (Pause(),)
     if agreed.stop and agreed.any_left:
         return (Stop(),) if generation.algorithm.asynchronous else (Checkpoint(None), Stop())

@@ -1,19 +1,21 @@
-"""The loop around a rank's program: metrics, evaluation, control, and what is kept at the end."""
+"""The loop around a rank's programs: it records their steps, and carries out what follows at their ends.
+
+What follows is decided in `runtimes/control/generations.py`. A boundary is gathered here, and
+`decide` answers with instructions.
+"""
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from workbench.ops import Apply, EndStep
+from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import begin_again
@@ -49,23 +51,25 @@ from workbench.runtimes.control.generations import (
 from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.grow import let_in, refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
-from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import LEFT_TEXT, of_all
+from workbench.runtimes.liveness.membership import of_all
+from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
 from workbench.runtimes.rank.consistency import share_tensors
-from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, evaluated
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
 
-PART_TAG = 987  # of the parameters that a server kept for an evaluation
-NEWS = 1  # the control word of ranks at steps of their own: there is something to be read
+NEWS = 1  # what asynchronous ranks tell each other of commands: there are some
 
 
 @final
 class TrainingLoop:
-    """One rank's run, from the first step to what it leaves in the run's folder."""
+    """One rank's run, from its first step to what it leaves in the run's folder.
+
+    Args:
+        stop_after: stop the run after this step, with a checkpoint.
+    """
 
     def __init__(
         self,
@@ -78,50 +82,64 @@ class TrainingLoop:
         stop_after: int | None = None,
     ) -> None:
         self._controller, self._worker, self._interpreter = controller, worker, interpreter
-        self._stop_after = stop_after
-        self._recorder, self._folder = recorder, folder
+        self._recorder, self._folder, self._stop_after = recorder, folder, stop_after
         self._writer = CheckpointWriter(worker, interpreter, folder)
         self._shrinker = Shrinker(worker, interpreter, controller, folder)
         self._transport, self._replica = interpreter.transport, worker.replica
-        self._peers = Deadline("", self._transport.peer_failure, None)  # asked now and then by a rank that waits for nobody
-        self._paused_s = 0.0
-        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is there
-        self._due = PendingEvaluations(folder)  # evaluations that wait for the run's end
-        self._parts: dict[int, dict[int, Tensor]] = {}  # step -> of the servers on this rank that have come to it, by number
-        self._came_s: dict[int, float] = {}  # step -> when the last of them did
-        self._updated_s: float | None = None  # the last update of a server on this rank
-        self._keeping = Lock()  # servers run on threads of their own
-        self._milestones = EvaluationSchedule(worker.due_steps()) if controller.algorithm.has_servers else None
-        if self._milestones is not None and worker.can_evaluate:
-            interpreter.on_update = self._on_update
+        self._peers = Deadline("", self._transport.peer_failure, None)  # asked at each step: a rank may wait for no other
+        self._evaluations: AsyncEvaluations | None = None
+        if controller.algorithm.asynchronous:
+            self._evaluations = AsyncEvaluations(lambda: self._algorithm, worker, interpreter, recorder, folder, self._seconds)
+        self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
         self._generation: Generation
         self._end = EndStep(-1)  # of the last step that this rank has finished
-        self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
+        self._paused_s = 0.0  # of evaluations
+        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is known
 
     def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
-        """All of it, or from where a rank is taken in that comes `late`."""
+        """Train until the end or a stop, and leave the model and the record in the run's folder.
+
+        Args:
+            at: holds the step under way, for whoever reports a failure.
+            late: where the run is that this rank joins; None: it is there from the beginning.
+
+        Returns:
+            {"rank", "steps", "seconds", "stopped"}.
+        """
         interpreter, transport = self._interpreter, self._transport
         shift = self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=ctx.may_shrink)
         interpreter.context = ctx
         stopped = self._take_steps(ctx, at, late)
         last = self._end.step
-        if not self._algorithm.asynchronous and not stopped:
-            self._finish(last)
+        if self._evaluations is None and not stopped:
+            if self._worker.can_evaluate:
+                self._evaluate(last)  # everything that was in flight has been applied
+            self._recorder.end_step()
         self._flush_pending()
         seconds = self._seconds()
         interpreter.flush()
         offset_s = offset_to_rank0(transport, interpreter.clock.deadline("the clocks to be compared"))
         self._recorder.clock(interpreter.clock.now(), offset_s - shift)
-        if self._algorithm.asynchronous:
-            last_s = self._gather_parts() if self._milestones is not None and self._worker.can_evaluate else None
-            last = self._worker.num_steps - 1 if self._milestones is not None and not stopped and ctx.rank == 0 else last
-            self._finish_alone(last, seconds if last_s is None or stopped else last_s, stopped)
+        if self._evaluations is not None:
+            last = self._finish_asynchronous(self._evaluations, seconds, stopped=stopped)
         self._writer.finish()
-        self._keep(last, seconds, stopped)
+        self._write_result(last, seconds, stopped=stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
+    def _finish_asynchronous(self, evaluations: AsyncEvaluations, seconds: float, *, stopped: bool) -> int:
+        """Write the checkpoint of a stop, and evaluate: all ranks have equal parameters, and none waits. Returns the run's last step."""
+        last = self._end.step
+        updated_s = evaluations.gather()
+        if evaluations.has_servers and not stopped and self._transport.rank == 0:
+            last = self._worker.num_steps - 1  # this rank may have skipped its last steps
+        if stopped:
+            self._writer.keep(self._algorithm, self._end, None)
+        evaluations.make(last, seconds if updated_s is None or stopped else updated_s, stopped=stopped)
+        self._recorder.end_step()
+        return last
+
     def _begin_together(self) -> float:
-        """Rank 0's origin on rank 0's clock, minus ours on ours."""
+        """Begin with all ranks; return the origin of rank 0 on its clock, minus this rank's on its own."""
         interpreter, transport = self._interpreter, self._transport
         transport.barrier(interpreter.clock.deadline("all ranks to begin"))
         offset_s = offset_to_rank0(transport, interpreter.clock.deadline("the clocks to be compared"))
@@ -133,11 +151,11 @@ class TrainingLoop:
 
     @property
     def _algorithm(self) -> Algorithm:
-        """The method as it is now."""
+        """With its present settings."""
         return self._controller.algorithm
 
     def _seconds(self, at_s: float | None = None) -> float:
-        """Of training, until now or a time: without evaluations, and without what the run was held for."""
+        """Return the seconds of training, until now or until a time: without evaluations and pauses."""
         clock = self._interpreter.clock
         return (clock.now() if at_s is None else at_s) - self._paused_s - clock.held()
 
@@ -230,8 +248,8 @@ class TrainingLoop:
                 self._evaluate(step)
                 self._recorder.end_step()
             case KeepForEvaluation(step):
-                if self._transport.rank == 0:  # the other ranks must not run ahead of it meanwhile, so it evaluates after the run
-                    self._due.add(self._row_of_evaluation(step), self._worker.snapshot())
+                if self._transport.rank == 0 and self._evaluations is not None:
+                    self._evaluations.keep(step)
             case Checkpoint(place):
                 self._writer.keep(self._algorithm, self._end, place)
             case AskAgain(rank):
@@ -259,7 +277,7 @@ class TrainingLoop:
                 return Admitted(end=end, joined=joined, num_ranks=ctx.num_workers, num_steps=self._worker.num_steps)
             case _:
                 raise AssertionError((instruction, boundary))
-        if self._algorithm.asynchronous and not (agreed.paused and not agreed.stop):
+        if self._algorithm.asynchronous and not agreed.holds:
             self._replica.forget_words()
             ctx.stopping = False
         return agreed
@@ -279,10 +297,9 @@ class TrainingLoop:
         return JoinState.now(self._interpreter.clock, self._controller, end, self._generation.sync_point, self._paused_s)
 
     def _origin_of_rank0(self) -> float:
-        words = self._transport.gather_texts(
-            repr(self._interpreter.clock.origin_s), self._interpreter.clock.deadline("the clocks to be compared")
-        )
-        return float(words[0])
+        clock = self._interpreter.clock
+        texts = self._transport.gather_texts(repr(clock.origin_s), clock.deadline("the clocks to be compared"))
+        return float(texts[0])
 
     def _end_step(self, end: EndStep) -> StepEnded:
         """Record the step; return what is known at its end."""
@@ -316,106 +333,11 @@ class TrainingLoop:
         alone = self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEWS  # no other rank need know
         return alone or replica.control_seen >= NEWS
 
-    def _on_update(self, request: Apply, end_s: float) -> None:
-        """A server on this rank has made an update: keep its shard for the evaluations that are due now."""
-        assert self._milestones is not None
-        master, algorithm, clock = self._replica.master, self._algorithm, self._interpreter.clock
-        num_workers = algorithm.num_computing(self._transport.num_workers) - len(clock.left)
-        with self._keeping:
-            self._updated_s = max(end_s, self._updated_s or 0.0)
-            for step in self._milestones.count(master.progress, request, algorithm, num_workers):
-                bucket = request.gradient.bucket
-                parts = self._parts.setdefault(step, {})
-                for shard in range(len(master.updates)) if bucket is None else (bucket,):
-                    parts.update(master.evaluated_shard(shard))
-                self._came_s[step] = self._seconds(end_s)
-                if self._transport.rank == 0 and len(parts) == len(self._replica.layout.slots):
-                    buffers = [buffer.cpu().clone() for buffer in self._replica.float_buffers()]
-                    row = {**self._row_of_evaluation(step), "seconds": round(self._came_s.pop(step), 6)}
-                    self._due.add(row, (self._worker.joined(self._parts.pop(step)).cpu(), buffers))
-
-    def _gather_parts(self) -> float | None:
-        """Give rank 0 what servers on other ranks kept for evaluations; every rank comes here. When the last update was."""
-        updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
-        mine = {"steps": {step: sorted(parts) for step, parts in self._parts.items()}, "came_s": self._came_s, "updated_s": updated_s}
-        deadline = self._interpreter.clock.deadline("all ranks to say what servers kept for evaluations")
-        texts = self._transport.gather_texts(json.dumps(mine), deadline)
-        told = [json.loads(text) if text != LEFT_TEXT else None for text in texts]
-        if self._transport.rank != 0:
-            for parts in self._parts.values():
-                for number in sorted(parts):
-                    self._transport.start_send(0, parts[number].reshape(-1).contiguous(), PART_TAG).wait(deadline)
-            self._parts.clear()
-        else:
-            self._take_parts(told, deadline)
-        last = [one["updated_s"] for one in told if one is not None and one["updated_s"] is not None]
-        return max(last, default=None)
-
-    def _take_parts(self, told: list[dict[str, Any] | None], deadline: Deadline) -> None:
-        """On rank 0: the other ranks' parts, in the order in which they send them."""
-        parameters = self._replica.parameters
-        for rank, one in enumerate(told):
-            if rank == 0 or one is None:
-                continue
-            for word, numbers in one["steps"].items():
-                step = int(word)
-                for number in numbers:
-                    value = torch.empty_like(parameters[number].detach()).reshape(-1)
-                    self._transport.start_recv(rank, value, PART_TAG).wait(deadline)
-                    self._parts.setdefault(step, {})[number] = value
-                self._came_s[step] = max(self._came_s.get(step, 0.0), one["came_s"][word])
-        buffers = [buffer.cpu().clone() for buffer in self._replica.float_buffers()]
-        for step, parts in sorted(self._parts.items()):
-            if len(parts) == len(parameters):
-                row = {**self._row_of_evaluation(step), "seconds": round(self._came_s[step], 6)}
-                self._due.add(row, (self._worker.joined(parts).cpu(), buffers))
-        self._parts.clear()
-
-    def _finish_alone(self, last: int, seconds: float, stopped: bool) -> None:
-        """After the last step of all ranks, which now hold the same parameters. Nobody waits for rank 0 any more, which evaluates."""
-        if stopped:
-            self._writer.keep(self._algorithm, self._end, None)
-        if self._transport.rank == 0 and self._worker.can_evaluate:
-            newest = self._due.newest()
-            for row, snapshot in self._due.take():
-                self._recorder.metrics(evaluated(self._worker, row, snapshot))
-                self._recorder.end_step()  # written before its snapshot goes
-            if self._milestones is not None and not stopped:
-                self._evaluate_what_is_left(seconds, newest)
-            row = {**self._row_of_evaluation(last), "seconds": round(seconds, 6)}
-            self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
-        self._recorder.end_step()
-
-    def _evaluate_what_is_left(self, seconds: float, newest: int) -> None:
-        """Due steps without an update after their gradients, which were dropped or lost: at the last parameters.
-
-        Args:
-            newest: the last step that was evaluated.
-        """
-        assert self._milestones is not None
-        progress = self._replica.master.progress if self._replica.has_master else []
-        left = self._milestones.left(min((steps for steps in progress if steps), default=0.0))
-        for step in left:
-            if step > newest:
-                row = {**self._row_of_evaluation(step), "seconds": round(seconds, 6)}
-                self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
-
-    def _row_of_evaluation(self, step: int) -> dict[str, Any]:
-        interpreter, samples = self._interpreter, self._worker.sampler.samples_before(step + 1)
-        seconds = round(self._seconds(), 6)
-        return {"step": step, "seconds": seconds, "samples": samples, "bytes_sent": int(interpreter.bytes_sent)}
-
     def _flush_pending(self) -> None:
         if self._pending is not None:
             (row, event), self._pending = self._pending, None
             with self._transport.streams.after(event):  # the step that was enqueued since is not waited for
                 self._recorder.metrics(self._worker.metrics(*row))
-
-    def _finish(self, last: int) -> None:
-        """After the last step, with everything in flight applied."""
-        if self._worker.can_evaluate:
-            self._evaluate(last)
-        self._recorder.end_step()
 
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
@@ -429,14 +351,14 @@ class TrainingLoop:
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
     def _evaluated(self) -> Tensor:
-        """The parameters to look at; where replicas differ between steps, their mean."""
+        """Return the parameters to evaluate; where replicas differ between steps, their mean."""
         parameters = self._worker.evaluated_parameters()
         if self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1:
             self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))
             parameters /= self._transport.num_workers
         return parameters
 
-    def _keep(self, last: int, seconds: float, stopped: bool) -> None:
+    def _write_result(self, last: int, seconds: float, *, stopped: bool) -> None:
         if self._transport.rank != 0:
             return
         torch.save(self._replica.model.state_dict(), self._folder / "model.pt")
