@@ -1,4 +1,4 @@
-"""Writes a rank's parts of a run's checkpoints: copied at a step's end, brought to the disk beside the steps that follow."""
+"""Writes a rank's files of a run's checkpoints: copied at a step's end, and written during the steps that follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOK_S = 0.05
 
 @final
 class CheckpointWriter:
-    """One rank's. It writes one part at a time, on a thread: a step that comes to its end before waits for it."""
+    """One rank's. It writes one file at a time, on a thread; the next checkpoint waits until it is written."""
 
     def __init__(self, worker: LocalTraining, interpreter: Interpreter, folder: Path) -> None:
         self._worker, self._interpreter, self._folder = worker, interpreter, folder
@@ -40,12 +40,16 @@ class CheckpointWriter:
         self._waited_s = self._written_s = 0.0
 
     def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
-        """Begin to write what this rank needs to go on from that step; for a stop (`place` is None) until it is on the disk.
+        """Begin to write what this rank needs to continue after that step; for a stop, return when it is written.
 
-        Where a rank has left without which the others go on, its part would be missing: nothing is kept, and the record says so.
+        If a rank has left that the run does not need, its file would be missing: nothing is
+        written, and the record says so.
+
+        Args:
+            place: the step in the checkpoint's name, which is the same on all ranks; None: of a stop.
 
         Raises:
-            OSError: of a stop, it cannot be written.
+            OSError: a stop's checkpoint cannot be written.
         """
         interpreter, replica = self._interpreter, self._worker.replica
         interpreter.complete_all(end.state)
@@ -72,7 +76,7 @@ class CheckpointWriter:
                 raise self._error
 
     def finish(self) -> None:
-        """Until the last part is on the disk; what went wrong on any rank is told in the run's record. Every rank comes here."""
+        """Wait until the last file is written; record what went wrong on any rank. All ranks call it."""
         self.finish_writing()
         words = self._words
         if self._every is not None:
@@ -86,7 +90,7 @@ class CheckpointWriter:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(words)])
 
     def finish_writing(self) -> None:
-        """Until no part is being written."""
+        """Wait until no file is being written."""
         thread, clock = self._thread, self._interpreter.clock
         if thread is None:
             return
@@ -99,7 +103,11 @@ class CheckpointWriter:
         clock.recorder.event({"strand": -1, "written_s": self._written_s})
 
     def _write(self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None) -> None:
-        """`lacks`: parameters that rank 0 writes for all, as it does the optimizer; None: this rank writes its own."""
+        """Write a file.
+
+        Args:
+            lacks: parameters that rank 0 writes for all ranks, as it does the optimizer; None: this rank writes its own.
+        """
         begin = time.perf_counter()
         try:
             if lacks is not None:
@@ -107,7 +115,7 @@ class CheckpointWriter:
             write_part(path, partial(save_part, tree), facts)
             if place is not None:
                 remove_old_parts(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from the disk must not end the training
+        except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
             word = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): those before it stand"
             self._words.append(word)

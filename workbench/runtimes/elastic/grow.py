@@ -1,9 +1,11 @@
-"""Ranks that went on as fewer take a process in that has come in the place of one that left: they are one more again.
+"""Ranks in step that have become fewer admit a process in the place of one that left.
 
-It says so by a word to the run (`join`), as in `rejoin`. Where all have taken it, at one step's end, each takes one more step, the last of
-its program, which so applies what is in flight; then all hold what a newcomer can be given: the parameters, optimizer and place in the
-data of the lowest rank, and what collectives remember that is no rank's own. A method whose programs cannot end at a step that
-nobody knew before (`Algorithm.begins_anew`) goes on from that step's end itself: nothing is under way there, since all have met.
+The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's
+end, each program takes one more step. It knows that this is its last, so it applies what is in
+flight. Then all ranks hold what the process can be given: parameters, optimizer and place in the
+data of the lowest rank, and those memories of collectives that are not a rank's own. A program that
+cannot end at a step which it did not know when it began (`Algorithm.begins_anew` is false)
+continues from the first step's end: nothing is in flight there.
 """
 
 from __future__ import annotations
@@ -72,10 +74,10 @@ def let_in(
 
 
 def begin_as(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
-    """The same in the rank that comes.
+    """Begin on the process that joins, from what the lowest rank wrote down.
 
     Raises:
-        ConfigError: what it was given is another model's.
+        ConfigError: that is of another number of ranks, or of another model.
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
         raise ConfigError(f"it was told of {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
