@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.laws import tiny
 from tests.laws.train import run_job
-from workbench.runtimes.control.commands import Word, write_command
+from workbench.runtimes.control.commands import Command, write_command
 from workbench.runtimes.rank.main import Job
 
 
@@ -20,7 +20,7 @@ from workbench.runtimes.rank.main import Job
 class Speaks(nn.Module):
     """The MLP; whichever rank first comes to that forward in training writes the words to the run's folder."""
 
-    def __init__(self, folder: str, words: dict[int, tuple[Word, ...]]) -> None:
+    def __init__(self, folder: str, words: dict[int, tuple[Command, ...]]) -> None:
         super().__init__()
         self.body = tiny.mlp()
         self.folder, self.words, self.count = Path(folder), words, 0

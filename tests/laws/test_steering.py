@@ -42,7 +42,7 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Word, write_command
+from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Command, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.runtimes.simulator.course import Course, Turn
 from workbench.runtimes.simulator.replay import replay
@@ -167,7 +167,7 @@ def test_a_schedule_goes_on_in_proportion(schedule: Any) -> None:
 def steer(
     runtime: str,
     algorithm: Algorithm,
-    words: dict[int, tuple[Word, ...]],
+    words: dict[int, tuple[Command, ...]],
     *,
     beside: Callable[[Path], None] | None = None,
     stop_after: int | None = None,
@@ -345,7 +345,7 @@ def test_a_stop_that_is_heard_with_the_last_step_stops_nothing() -> None:
 def test_a_word_that_cannot_be_done_is_refused_by_all_ranks_and_training_goes_on(runtime: str) -> None:
     """Whoever writes to the file by hand may write anything."""
     said = ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}}, {"set": {"lr": float("inf")}}, {"set": {"lr": 10**400}})
-    words: dict[int, tuple[Word, ...]] = {2: said}
+    words: dict[int, tuple[Command, ...]] = {2: said}
     run, _ = steer(runtime, PipeSGD(width=2), words, steps=10)
     assert run.info["status"] == "finished"
     first, second, third, fourth, fifth = run.info["steering"]

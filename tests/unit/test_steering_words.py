@@ -29,6 +29,7 @@ from workbench.clusters.commands import say_set
 from workbench.codecs import ErrorFeedback, Linear8, TopK, Truncate16
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.errors import ConfigError, Stalled
+from workbench.ops import EndStep
 from workbench.problems import digits_mlp
 from workbench.program import Algorithm
 from workbench.replica.local_training import run_info
@@ -306,12 +307,13 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
     folder = folder_of(runs, PipeSGD(width=2))
     ranks = OfTwo([[{"set": {"lr": 0.05, "width": 3}}], [{"set": {"lr": 0.025}}]])
     controller = RunController(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
-    assert controller.take(5) == (True, False)
+    agreed = controller.agree(EndStep(4), left=True)
+    assert (agreed.algorithm, agreed.num_commands, agreed.any_left) == (PipeSGD(width=3), 1, True)
     assert (controller.algorithm, ranks.lr, controller.num_taken) == (PipeSGD(width=3), 0.05, 1)
     for changes in ({"lr": 0.05, "width": 3}, {"lr": 0.025}):
         write_command(folder, {"set": changes})
     assert controller.heard() == 2
-    controller.take(7)
+    controller.agree(EndStep(6), left=True)
     assert (ranks.lr, controller.num_taken) == (0.025, 2)
     assert [(row["steer"], row["step"], row["set"]) for row in ranks.events] == [(1, 5, {"lr": 0.05, "width": 3}), (2, 7, {"lr": 0.025})]
     info = json.loads((folder / "run.json").read_text())
@@ -322,11 +324,16 @@ def test_held_it_goes_on_when_told_to_and_takes_words_meanwhile(runs: Path) -> N
     folder = folder_of(runs, PipeSGD())
     ranks = OfTwo([[PAUSE], [], [{"set": {"lr": 0.5}}], [RESUME]])
     controller = RunController(PipeSGD(), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
-    assert controller.take(3) == (True, False)
+    agreed = controller.agree(EndStep(2), left=True)
+    while agreed.paused:
+        agreed = controller.pause(agreed, left=True)
+    assert (agreed.stop, agreed.num_commands) == (False, 3)
     assert (ranks.lr, ranks.other, controller.num_taken) == (0.5, [], 3)
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
     ranks.other = [[PAUSE], [STOP]]
-    assert controller.take(4) == (False, True)
+    agreed = controller.pause(controller.agree(EndStep(3), left=True), left=True)
+    assert (agreed.stop, agreed.num_commands) == (True, 2)
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
 
 
 def test_an_interrupt_is_put_off_and_a_second_one_is_not() -> None:

@@ -9,7 +9,7 @@ from workbench import algorithms
 from workbench.errors import ConfigError
 from workbench.naming import did_you_mean
 from workbench.program import Algorithm
-from workbench.runtimes.control.commands import Word, read_commands, write_command
+from workbench.runtimes.control.commands import Command, read_commands, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.store import read_info
@@ -29,7 +29,7 @@ def check_goes_on(folder: Path, what: str) -> dict[str, Any]:
     return info
 
 
-def say(folder: Path, word: Word) -> None:
+def say(folder: Path, word: Command) -> None:
     """Pause, resume or stop a run.
 
     Raises:
@@ -60,7 +60,7 @@ def say_set(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _as_it_is_now(algorithm: Algorithm, words: list[Word], more: tuple[int, str, str]) -> Algorithm:
+def _as_it_is_now(algorithm: Algorithm, words: list[Command], more: tuple[int, str, str]) -> Algorithm:
     """The method with all that was set before, taken by the ranks or not yet."""
     for word in words:
         try:

@@ -1,4 +1,4 @@
-"""Writes a rank's parts of a run's checkpoints: copied at a step's end, brought to the disk beside the steps that follow."""
+"""Writes a rank's files of a run's checkpoints: copied at a step's end, and written during the steps that follow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
@@ -19,26 +19,15 @@ from workbench.runtimes.checkpoint.reader import save_rank_file
 from workbench.runtimes.checkpoint.replicated import is_replicated, without_replicated
 from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import LEFT_TEXT, require_all
+from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.trace.store import read_info, update_run
 
 LOOK_S = 0.05
 
 
-def needs_sync_point(algorithm: Algorithm) -> bool:
-    """Whether the method's ranks must come to rest together for a checkpoint: they are at steps of their own, and of one mind."""
-    return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
-
-
-def sync_point_after(step: int, every: int, end_of_run: int | None) -> int:
-    """The first step behind `step` before which a checkpoint is due; at the latest the run's end."""
-    mark = (step // every + 1) * every
-    return mark if end_of_run is None else min(mark, end_of_run)
-
-
 @final
 class CheckpointWriter:
-    """One rank's. It writes one part at a time, on a thread: a step that comes to its end before waits for it."""
+    """One rank's. It writes one file at a time, on a thread; the next checkpoint waits until it is written."""
 
     def __init__(self, worker: LocalTraining, interpreter: Interpreter, folder: Path) -> None:
         self._worker, self._interpreter, self._folder = worker, interpreter, folder
@@ -50,33 +39,17 @@ class CheckpointWriter:
         self._words: list[str] = []
         self._waited_s = self._written_s = 0.0
 
-    def first_rest(self, algorithm: Algorithm, step: int, end_of_run: int | None) -> int | None:
-        """The step before which ranks that must meet come to rest for the first time. Every rank comes here, with its first step."""
-        if self._every is None or not needs_sync_point(algorithm):
-            return end_of_run
-        deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
-        steps = require_all(self._transport.gather_texts(str(step), deadline), "the beginning of a run")
-        furthest = max(map(int, steps))  # a stop found them at steps of their own
-        return sync_point_after(furthest, self._every, end_of_run)
-
-    def at_rest(self, algorithm: Algorithm, end: EndStep, rest: int | None, end_of_run: int | None) -> int | None:
-        """All ranks have come to rest: keep a checkpoint. Returns where they do so next."""
-        assert rest is not None and self._every is not None
-        self.keep(algorithm, end, rest - 1)
-        return sync_point_after(rest, self._every, end_of_run)
-
-    def after(self, algorithm: Algorithm, end: EndStep) -> None:
-        """Behind a step of a method whose ranks need not meet: keep a checkpoint if one is due."""
-        if self._every is not None and (end.step + 1) % self._every == 0 and end.step + 1 < self._worker.num_steps:
-            self.keep(algorithm, end, end.step)
-
     def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
-        """Begin to write what this rank needs to go on from that step; for a stop (`place` is None) until it is on the disk.
+        """Begin to write what this rank needs to continue after that step; for a stop, return when it is written.
 
-        Where a rank has left without which the others go on, its part would be missing: nothing is kept, and the record says so.
+        If a rank has left that the run does not need, its file would be missing: nothing is
+        written, and the record says so.
+
+        Args:
+            place: the step in the checkpoint's name, which is the same on all ranks; None: of a stop.
 
         Raises:
-            OSError: of a stop, it cannot be written.
+            OSError: a stop's checkpoint cannot be written.
         """
         interpreter, replica = self._interpreter, self._worker.replica
         interpreter.complete_all(end.state)
@@ -105,7 +78,7 @@ class CheckpointWriter:
                 raise self._error
 
     def finish(self) -> None:
-        """Until the last part is on the disk; what went wrong on any rank is told in the run's record. Every rank comes here."""
+        """Wait until the last file is written; record what went wrong on any rank. All ranks call it."""
         self.finish_writing()
         words = self._words
         if self._every is not None:
@@ -119,7 +92,7 @@ class CheckpointWriter:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(words)])
 
     def finish_writing(self) -> None:
-        """Until no part is being written."""
+        """Wait until no file is being written."""
         thread, clock = self._thread, self._interpreter.clock
         if thread is None:
             return
@@ -132,7 +105,11 @@ class CheckpointWriter:
         clock.recorder.event({"strand": -1, "written_s": self._written_s})
 
     def _write(self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None) -> None:
-        """`lacks`: parameters that rank 0 writes for all, as it does the optimizer; None: this rank writes its own."""
+        """Write a file.
+
+        Args:
+            lacks: parameters that rank 0 writes for all ranks, as it does the optimizer; None: this rank writes its own.
+        """
         begin = time.perf_counter()
         try:
             if lacks is not None:
@@ -140,7 +117,7 @@ class CheckpointWriter:
             write_rank_file(path, partial(save_rank_file, tree), facts)
             if place is not None:
                 remove_old_rank_files(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from the disk must not end the training
+        except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
             word = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): those before it stand"
             self._words.append(word)

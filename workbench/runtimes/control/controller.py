@@ -1,7 +1,8 @@
-"""One rank's side of being steered: it hears what was said, agrees with the others on it, and does it.
+"""One rank's side of the commands to a run: it reads them, agrees on them with the other ranks, and changes settings.
 
-Words take effect where all ranks are at one place, and so all take the same ones: at the end of one step where ranks go in
-step, else where all their programs have ended early and begin again.
+Commands take effect where all ranks meet, so that all carry out the same ones: ranks in step at the
+end of one step, asynchronous ranks where all their programs have ended. What follows there is
+decided in `generations`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.errors import ConfigError
+from workbench.ops import EndStep
 from workbench.program import Algorithm
 from workbench.replica.replica import Replica
-from workbench.runtimes.control.commands import CommandReader, Word
+from workbench.runtimes.control.commands import Command, CommandReader
+from workbench.runtimes.control.generations import Agreed
 from workbench.runtimes.control.reconfigure import changed
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT
@@ -24,20 +27,20 @@ from workbench.settings import Settings
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
 
-BEAT_S = 0.5  # how often held ranks hear of each other
+BEAT_S = 0.5  # how often paused ranks hear of each other
 LOOK_S = 0.02
 ASK_AGAIN = "another process came at the same place: it can ask again"
-Admit = Callable[[int, int], str | None]  # a rank, and which time it asks, from 0 on
+Admit = Callable[[int, int], str | None]  # a rank, and how often it had asked before -> why not, or None
 WHO_LEFT: dict[str, Any] = {"words": [], "step": None, "left": False, "versions": None}
 
 
 @final
 class RunController:
-    """Kept by a session.
+    """One rank's view of the commands.
 
     Attributes:
-        algorithm: the method as it is now.
-        num_taken: words that all ranks have taken.
+        algorithm: with its present settings.
+        num_taken: commands that all ranks have carried out.
     """
 
     def __init__(
@@ -51,67 +54,59 @@ class RunController:
         self._replica: Replica = interpreter.replica
         self._reader = CommandReader(folder)
         self._taken: list[dict[str, Any]] = []  # for `run.json`
+        self._first_row = 0  # of the commands since the ranks met
         self._num_meetings = 0
 
     def heard(self) -> int:
-        """How many words this rank has heard of."""
+        """Return how many commands this rank has read."""
         return max(self._reader.look(), self.num_taken)
 
-    def take(self, step: int, *, left: bool = True, admit: Admit = lambda rank, _: f"rank {rank} is not needed") -> tuple[bool, bool]:
-        """Agree on what was said, and do it; while the run is paused, hold. All ranks call it at one place.
+    def agree(self, end: EndStep, *, left: bool) -> Agreed:
+        """Agree on the commands that no rank has carried out, and take over settings that change. All ranks call it at one place.
 
         Args:
-            step: the next one of this rank.
+            end: the last step of this rank.
             left: whether this rank has steps left.
-            admit: takes a rank in, which asks for the so manieth time; why not, or None.
-
-        Returns:
-            Whether something was said after which any rank goes on with steps; whether the run is to stop.
         """
-        stop = paused = False
-        rows = len(self._taken)
-        before, self._num_meetings = self.num_taken, self._num_meetings + 1
+        self._num_meetings += 1
+        self._first_row = len(self._taken)
+        return self._meet(Agreed(end=end, algorithm=self.algorithm), left=left)
+
+    def pause(self, agreed: Agreed, *, left: bool) -> Agreed:
+        """Wait for more commands, at most `BEAT_S`, and agree again. Time-outs do not count the wait."""
+        self._interpreter.clock.hold(True)
         try:
-            while True:
-                new, where = self._agree(step, left)
-                for command in new:
-                    stop = stop or bool(command.get("stop"))
-                    paused = (paused or bool(command.get("pause"))) and not command.get("resume")
-                    self._do(command, step, where)
-                if new:
-                    self._show("paused" if paused and not stop else "running")
-                if stop or not paused:
-                    break
-                self._hold_a_beat()
+            self._hold_a_beat()
+            return self._meet(agreed, left=left)
         finally:
             self._interpreter.clock.hold(False)
-        more = any(rank["left"] for rank in where)
-        if more and not stop:
-            self._let_in(self._taken[rows:], admit)
-        return self.num_taken > before and more and not stop, stop and more
 
-    def _let_in(self, rows: list[dict[str, Any]], admit: Admit) -> None:
-        """Who has asked to be, last of all: it knows nothing of this meeting. One at a time: who was let in knows nothing of others."""
+    def answer_requests(self, admit: Admit) -> None:
+        """Answer each process that asked to join since the ranks met; at most one is admitted, which knows nothing of the others.
+
+        Args:
+            admit: admits a process as a rank, or lets it wait.
+        """
         came = False
-        for row in [row for row in rows if "join" in row]:
+        for row in [row for row in self._taken[self._first_row :] if "join" in row]:
             asked = [other for other in self._taken if other.get("join") == row["join"]]
-            is_last = row is asked[-1]  # who had asked before is gone
-            refused = admit(row["join"], len(asked) - 1) if is_last and not came else ASK_AGAIN
+            is_newest = row is asked[-1]  # a process that asked before for this rank is gone
+            refused = admit(row["join"], len(asked) - 1) if is_newest and not came else ASK_AGAIN
             came = came or refused is None
             if refused is not None:
                 row["refused"] = refused
             self._show("running")
 
     def refuse(self, rank: int, why: str) -> None:
-        """Who has asked to be let in, and was to be, is not."""
+        """Refuse a process that was to join as that rank, and record why."""
         next(row for row in reversed(self._taken) if row.get("join") == rank)["refused"] = why
         self._show("running")
 
     def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
-        """Of a rank that came later: what the others have taken, it takes as taken.
+        """On a rank that joins: take over what the other ranks have carried out.
 
         Args:
-            trained: its optimizer is already theirs, learning rate and all.
+            trained: it has the optimizer of another rank, with its learning rate.
         """
         self._read(num_taken)
         for command in self._reader.commands[:num_taken]:
@@ -122,41 +117,52 @@ class RunController:
         self._taken = read_info(self._folder).get("steering", [])
 
     def follow(self, num_taken: int, step: int) -> None:
-        """Take what others have taken where a death broke the meeting for this rank."""
+        """Carry out what other ranks have, where a failure ended the meeting for this rank alone."""
         self._read(num_taken)
         for command in self._reader.commands[self.num_taken : num_taken]:
             self._do(command, step, [])
 
     def _read(self, number: int) -> None:
-        """So many words, which others have read (a shared file may lag)."""
+        """Read that many commands, which other ranks have read: a shared file may lag."""
         deadline = self._interpreter.clock.deadline("what was said to the run to be readable here")
         while self._reader.look() < number:
             deadline.pause()
 
     @property
     def place(self) -> tuple[int, int]:
-        """What `catch_up` takes."""
+        """Return what `catch_up` takes."""
         return self.num_taken, self._num_meetings
 
-    def _agree(self, step: int, left: bool) -> tuple[list[Word], list[dict[str, Any]]]:
-        """The words that no rank has taken yet, by who has read furthest (a shared file may lag); and where each rank is."""
+    def _meet(self, agreed: Agreed, *, left: bool) -> Agreed:
+        """Carry out the commands that are new to all ranks; return what is agreed after them."""
+        step = agreed.end.step + 1
+        new, where = self._gather(step, left)
+        for command in new:
+            self._do(command, step, where)
+        agreed = agreed.after(new, self.algorithm, any_left=any(rank["left"] for rank in where))
+        if new:
+            self._show("paused" if agreed.holds else "running")
+        return agreed
+
+    def _gather(self, step: int, left: bool) -> tuple[list[Command], list[dict[str, Any]]]:
+        """Return the new commands, from the rank that has read furthest (a shared file may lag), and where each rank is."""
         self._reader.look()
         versions = self._replica.master.updates if self._replica.has_master else None
         mine = {"words": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
         deadline = self._interpreter.clock.deadline("all ranks to agree on what was asked of the run")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
         where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
-        commands: list[Word] = max((rank.pop("words") for rank in where), key=len)
+        commands: list[Command] = max((rank.pop("words") for rank in where), key=len)
         return commands, where
 
-    def _do(self, command: Word, step: int, where: list[dict[str, Any]]) -> None:
-        """Book one word; change what it changes."""
+    def _do(self, command: Command, step: int, where: list[dict[str, Any]]) -> None:
+        """Record one command, and change settings if it sets some."""
         self.num_taken += 1
         row: dict[str, Any] = {"number": self.num_taken, **command}
         if isinstance(command.get("set"), dict):
             try:
                 self._set(command["set"])
-            except ConfigError as error:  # on all ranks alike: whoever wrote it did not ask whether it can be
+            except ConfigError as error:  # on all ranks: the command was written without a check
                 row["refused"] = str(error)
         self._recorder.event({"strand": 0, "steer": self.num_taken, "step": step, **command})
         if self.algorithm.asynchronous:
@@ -173,8 +179,7 @@ class RunController:
             self._replica.set_lr(lr)
 
     def _hold_a_beat(self) -> None:
-        """Until somebody says something, or a short while: then ranks hear of each other again."""
-        self._interpreter.clock.hold(True)
+        """Return when there is a new command, or after a short while: then the ranks hear of each other."""
         self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + BEAT_S
         while self._reader.look() <= self.num_taken and time.monotonic() < deadline:

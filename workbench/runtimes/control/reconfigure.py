@@ -1,8 +1,8 @@
-"""Other settings for a method that runs: what may change, and how a rank's session does it.
+"""Other settings for a running algorithm: what may change, and the algorithm with a change.
 
-No algorithm knows of it. A program is closed at a step's end and the method's program with the new settings begins from
-the state that the `EndStep` named, as a stopped run does when it is resumed: gradients in flight are completed and kept.
-A learning rate alone changes without that.
+No algorithm knows of it. Its program is closed at a step's end. The program with the new settings
+begins from the state in the `EndStep`, as a resumed run does: gradients in flight are completed and
+kept. A learning rate alone changes without that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAME = ("bucket_bytes", "num_buckets", "applies_buckets", "has_servers", "asynch
 
 
 def changeable(algorithm: Algorithm) -> list[str]:
-    """What can be set while the method runs.
+    """Return the names of what can be set while the algorithm runs.
 
     >>> from workbench.algorithms import PipeSGD
     >>> changeable(PipeSGD(width=2))
@@ -44,7 +44,7 @@ def changeable(algorithm: Algorithm) -> list[str]:
 def changed(
     algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, runtime: str = "mpi", progress: str = "auto"
 ) -> tuple[Algorithm, float | None]:
-    """The method with other settings, and the new learning rate if there is one.
+    """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
         changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into the
@@ -77,10 +77,10 @@ def changed(
 
 
 def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes as a line of JSON can hold them: an object is written out, such as "Ring(codec=TopK(k=5))".
+    """Return changes as a line of JSON can hold them: an object is written out, such as "Ring(codec=TopK(k=5))".
 
     Args:
-        algorithm: the method; None where it is known to its ranks alone.
+        algorithm: None if only its ranks know it.
 
     Raises:
         ConfigError: an object that the ranks could not read back.
@@ -103,7 +103,7 @@ def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, A
 
 
 def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
-    """A value, of an object that is written out the object."""
+    """Return a value; for an object that is written out, the object."""
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}
@@ -156,7 +156,7 @@ def _delayed(algorithm: Algorithm, delay: Any) -> dict[str, Any]:
 
 
 def _coded(collective: Any, codec: Any) -> Collective:
-    """The collective with another codec; None takes it out of the hops."""
+    """Return the collective with another codec; None removes it from the messages."""
     if codec is not None and not isinstance(codec, codecs.Codec | codecs.ErrorFeedback):
         raise ConfigError(f"codec={codec!r}: give one of {', '.join(codecs.names())}, such as Truncate16(), or None for none")
     try:

@@ -1,9 +1,11 @@
-"""A process takes the place of a rank that has left a run, which went on without it.
+"""The ranks of a run admit a process in the place of a rank that left.
 
-It says so by a word to the run (`join`), at which all come to rest as at any other (decisions/0017): of methods with servers every worker
-then holds the same parameters; for those in step see `grow`. There the lowest rank writes down what the one that comes must know; all that
-are there and it meet in new groups of the library; and when each has met the others, which the lowest rank asks and tells, they go on, it
-with the next step of that rank. The minibatches between are not computed. Where it is gone again by then, they go on as they were.
+The process asks by a command to the run (`join`), for which all ranks meet as for any other
+(decisions/0017). Asynchronous ranks then hold the same parameters; for ranks in step see `grow`.
+The lowest rank writes down what the process must know. All ranks and the process meet in new groups
+of the library. The lowest rank asks each whether it has met the others, and its answer counts for
+all. Then the process continues with the lowest rank's next step; minibatches in between are not
+computed. If it is gone by then, the ranks continue as they were.
 """
 
 from __future__ import annotations
@@ -36,20 +38,20 @@ COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: by which 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinState:
-    """Where a run is that comes to rest, as the rank that comes must know it.
+    """Where a run is whose ranks meet, as the process that joins must know it.
 
     Attributes:
         step: the last that the lowest rank has finished.
-        state: of its program there: versions of the servers' shards.
-        rest: the step before which all next come to rest.
-        paused_s: of evaluations and while the run was held, which are not training.
-        seconds, unix_s, origin_s: of training, on the clock, and where that rank's clock stood at the run's beginning.
-        place: of the words to the run (`RunController.place`).
+        state: of its program there: the versions of the servers' shards.
+        sync_point: the step before which all meet next.
+        paused_s: of evaluations and pauses, which are not training.
+        seconds, unix_s, origin_s: that rank's clock, the time of day, and the clock's origin.
+        place: among the commands to the run (`RunController.place`).
     """
 
     step: int
     state: tuple[int, ...]
-    rest: int | None
+    sync_point: int
     paused_s: float
     seconds: float
     unix_s: float
@@ -58,41 +60,50 @@ class JoinState:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> JoinState:
-        """As it was written down."""
+        """Return it as it was written down."""
         welcome = told["welcome"]
         return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
 
     @classmethod
-    def now(cls, clock: RankClock, controller: RunController, end: EndStep, rest: int | None, paused_s: float) -> JoinState:
-        """This rank's."""
+    def now(cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float) -> JoinState:
+        """Return this rank's."""
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
-            step=end.step, state=tuple(map(int, end.state)), rest=rest, paused_s=paused_s + clock.held(), place=controller.place, **when
+            step=end.step,
+            state=tuple(map(int, end.state)),
+            sync_point=sync_point,
+            paused_s=paused_s + clock.held(),
+            place=controller.place,
+            **when,
         )
 
     def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:
-        """Be there (`trained`: with that rank's optimizer); its origin on its clock, minus ours on ours."""
+        """Set this rank's clock and commands; return the lowest rank's origin on its clock, minus this rank's on its own.
+
+        Args:
+            trained: this rank has the optimizer of the lowest.
+        """
         clock.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
         controller.catch_up(*self.place, trained=trained)
         return self.origin_s - clock.origin_s
 
 
 def place_of(rank: int, number: int) -> str:
-    """The name under which a rank is met that asks the so manieth time."""
+    """Return the name under which all meet a process that had asked for that rank's place `number` times."""
     return f"join-{rank:05d}-{number}"
 
 
-# -- those that are there --------------------------------------------------------------------------------------
+# -- on the ranks of the run ------------------------------------------------------------------------------------
 
 
 def admit(
     rank: int, number: int, here: JoinState, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
 ) -> str | None:
-    """Every rank that is there calls it, with all programs ended. Why that one was not let in, or None.
+    """Admit a process as that rank; return why not, or None. All ranks call it, with nothing in flight.
 
     Args:
-        number: which time it asks.
-        saved: what it goes on with (`take_checkpoint`); None: with the model.
+        number: how often a process had asked for its place before.
+        saved: what it continues with (`take_checkpoint`); None: with the model.
     """
     transport = interpreter.transport
     members = transport.members
@@ -104,7 +115,7 @@ def admit(
     members.detector.forget(rank)
     place = place_of(rank, number)
     ranks = [other for other in range(members.num_ranks) if other == rank or not members.has_left(other)]
-    leads = transport.rank == 0  # of those that are there: the one that comes may be rank 0
+    leads = transport.rank == 0  # among the ranks of the run: the process that joins may be rank 0
     if leads:
         facts = {"ranks": ranks, "num_lanes": transport.num_lanes, "shrinks": members.shrinks}
         facts |= {"departures": members.record(), **{name: getattr(members, name) for name in COUNTS}}
@@ -129,10 +140,10 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
-    """Whether all of `ranks` have met in new groups: the lowest asks each, and what it says counts for all.
+    """Return True if all of `ranks` have met in new groups: the lowest asks each, and its answer counts for all.
 
     Args:
-        who: the rank that comes, and which time it asks.
+        who: the rank that joins, and how often a process had asked for its place before.
     """
     rank, number = who
     place, num_gone, lowest = place_of(*who), len(members.departures(now=True)), min(other for other in ranks if other != rank)
@@ -155,7 +166,7 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
             while (text := members.text(what, other)) is None:
                 deadline.pause()
         except (PeerFailed, Stalled):
-            if what != place:  # the lowest decides, and nobody goes on without it
+            if what != place:  # the lowest decides, and no rank continues without it
                 raise
             return members.text(what, other) or NOT_MET
         return text
@@ -164,5 +175,5 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
 
 
 def times_asked(folder: Path, rank: int) -> int:
-    """How often a process has asked to take that rank's place."""
+    """Return how often a process has asked for that rank's place."""
     return sum(word.get("join") == rank for word in read_commands(folder))

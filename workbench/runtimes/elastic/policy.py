@@ -8,16 +8,16 @@ from workbench.errors import ConfigError
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
 
-if TYPE_CHECKING:  # who looks whether a run goes on need not import torch
+if TYPE_CHECKING:  # a caller that asks for the policy alone need not import torch
     from workbench.program import Algorithm
     from workbench.runtimes.transport.base import Transport
 
 
 def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str) -> None:
-    """Let a transport go on without some ranks, where it can, and where the method can, or shrinks.
+    """Let a run continue without some ranks, if its transport and its algorithm can.
 
     Raises:
-        ConfigError: it is to shrink, and cannot.
+        ConfigError: the run is to shrink, and cannot.
     """
     num_ranks = transport.num_workers
     shrinks = transport.can_shrink and (on_failure == "shrink" or algorithm.shrinks_anyway)
@@ -33,16 +33,16 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
 
 
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
-    """Whether the others go on when that rank's process is killed, and let another in that comes in its place (torch)."""
+    """Return True if the run continues when that rank's process is killed, and admits another in its place (torch)."""
     shrinks = algorithm.shrinks and (on_failure == "shrink" or algorithm.shrinks_anyway)
     return shrinks or (rank > 0 and algorithm.goes_on_without(rank, num_ranks))
 
 
 def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runtime: str) -> list[int]:
-    """All that can be.
+    """Return the ranks that can be replaced.
 
     Raises:
-        ConfigError: none can.
+        ConfigError: there are none.
     """
     found = [rank for rank in range(num_ranks) if can_be_replaced(algorithm, on_failure, rank, num_ranks)]
     if runtime != "torch" or not found:
@@ -54,6 +54,6 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
 
 
 def check_shrinks(algorithm: Algorithm, on_failure: str) -> None:
-    """Raise `ConfigError` where a run is to shrink, and its method cannot."""
+    """Raise `ConfigError` if a run is to shrink, and its algorithm cannot."""
     if on_failure == "shrink" and not algorithm.shrinks:
         raise ConfigError(f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint")

@@ -1,12 +1,13 @@
-"""Ranks that wait for each other go on as fewer when one of them has left: `Settings.on_failure="shrink"`, or a method's own way.
+"""Ranks in step continue as fewer when one of them has left: `Settings.on_failure="shrink"`, or an algorithm that always does.
 
-All that remain come here out of whatever they were at. They agree on who remains and on the last step that any of them has finished,
-make the library's groups anew, and take the replica of the lowest rank that had finished it; where replicas differ between steps
-(Local SGD), whoever had finished it keeps its own, and then all take their mean. What was in flight is dropped: at most the gradients
-of the step under way, and those that a delay still held; gradients that wait for a quorum are kept (`Context.unused`). Shares of the
-data are those of fewer ranks from there on.
+The ranks that remain come here from whatever they did. They agree on who remains, and on the last step that any of them has finished.
+They make new groups of the library, and take the replica of the lowest rank that has finished that step. If replicas differ between steps
+(Local SGD), each rank that has finished it keeps its own, and then all take the mean of these. What was in flight is dropped: at most the
+gradients of the step under way, and those that a delay held back. Gradients that wait for a quorum are kept (`Context.unused`). From
+there on, the data are shared among fewer ranks.
 
-Whoever leaves meanwhile is found out as at any time, and those that then remain come here once more.
+A rank that leaves meanwhile is noticed as at any time, and the ranks that then remain come here
+again.
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ WHAT = "the ranks that remain"
 
 @final
 class Shrinker:
-    """Kept by a session; where a run is not to shrink, the failure goes on as it came."""
+    """One rank's. If the run is not to shrink, the failure is raised again."""
 
     def __init__(self, worker: LocalTraining, interpreter: Interpreter, controller: RunController, folder: Path) -> None:
         self._worker, self._interpreter, self._controller, self._folder = worker, interpreter, controller, folder
         self._transport = interpreter.transport
 
     def shrink(self, error: Exception, algorithm: Algorithm, ctx: Context, last: int) -> int:
-        """Go on behind a step, which is returned, with those that remain; `last` is the last that this rank has finished.
+        """Continue with the ranks that remain; return the step after which they do.
+
+        Args:
+            last: the last step that this rank has finished.
 
         Raises:
-            the error itself, where nobody has left.
-            ConfigError: the method cannot go on with so few.
+            the error itself, if no rank has left.
+            ConfigError: the algorithm cannot continue with so few ranks.
         """
         members = self._transport.members
         self._interpreter.clock.activity = "shrinking to fewer ranks"
@@ -73,16 +77,15 @@ class Shrinker:
         places = {rank: json.loads(texts[rank]) for rank in remain}
         furthest = {name: max(int(place[name]) for place in places.values()) for name in places[remain[0]]}
         step, ahead = furthest["step"], [rank for rank in remain if places[rank]["step"] == furthest["step"]]
-        members.num_texts = furthest["num_texts"] + 1  # a meeting that the death broke is no rank's next one
+        members.num_texts = furthest["num_texts"] + 1  # a meeting that the failure ended is no rank's next one
         self._controller.follow(furthest["num_words"], step)
         self._interpreter.renew()
         self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, lookout=members.detector))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
-        needs_link = (
-            self._controller.algorithm.needs_link
-        )  # measured anew: here, so that who leaves in the midst of that has left as at any time
-        size = self._worker.replica.layout.message_bytes
-        ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size) if needs_link else None
+        ctx.link = None
+        if self._controller.algorithm.needs_link:  # measured here, where a rank that leaves meanwhile is noticed as at any time
+            size = self._worker.replica.layout.message_bytes
+            ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size)
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
         number_anew(self._worker, ctx, self._transport, step, samples, kept)
@@ -91,7 +94,7 @@ class Shrinker:
         return step
 
     def _place(self, ctx: Context, members: Membership, last: int) -> dict[str, int]:
-        """Where this rank is: the last step it has finished, the last minibatch that it has not used, meetings and words."""
+        """Return the last step that this rank has finished, the last minibatch that it has not used, and its meetings and commands."""
         begun = max((gradient.step for gradient in ctx.unused(last)), default=last) if ctx.unused else last
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
@@ -106,7 +109,7 @@ class Shrinker:
         return False
 
     def _take_parameters(self, algorithm: Algorithm, ahead: list[int], ctx: Context) -> None:
-        """Go on from what these ranks have, which are furthest."""
+        """Take over the parameters of the ranks that are furthest."""
         replica, transport = self._worker.replica, self._transport
         common = algorithm.replicas == Replicas.EVERY_STEP
         self._take_replica(ahead[0], ctx, keeps_own=not common and transport.rank in ahead)
@@ -118,7 +121,7 @@ class Shrinker:
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
-        """The root's weights, buffers, optimizer state and what collectives remember that is all ranks', unless this rank keeps its own."""
+        """Take over the root's replica, and those memories of collectives that are not a rank's own, unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
         deadline = self._interpreter.clock.deadline("the weights that all go on with")
         held = io.BytesIO()
@@ -141,22 +144,23 @@ class Shrinker:
 
 
 def number_anew(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
-    """Behind that step and so many samples, ranks are those of the transport as it is now, and data are dealt in their batches.
+    """Number the ranks as the transport does, and share the data among them after that step and that many samples.
 
-    `kept`: gradients of this rank that are still to be used: they weigh as much as new ones of as many samples.
+    Args:
+        kept: gradients of this rank that are yet to be used: they weigh as much as new ones of as many samples.
     """
     before = worker.sampler.global_batch
     worker.number(transport.rank, transport.num_workers, (step + 1, samples))
     ctx.rank, ctx.num_workers = transport.rank, transport.num_workers
     forget_blocks(ctx.memory)
-    worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another: it says anew what it has heard
+    worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another one: it announces commands again
     for gradient in kept:
-        for piece, flat in gradient.slices():  # parameters, and at once behind them the weight
+        for piece, flat in gradient.slices():  # parameters, and directly after them the weight
             flat[: piece.tail - piece.start + WEIGHT + 1].mul_(before / worker.sampler.global_batch)
 
 
 def _check(algorithm: Algorithm, members: Membership, num_ranks: int) -> None:
-    """Raise `ConfigError` unless the method can go on with so many."""
+    """Raise `ConfigError` unless the algorithm can run on so many ranks."""
     try:
         algorithm.check(num_ranks)
     except ConfigError as error:

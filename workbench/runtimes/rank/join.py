@@ -34,17 +34,17 @@ from workbench.trace.tail import last_step_row
 
 
 def rejoin(job: Any, rank: int) -> dict[str, Any]:
-    """Train as that rank, which has left the run of `job.folder`, from where it is until its end.
+    """Train as that rank, which has left the run of `job.folder`, from where the run is until its end.
 
     Args:
-        job: as the other ranks were given it (`launch.Job`).
+        job: as the other ranks were given it (`rank.main.Job`).
 
     Returns:
         As `run_rank`.
 
     Raises:
-        ConfigError: the run goes on with that rank, or not without it, or is over.
-        Stalled: it did not come to rest in time.
+        ConfigError: the run still has that rank, or cannot continue without it, or is over.
+        Stalled: its ranks did not meet in time.
     """
     from workbench.runtimes.transport.torch_distributed import TorchTransport
 
@@ -83,13 +83,13 @@ def _train(
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
     if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:
-        interpreter.clock.bytes_sent = float(before["bytes_sent"])  # a rank's, whichever process has it
+        interpreter.clock.bytes_sent = float(before["bytes_sent"])  # counted for the rank, over all its processes
     try:
         ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
         ctx.may_shrink = "saved" in told
         if "saved" in told:
             begin_as(worker, ctx, told["saved"], job.algorithm, interpreter)
-            late = replace(JoinState.of(told), rest=worker.num_steps)
+            late = replace(JoinState.of(told), sync_point=worker.num_steps)
         else:
             worker.replica.model.load_state_dict(told["model"])
             late = JoinState.of(told)
@@ -105,7 +105,7 @@ def _train(
 
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
-    """How often that rank has left: until the others say that it did."""
+    """Wait until the other ranks know that this one has left; return how often it has."""
     deadline = Deadline(f"the run {folder.name} to go on without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
         row, times = read_heartbeat(folder, rank), 0
@@ -121,10 +121,10 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
 
 
 def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """Ask the run to be let in, until it says where it is; which time that was, and what it says.
+    """Ask to be admitted until the run says where it is; return how often the place had been asked for, and what the run says.
 
     Raises:
-        ConfigError: why it lets nobody in.
+        ConfigError: the run admits no process, with the reason.
     """
     deadline = Deadline("the run to come to rest", lambda: _over(folder), timeout_s)
     number = -1
@@ -140,7 +140,7 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
 
 
 def _answer(folder: Path, rank: int, number: int) -> str:
-    """Why the so many-th time that a rank asked was in vain, as the run's record says; "" so far."""
+    """Return why that request was refused, as the run's record says; "" if it was not."""
     rows = [row for row in read_info(folder).get("steering", ()) if row.get("join") == rank]
     return str(rows[number].get("refused", "")) if number < len(rows) else ""
 

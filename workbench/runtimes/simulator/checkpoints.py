@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from workbench.ops import EndStep, Ticket
 from workbench.runtimes.checkpoint.rank_state import take_checkpoint
 from workbench.runtimes.checkpoint.staging import StagingBuffers
-from workbench.runtimes.checkpoint.writer import needs_sync_point, sync_point_after
+from workbench.runtimes.control.generations import needs_sync_point, sync_point_after
 from workbench.runtimes.simulator.course import take_turn, when_complete
 from workbench.runtimes.simulator.worker import SimWorker
 

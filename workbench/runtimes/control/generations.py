@@ -1,0 +1,442 @@
+"""Generations of a run, and what follows at the boundary of one: decisions without communication, files or clocks.
+
+A run is a sequence of generations. In each, every rank runs one program of one algorithm, from one
+step to another. A new generation begins when a setting changes, when ranks leave or join, and after
+a checkpoint for which asynchronous ranks had to synchronize.
+
+`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that
+know the same decide the same. Ranks *in step* end each step together; *asynchronous* ranks
+(`Algorithm.asynchronous`) meet only when all their programs have ended.
+
+| boundary | ranks | what is known there | instructions |
+|---|---|---|---|
+| `StepEnded` | in step | an evaluation is due | `Evaluate`, then as below |
+| | | commands were announced | `Agree` |
+| | | otherwise | the *step table* |
+| | asynchronous | an evaluation is due, no servers | `KeepForEvaluation`, then as below |
+| | | replicas are never equal, a checkpoint is due | `Checkpoint`, then as below |
+| | | commands were announced | `Continue`, and the next step is the program's last |
+| | | otherwise | `Continue` |
+| `ProgramEnded` | in step | a process waits to join, and steps are left | `Admit` |
+| | | otherwise | `Finish` |
+| | asynchronous | anything | `Agree` |
+| `Agreed` | all | paused, not stopped | `Pause`, then agree again |
+| | in step | stopped, and steps are left | `Checkpoint`, `Stop` |
+| | asynchronous | stopped, and steps are left | `Stop` (the loop writes the checkpoint when the clocks are compared) |
+| | all | a process asks to join, and steps are left | `AnswerRequests` |
+| | in step | otherwise | the step table |
+| | asynchronous | otherwise | the *meeting table* |
+| `RequestsAnswered` | in step | anything | the step table |
+| | asynchronous | anything | the meeting table |
+| `Admitted` | in step | the programs have ended | `BeginGeneration`, whether or not the process joined |
+| | | the programs have not ended, the process joined | `BeginGeneration` from the step's state |
+| | | the programs have not ended, it did not join | `Continue` |
+| `MembersLeft` | in step | a process waited to join | `AskAgain`, then as below |
+| | | anything | `BeginGeneration` without state |
+
+Step table, for ranks in step (the first row that applies; a due `Checkpoint` comes before the last four):
+
+| what is known | instructions |
+|---|---|
+| it is the step after which the run is to stop | `Checkpoint`, `Stop` |
+| a process waits to join, and the program cannot end early (`begins_anew` is false) | `Admit`, with the state that the program keeps |
+| the algorithm has other settings | `BeginGeneration` from the step's state |
+| a process waits to join | `Continue`, and the next step is the program's last |
+| otherwise | `Continue` |
+
+Meeting table, for asynchronous ranks:
+
+| what is known | instructions |
+|---|---|
+| no command was given, and it is a sync point before the run's end | `Checkpoint`, `BeginGeneration` up to the next one |
+| commands were given, and steps are left | `BeginGeneration` up to the same sync point |
+| the run was to stop before its last step | `Stop` |
+| otherwise | `Finish` |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from workbench.ops import EndStep
+from workbench.program import Algorithm, Replicas
+from workbench.runtimes.control.commands import Command
+
+# -- a generation ----------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One program on each rank, from one step to another.
+
+    Attributes:
+        algorithm: whose programs they are.
+        num_ranks: how many ranks there are.
+        first_step: where the programs begin.
+        end_step: before which they end; it can come nearer while they run.
+        num_steps: of the whole run, with these ranks.
+        sync_point: before which asynchronous ranks meet next; at the latest the end of the run.
+        state: of the `EndStep` before the first step, with which the programs continue.
+        waiting: a rank whose new process waits to join, and how often it had asked before.
+        stop_after: the step after which the run is to stop.
+        checkpoint_every: steps from one checkpoint to the next.
+    """
+
+    algorithm: Algorithm
+    num_ranks: int
+    first_step: int
+    end_step: int
+    num_steps: int
+    sync_point: int
+    state: tuple[Any, ...] = ()
+    waiting: tuple[int, int] | None = None
+    stop_after: int | None = None
+    checkpoint_every: int | None = None
+
+    @property
+    def end_of_run(self) -> int:
+        """The step before which the run ends. A stop of asynchronous ranks is an early end."""
+        if self.algorithm.asynchronous and self.stop_after is not None:
+            return min(self.num_steps, self.stop_after + 1)
+        return self.num_steps
+
+    def has_steps_left(self, rank: int, step: int) -> bool:
+        """Return True if that rank computes gradients, and has yet to compute that step's."""
+        return rank < self.algorithm.num_computing(self.num_ranks) and step < self.end_of_run
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Return True if a checkpoint follows that step, for which the ranks need not meet."""
+        every = self.checkpoint_every
+        return every is not None and (step + 1) % every == 0 and step + 1 < self.num_steps
+
+    def ending_after(self, step: int) -> Generation:
+        """Return this generation with `step` as its last one, or an earlier one if it ends there."""
+        return replace(self, end_step=min(self.end_step, step + 1))
+
+    def following(self, end: EndStep, **changes: Any) -> Generation:
+        """Return the generation that begins after a step, with its state.
+
+        If a process waits to join and the programs can end early, they take one step: all of them
+        then end at a known step, with nothing in flight.
+        """
+        new = replace(self, first_step=end.step + 1, state=end.state, **changes)
+        new = replace(new, end_step=new.sync_point)
+        return new.ending_after(end.step + 1) if new.waiting and new.algorithm.begins_anew else new
+
+
+def first_sync_point(generation: Generation, furthest_step: int) -> int:
+    """Return the step before which asynchronous ranks meet first.
+
+    Args:
+        furthest_step: the first step of the rank that is furthest: a stop can leave asynchronous ranks at different steps.
+    """
+    every = generation.checkpoint_every if needs_sync_point(generation.algorithm) else None
+    return sync_point_after(furthest_step, every, generation.end_of_run)
+
+
+def needs_sync_point(algorithm: Algorithm) -> bool:
+    """Return True if all ranks must meet for a checkpoint: they are asynchronous, and end the run with equal replicas."""
+    return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
+
+
+def sync_point_after(step: int, every: int | None, end: int) -> int:
+    """Return the first step after `step` before which a checkpoint is due; at the latest the run's end.
+
+    >>> sync_point_after(0, 4, 10), sync_point_after(4, 4, 10), sync_point_after(8, 4, 10), sync_point_after(0, None, 10)
+    (4, 8, 10, 10)
+    """
+    return end if every is None else min((step // every + 1) * every, end)
+
+
+# -- boundaries ------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """A step of the generation's program has ended.
+
+    Attributes:
+        announced: this rank has heard that commands were given which the ranks have not carried out.
+        evaluates: an evaluation follows this step.
+    """
+
+    end: EndStep
+    announced: bool = False
+    evaluates: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnded:
+    """The program has ended by itself; `end` is the last step that it took, or the one before its first."""
+
+    end: EndStep
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """All ranks have read the same commands, and have taken over settings that changed.
+
+    Attributes:
+        algorithm: with its settings after these commands.
+        num_commands: how many were given, since the ranks met here.
+        paused, stop: what they ask for, taken together.
+        requests: a process asks to join.
+        any_left: some rank has steps left.
+    """
+
+    end: EndStep
+    algorithm: Algorithm
+    num_commands: int = 0
+    paused: bool = False
+    stop: bool = False
+    requests: bool = False
+    any_left: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Return True if the run is to wait for more commands."""
+        return self.paused and not self.stop
+
+    def after(self, commands: list[Command], algorithm: Algorithm, *, any_left: bool) -> Agreed:
+        """Return what is agreed after more commands."""
+        paused = self.paused
+        for command in commands:
+            paused = (paused or bool(command.get("pause"))) and not command.get("resume")
+        return replace(
+            self,
+            algorithm=algorithm,
+            num_commands=self.num_commands + len(commands),
+            paused=paused,
+            stop=self.stop or any(command.get("stop") for command in commands),
+            requests=self.requests or any("join" in command for command in commands),
+            any_left=any_left,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsAnswered:
+    """Processes that asked to join were answered; `Generation.waiting` names one that is to join at the programs' end."""
+
+    agreed: Agreed
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The process that waited was met by all ranks, or was not; `num_ranks` and `num_steps` are those from here on."""
+
+    end: EndStep
+    joined: bool
+    num_ranks: int
+    num_steps: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersLeft:
+    """Ranks left; those that remain have agreed on the step after which they continue, and have equal replicas."""
+
+    step: int
+    algorithm: Algorithm
+    num_ranks: int
+    num_steps: int
+
+
+Boundary = StepEnded | ProgramEnded | Agreed | RequestsAnswered | Admitted | MembersLeft
+
+
+# -- instructions ----------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """All ranks evaluate the model after this step; the time does not count as training."""
+
+    step: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepForEvaluation:
+    """Rank 0 keeps a copy of its parameters, and evaluates it after the run: asynchronous ranks do not wait for it."""
+
+    step: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Write what this rank needs to continue, as part of the checkpoint of step `place`; None: of a stop."""
+
+    place: int | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Read the same commands on all ranks, and take over settings that change. Leads to `Agreed`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for commands, at most until ranks are to hear of each other again; then agree. Leads to `Agreed`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AnswerRequests:
+    """Answer processes that ask to join: asynchronous ranks admit one here. Leads to `RequestsAnswered`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Meet the process that waits. `state`: this rank's gradients that its next program continues with. Leads to `Admitted`."""
+
+    state: tuple[Any, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """Tell the process that waits for this rank's place to ask again."""
+
+    rank: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The program continues. The generation may end sooner than before."""
+
+    generation: Generation
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BeginGeneration:
+    """Close the program, and begin the next generation's."""
+
+    generation: Generation
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run is stopped here; it can be resumed."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run has come to its end."""
+
+
+Outcome = Continue | BeginGeneration | Stop | Finish
+Instruction = Evaluate | KeepForEvaluation | Checkpoint | Agree | Pause | AnswerRequests | Admit | AskAgain | Outcome
+
+
+# -- decisions -------------------------------------------------------------------------------------------------
+
+
+def decide(generation: Generation, boundary: Boundary) -> tuple[Instruction, ...]:
+    """Return what follows at a boundary, in order: the module's tables.
+
+    The last instruction either is an `Outcome`, or leads to another boundary.
+    """
+    match boundary:
+        case StepEnded():
+            return _step_ended(generation, boundary)
+        case ProgramEnded():
+            return _program_ended(generation, boundary.end)
+        case Agreed():
+            return _agreed(generation, boundary)
+        case RequestsAnswered():
+            return _commands_done(generation, boundary.agreed)
+        case Admitted():
+            return (_admitted(generation, boundary),)
+        case MembersLeft():
+            return _members_left(generation, boundary)
+
+
+def _step_ended(generation: Generation, boundary: StepEnded) -> tuple[Instruction, ...]:
+    end, algorithm = boundary.end, generation.algorithm
+    instructions: list[Instruction] = []
+    if not algorithm.asynchronous:
+        if boundary.evaluates:
+            instructions.append(Evaluate(end.step))
+        if boundary.announced:
+            return (*instructions, Agree())
+        return (*instructions, *_in_step(generation, algorithm, end))
+    if boundary.evaluates and not algorithm.has_servers:
+        instructions.append(KeepForEvaluation(end.step))
+    if not needs_sync_point(algorithm) and generation.checkpoint_due(end.step):
+        instructions.append(Checkpoint(end.step))
+    return (*instructions, Continue(generation.ending_after(end.step + 1) if boundary.announced else generation))
+
+
+def _in_step(generation: Generation, algorithm: Algorithm, end: EndStep) -> tuple[Instruction, ...]:
+    """The step table; `algorithm` has the settings that hold from here on."""
+    if end.step == generation.stop_after:
+        return (Checkpoint(None), Stop())
+    saved = (Checkpoint(end.step),) if generation.checkpoint_due(end.step) else ()
+    if generation.waiting and not algorithm.begins_anew:
+        return (*saved, Admit(end.state))
+    if algorithm is not generation.algorithm:
+        return (*saved, BeginGeneration(generation.following(end, algorithm=algorithm)))
+    return (*saved, Continue(generation.ending_after(end.step + 1) if generation.waiting else generation))
+
+
+def _program_ended(generation: Generation, end: EndStep) -> tuple[Instruction, ...]:
+    if generation.algorithm.asynchronous:
+        return (Agree(),)
+    if generation.waiting and end.step + 1 < generation.num_steps:
+        return (Admit(()),)
+    return (Finish(),)
+
+
+def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
+    if agreed.holds:
+        return (Pause(),)
+    if agreed.stop and agreed.any_left:
+        return (Stop(),) if generation.algorithm.asynchronous else (Checkpoint(None), Stop())
+    if agreed.requests and agreed.any_left:
+        return (AnswerRequests(),)
+    return _commands_done(generation, agreed)
+
+
+def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
+    """Nothing of the commands is left to do but to begin again: the step table or the meeting table."""
+    end = agreed.end
+    if not generation.algorithm.asynchronous:
+        return _in_step(generation, agreed.algorithm, end)
+    if not agreed.num_commands and generation.sync_point != generation.end_of_run:
+        place = generation.sync_point
+        following = sync_point_after(place, generation.checkpoint_every, generation.end_of_run)
+        return (Checkpoint(place - 1), BeginGeneration(generation.following(end, sync_point=following)))
+    if agreed.num_commands and agreed.any_left:
+        return (BeginGeneration(generation.following(end, algorithm=agreed.algorithm)),)
+    return (Stop(),) if generation.end_of_run < generation.num_steps else (Finish(),)
+
+
+def _admitted(generation: Generation, boundary: Admitted) -> Instruction:
+    num_ranks, num_steps = boundary.num_ranks, boundary.num_steps
+    if not generation.algorithm.begins_anew and not boundary.joined:
+        return Continue(replace(generation, waiting=None))
+    end = EndStep(boundary.end.step) if generation.algorithm.begins_anew else boundary.end
+    return BeginGeneration(generation.following(end, num_ranks=num_ranks, num_steps=num_steps, sync_point=num_steps, waiting=None))
+
+
+def _members_left(generation: Generation, boundary: MembersLeft) -> tuple[Instruction, ...]:
+    told = (AskAgain(generation.waiting[0]),) if generation.waiting else ()
+    changes: dict[str, Any] = {"algorithm": boundary.algorithm, "num_ranks": boundary.num_ranks, "waiting": None}
+    changes |= {"num_steps": boundary.num_steps, "sync_point": boundary.num_steps}
+    return (*told, BeginGeneration(generation.following(EndStep(boundary.step), **changes)))
