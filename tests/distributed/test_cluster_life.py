@@ -274,10 +274,10 @@ def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Pat
 
 def test_what_a_crash_left_over_is_named_and_ended(cache: Path, runs: Path, no_process_left: None) -> None:
     process, name = holder("id")
-    wardens = [each for each in psutil.Process(process.pid).children() if "warden.py" in " ".join(each.cmdline())]
-    assert len(wardens) == 1
+    reapers = [each for each in psutil.Process(process.pid).children() if "reaper.py" in " ".join(each.cmdline())]
+    assert len(reapers) == 1
     assert find(name).state == f"held by process {process.pid}"
-    for victim in (*wardens, psutil.Process(process.pid)):
+    for victim in (*reapers, psutil.Process(process.pid)):
         victim.send_signal(signal.SIGKILL)
     process.communicate()
     assert find(name).state == "left over"

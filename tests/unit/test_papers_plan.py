@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tests.papers_share import KEY, commit, facts, finding, git, make_share, write_claims, write_notebook
 from workbench import resources
 from workbench.cli.main import main
+from workbench.clusters.slurm import batch_job
 from workbench.errors import ConfigError
 from workbench.papers import history
 from workbench.papers.artefact import write_artefact
@@ -201,4 +203,5 @@ def test_a_job_runs_the_same_command(share: Path, capsys: pytest.CaptureFixture[
     script = capsys.readouterr().out
     for line in ("--ntasks=4", "--nodes=2", "--partition=gpu", "--time=02:00:00", "--no-requeue", "--signal=B:USR1@60"):
         assert f"#SBATCH {line}\n" in script
-    assert "slurm_job.py" in script.splitlines()[-1] and "--job-name=reproduce-" in script
+    program = next(word for word in shlex.split(script.splitlines()[-1]) if word.endswith(".py"))
+    assert Path(program).samefile(batch_job.__file__) and "--job-name=reproduce-" in script

@@ -37,6 +37,12 @@ def job(folder: Path, command: list[str], **words: Any) -> Iterator[subprocess.P
             process.kill()
 
 
+def test_what_is_submitted_exists() -> None:
+    from workbench.clusters.launchers import slurm_launcher
+
+    assert Path(slurm_launcher.SCRIPT).samefile(slurm_job.__file__)
+
+
 def ranks_that_wait(folder: Path) -> list[str]:
     """A command that says that it runs, and waits."""
     return ["sh", "-c", f"touch {folder}/runs; exec sleep 600"]

@@ -7,7 +7,6 @@ import json
 import secrets
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, LaunchError
@@ -76,6 +75,7 @@ def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *
         ConfigError: this process is in a job.
         LaunchError: Slurm does not take it.
     """
+    from workbench.clusters.slurm import batch_job
     from workbench.clusters.slurm.queue import Allocation, jobs_folder, submit
     from workbench.clusters.slurm.request import WITHOUT_TASK_GPUS, Slurm
 
@@ -84,8 +84,7 @@ def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *
     slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
     name = f"{what}-{secrets.token_hex(4)}"
     folder = jobs_folder() / name
-    runner = Path(__file__).with_name("clusters") / "slurm_job.py"
-    command = [sys.executable, "-P", str(runner), str(folder / "job.json")]
+    command = [sys.executable, "-P", batch_job.__file__, str(folder / "job.json")]
     script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=requeue)
     if options.dry_run:
         print(script, end="")

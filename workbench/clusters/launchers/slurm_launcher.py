@@ -18,13 +18,13 @@ from traitlets.config import Config
 from workbench.clusters.launchers.base import LOOPBACK, Launcher
 from workbench.clusters.launchers.mpi import MPILauncher
 from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
-from workbench.clusters.slurm.batch_job import for_steps
+from workbench.clusters.slurm import batch_job
 from workbench.clusters.slurm.queue import Allocation, Watched, address_for_nodes, ask, cancel, submit, tail
 from workbench.clusters.slurm.request import Slurm
 from workbench.clusters.supervision.reaper import AT_END
 from workbench.errors import ConfigError
 
-SCRIPT = str(Path(__file__).with_name("slurm_job.py"))
+SCRIPT = batch_job.__file__
 SPEC, LOG = "job.json", "job.log"
 SETTLED = ("partition", "account", "time_limit", "gpus_per_rank", "extra")
 GONE_S = 8.0  # how long a cancelled job may take to be gone
@@ -285,7 +285,7 @@ class StepLauncher(MPILauncher):
         config.MPIEngineSetLauncher.mpi_cmd = command[:place]
         config.MPIEngineSetLauncher.mpi_args = command[place + 2 :]
         ranks = rank_environment(self.install, num_ranks)
-        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **for_steps(os.environ, command)}
+        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **batch_job.for_steps(os.environ, command)}
 
 
 def slurm_launcher(words: str | Slurm, install: MPIInstall) -> Launcher:

@@ -1,6 +1,6 @@
 """What a Slurm job runs, on its first node: it starts the ranks, and ends with them.
 
-    slurm_job.py JOB.json
+    batch_job.py JOB.json
 
 It hands the warning before the time limit on to the training, as a word that lets it end with a checkpoint; ends the ranks
 when the cluster's folder is gone, for then nobody is there who could speak to them; and puts the job back into the queue
