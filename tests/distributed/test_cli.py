@@ -184,10 +184,10 @@ def test_joins_the_ranks_of_mpiexec(runs: Path) -> None:
 @pytest.mark.mpi
 def test_ranks_that_cannot_outlive_one_are_refused_and_the_record_says_so(runs: Path, mpich: dict[str, str]) -> None:
     said = process("train", "pipe-sgd", "--runtime", "mpi", "--on-failure", "shrink", status=2, **mpich).stderr
-    assert "MPICH" in said and "ends with the first rank that does" in said and "--runtime torch" in said
+    assert "MPICH" in said and "ends all ranks when one ends" in said and "--runtime torch" in said
     (path,) = runs.glob("2*/run.json")
     info = json.loads(path.read_text())
-    assert info["status"] == "failed" and "ends with the first rank that does" in info["error"]
+    assert info["status"] == "failed" and "ends all ranks when one ends" in info["error"]
 
 
 @pytest.mark.mpi

@@ -23,7 +23,7 @@ from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
 from workbench.clusters.launchers.processes import ProcessLauncher
-from workbench.clusters.output import Echo
+from workbench.clusters.output import RankOutput
 from workbench.clusters.supervision.reaper import marked
 from workbench.clusters.supervision.registry import find
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
@@ -54,7 +54,7 @@ def cluster(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         patch.setenv("MASTER_ADDR", "10.1.2.3")
         cluster = Cluster(NUM_RANKS, launcher="torch", name="life", wait=False, quiet=True)
         assert (cluster.state, cluster.ready) == ("starting", False)
-        with pytest.raises(TimeoutError, match="the start goes on"):
+        with pytest.raises(TimeoutError, match="the start continues"):
             cluster.wait(0.01)
         assert cluster.wait(120) is cluster
         assert (cluster.state, cluster.ready) == ("ready", True)
@@ -110,7 +110,7 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
     assert within(20, lambda: cluster.status()[1]["step"] > before)
     assert ">last beat</th>" in cluster._repr_html_()
     lines: list[str] = []
-    echo = Echo(run.folder, NUM_RANKS, print_line=lines.append)
+    echo = RankOutput(run.folder, NUM_RANKS, print_line=lines.append)
     echo.poll()
     assert {"[0] a word from a rank", "[1] a word from a rank"} == set(lines)
     run.stop().wait(30)
@@ -119,7 +119,7 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
     assert [lines.count(f"[{rank}] a word from a rank") for rank in range(NUM_RANKS)] == [steps, steps]
     assert [row["state"] for row in cluster.status()] == ["ready", "ready"]
     assert cluster.train(SynchronousSGD(), plane(), steps=steps + 2, resume=run).wait(60).status == "finished"
-    with pytest.raises(ConfigError, match="kept no checkpoint; only a stopped run can be resumed"):
+    with pytest.raises(ConfigError, match="has no checkpoint; resume needs a stopped run"):
         cluster.train(SynchronousSGD(), plane(), steps=9, resume=cluster.run)
 
 
@@ -166,8 +166,8 @@ def test_a_dead_rank_is_replaced_and_the_last_words_are_of_this_run(
         cluster.train(SynchronousSGD(), plane(), steps=1)
     monkeypatch.setattr(cluster, "_quiet", False)
     assert cluster.heal() is cluster
-    assert "rank 1 had gone: 2 ranks started anew" in (said := capsys.readouterr().out)
-    assert f"{run.id} kept no checkpoint" in said
+    assert "rank 1 had ended: 2 ranks were restarted" in (said := capsys.readouterr().out)
+    assert f"{run.id} has no checkpoint" in said
     assert (cluster.state, cluster.id) == ("ready", identity)
     assert not set(old) & {rank["pid"] for rank in cluster.ranks}
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in old)
@@ -239,10 +239,10 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
         assert taken.run.wait(120).status == "finished"
         assert [len(rows) for rows in taken.run.run.metrics.values()] == [150, 150]
         assert taken.train(SynchronousSGD(), plane(), steps=3).wait(60).status == "finished"
-        with pytest.raises(LaunchError, match=f"process {os.getpid()} holds it"):
+        with pytest.raises(LaunchError, match=f"process {os.getpid()} owns it"):
             workbench.attach(name)
         refused = cli("stop", name)
-        assert (refused.returncode, f"process {os.getpid()} holds" in refused.stderr) == (2, True)
+        assert (refused.returncode, f"process {os.getpid()} owns" in refused.stderr) == (2, True)
         mark = taken.mark
     assert marked(mark) == []
 
@@ -276,7 +276,7 @@ def test_what_a_crash_left_over_is_named_and_ended(cache: Path, runs: Path, no_p
     process, name = holder("id")
     reapers = [each for each in psutil.Process(process.pid).children() if "reaper.py" in " ".join(each.cmdline())]
     assert len(reapers) == 1
-    assert find(name).state == f"held by process {process.pid}"
+    assert find(name).state == f"owned by process {process.pid}"
     for victim in (*reapers, psutil.Process(process.pid)):
         victim.send_signal(signal.SIGKILL)
     process.communicate()

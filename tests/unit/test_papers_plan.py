@@ -55,9 +55,9 @@ def test_sizes_are_read(share: Path) -> None:
         ("smoke: {}\nci: {scal: 2}\nfull: {}", "no parameter of 20-one is called 'scal': did you mean scale"),
         ("smoke: {}\nci: {}", "has no `full`"),
         ("smoke: {}\nci: 3\nfull: {}", "ci is a mapping"),
-        ("smoke: {}\nci: {size: ci}\nfull: {}", "`size` is set by itself"),
+        ("smoke: {}\nci: {size: ci}\nfull: {}", "`size` is set automatically"),
         ("smoke: {}\nci: {}\nfull: {}\nranks: [local]", "write LAUNCHER:NUMBER"),
-        ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "is a list of words"),
+        ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "must be a list of texts"),
     ],
 )
 def test_what_is_no_size_is_refused(share: Path, text: str, says: str) -> None:
@@ -107,10 +107,10 @@ def test_claims_are_committed_before_they_are_recorded(share: Path) -> None:
     with pytest.raises(ConfigError, match=r"21-two\.yaml is not committed as it is"):
         refuse_uncommitted(jobs, share / "papers")
     git(share, "add", "--all")
-    with pytest.raises(ConfigError, match="is not committed"):
+    with pytest.raises(ConfigError, match="differs from its committed version"):
         refuse_uncommitted(jobs, share / "papers")
     git(share, "rm", "--quiet", "--cached", str(path))
-    with pytest.raises(ConfigError, match="is not committed"):
+    with pytest.raises(ConfigError, match="differs from its committed version"):
         refuse_uncommitted(jobs, share / "papers")
 
 
@@ -129,7 +129,7 @@ def test_a_records_commit_is_dirty_by_code_and_claims_but_not_by_records(share: 
 
 def test_update_takes_no_parameters(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", KEY, "--update", "-p", "scale=2"]) == 2
-    assert "--update keeps records of a size as its file says" in capsys.readouterr().err
+    assert "--update needs the parameters of the size" in capsys.readouterr().err
 
 
 def test_a_site_has_a_name_that_may_be_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_an_artefact_can_be_run_by_itself_and_is_the_same_twice(share: Path, tmp
         "## Abstract",
         "## Requirements",
         "## Install",
-        "## How long",
+        "## Durations",
         "- size ci on 2-cores: 0.1 min",
         "single seeds from 0.98 to 1.02",
     ):

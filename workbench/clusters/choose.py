@@ -1,4 +1,4 @@
-"""What a cluster's arguments come to, and its words for what became of it."""
+"""Resolves a cluster's arguments to a launcher and a runtime, and writes its messages about lost ranks."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ RuntimeName = Literal["mpi", "torch"]
 Where = str | EmulatedNetwork | Slurm | Launcher
 
 
-def choose_launcher(words: Where, n: int, mpi: str | Path | MPIInstall | None, *, oversubscribe: bool) -> Launcher:
-    """What starts so many ranks.
+def choose_launcher(given: Where, n: int, mpi: str | Path | MPIInstall | None, *, oversubscribe: bool) -> Launcher:
+    """Return the launcher that starts `n` ranks.
 
     Raises:
-        ConfigError: no such launcher, or not so many ranks.
-        LaunchError: it cannot be had here.
+        ConfigError: there is no such launcher, or it has no place for `n` ranks.
+        LaunchError: the launcher does not work on this machine.
     """
     check_num_ranks(n, here=False)
     install = None
-    if needs_mpi(words):
+    if needs_mpi(given):
         install = mpi if isinstance(mpi, MPIInstall) else find_mpi(mpi, oversubscribe=oversubscribe)
-    launcher = make_launcher(words, n, install)
+    launcher = make_launcher(given, n, install)
     launcher.oversubscribe = oversubscribe
     check_places(launcher, n)
     return launcher
 
 
 def check_places(launcher: Launcher, n: int) -> None:
-    """Refuse a number of ranks that a launcher has no places for.
+    """Check that a launcher has places for `n` ranks.
 
     Raises:
-        ConfigError: says how to have more.
+        ConfigError: it has fewer places; the message says how to get more.
     """
     check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here)
     launcher.check(n)
 
 
 def choose_runtime(given: str | None, launcher: Launcher) -> RuntimeName:
-    """The library that carries the bytes of trainings.
+    """Return the library that carries the bytes of trainings.
 
     Raises:
-        ConfigError: no such runtime, or MPI where the ranks have none.
+        ConfigError: there is no such runtime, or it is MPI and the ranks start without MPI.
     """
     names = get_args(RuntimeName)
     if given is not None and given not in names:
@@ -59,19 +59,20 @@ def choose_runtime(given: str | None, launcher: Launcher) -> RuntimeName:
     return "torch" if given == "torch" or not launcher.is_mpi else "mpi"
 
 
-def gone_words(state: str, name: str) -> str:
-    """Why there is no client, and what to do."""
+def no_client_message(state: str, name: str) -> str:
+    """Return the message for a cluster without a client: why, and what to do."""
     if state == "detached":
-        return f"this cluster was detached: wb.attach({name!r}) takes it up again"
+        return f"this cluster was detached: wb.attach({name!r}) attaches to it"
     return "this cluster was stopped: start a new Cluster"
 
 
-def lost_words(gone: list[int], run: Path | None, num_ranks: int) -> str:
-    """What is lost when all ranks start anew."""
-    why = f"rank{'s' * (len(gone) != 1)} {', '.join(map(str, gone))} had gone" if gone else "ranks did not come back"
-    words = f"{why}: {count(num_ranks)} started anew, and what all of them held in memory is lost."
+def lost_message(gone: list[int], run: Path | None, num_ranks: int) -> str:
+    """Return the message that says what is lost when all ranks restart."""
+    plural = "s" if len(gone) != 1 else ""
+    why = f"rank{plural} {', '.join(map(str, gone))} had ended" if gone else "ranks did not return"
+    message = f"{why}: {count(num_ranks)} were restarted, and the contents of their memory are lost."
     if run is None:
-        return words
+        return message
     if checkpoints(run) == num_ranks:
-        return f"{words} {run.name} goes on from its checkpoint with train(..., resume={run.name!r})"
-    return f"{words} {run.name} kept no checkpoint: its metrics are there, its parameters are lost"
+        return f"{message} train(..., resume={run.name!r}) continues {run.name} from its checkpoint"
+    return f"{message} {run.name} has no checkpoint: its metrics are kept, its parameters are lost"

@@ -1,4 +1,4 @@
-"""What `launcher=` means: a launcher by its name, network or Slurm request."""
+"""Makes a launcher from the argument `launcher=`: a name, a network, or a Slurm request."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from workbench.clusters.local.mpi_install import MPIInstall
 from workbench.clusters.slurm.request import Slurm
 
 
-def needs_mpi(words: str | EmulatedNetwork | Slurm | Launcher) -> bool:
-    """Whether that launcher has to be given an MPI."""
-    return not isinstance(words, Launcher) and words not in ("torch", "processes")
+def needs_mpi(given: str | EmulatedNetwork | Slurm | Launcher) -> bool:
+    """Return True if the launcher needs an MPI."""
+    return not isinstance(given, Launcher) and given not in ("torch", "processes")
 
 
-def make_launcher(words: str | EmulatedNetwork | Slurm | Launcher, num_ranks: int, install: MPIInstall | None) -> Launcher:
-    """What `launcher=` of a cluster means; `install` is there for what needs an MPI.
+def make_launcher(given: str | EmulatedNetwork | Slurm | Launcher, num_ranks: int, install: MPIInstall | None) -> Launcher:
+    """Make the launcher that `launcher=` of a cluster names.
+
+    Args:
+        given: the argument.
+        num_ranks: number of ranks.
+        install: the MPI; None if the launcher needs none.
 
     Raises:
-        ConfigError: no such launcher, or an option that it does not have.
-        LaunchError: it cannot be had on this machine.
+        ConfigError: there is no such launcher, or it does not have such an option.
+        LaunchError: it does not work on this machine.
     """
-    if isinstance(words, Launcher):
-        return words
+    if isinstance(given, Launcher):
+        return given
     if install is None:
         return ProcessLauncher()
-    if isinstance(words, Slurm) or (isinstance(words, str) and words.partition(":")[0].strip() == "slurm"):
-        return slurm_launcher(words, install)
-    if str(words).partition(":")[0].strip() == "ssh":
-        return SSHLauncher(install, parse_hosts(str(words)))
-    network = network_of(words, num_ranks)
-    return MPILauncher(install) if network is None else EmulatedLauncher(install, network, owned=network is not words)
+    if isinstance(given, Slurm) or (isinstance(given, str) and given.partition(":")[0].strip() == "slurm"):
+        return slurm_launcher(given, install)
+    if str(given).partition(":")[0].strip() == "ssh":
+        return SSHLauncher(install, parse_hosts(str(given)))
+    network = network_of(given, num_ranks)
+    if network is None:
+        return MPILauncher(install)
+    return EmulatedLauncher(install, network, owned=network is not given)

@@ -48,7 +48,7 @@ class MPILauncher(Launcher):
 
 @final
 class EmulatedLauncher(MPILauncher):
-    """Ranks on hosts of an emulated network, started by mpiexec on its first host; the controller stays outside.
+    """Ranks on hosts of an emulated network, started by mpiexec on its first host. The controller stays outside.
 
     Args:
         owned: whether the network ends with the cluster.
@@ -87,5 +87,5 @@ class EmulatedLauncher(MPILauncher):
 
 
 def _ports(info: dict[str, Any]) -> list[int]:
-    """Where the controller listens for engines, as its connection file tells."""
+    """The controller's ports for engines, from its connection file."""
     return [port for value in info.values() for port in (value if isinstance(value, list) else [value]) if type(port) is int]
