@@ -213,7 +213,7 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--optimizer", "SGD", "--optimizer-set", "lr=-1"], "Invalid learning rate"),
         (["train", "pipe-sgd", "--set", "collective=rign"], "did you mean ring?"),
         (["train", "layerwise-sgd", "--set", "apply=some"], "all, or backward, or any"),
-        (["train", "pipe-sgd", "--workers", "0"], "at least 1"),
+        (["train", "pipe-sgd", "--workers", "0"], "give 1 or more"),
         (["train", "pipe-sgd", "--workers", "1000"], "simulated runtime has no such limit"),
         (["train", "pipe-sgd", "--problem", "cifar10-resnet18", "--option", "folder=/nowhere"], "/nowhere"),
         (["train", "pipe-sgd", "--epochs", "2", "--steps", "2"], "not both"),

@@ -83,7 +83,7 @@ def test_what_does_not_follow_the_schema_is_refused(papers: Path, old: str, new:
 
 def test_an_id_belongs_to_one_claim(papers: Path) -> None:
     (papers / "key2020word" / "claims" / "22-again.yaml").write_text(YAML)
-    with pytest.raises(ConfigError, match="claim faster is there twice"):
+    with pytest.raises(ConfigError, match="claim faster exists twice"):
         read_claims("key2020word", papers)
 
 

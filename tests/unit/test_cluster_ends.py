@@ -257,7 +257,7 @@ def test_who_detached_a_cluster_leaves_its_logs_alone_when_its_processes_end(
 
 @pytest.mark.parametrize("taken_up", [False, True])
 def test_a_cluster_that_may_not_outnumber_the_cores_may_not_when_it_is_scaled(taken_up: bool) -> None:
-    from workbench.clusters.choose import check_places, choose_launcher
+    from workbench.clusters.launchers.choose import check_places, choose_launcher
 
     launcher = choose_launcher("torch", 1, None, oversubscribe=False)
     if taken_up:

@@ -139,7 +139,7 @@ def test_what_a_running_job_has_fixed_is_refused() -> None:
         ("gpus-per-task=2", "gpus_per_rank"),
         ("controller=job", "controller"),
     ):
-        with pytest.raises(ConfigError, match=rf"Slurm's job 7, .*: A running job cannot change .*{name}"):
+        with pytest.raises(ConfigError, match=rf"Slurm's job 7, .* A running job cannot change .*{name}"):
             step(f"slurm:{words}").check(2)
     step("slurm").check(4)
     step("slurm:nodes=1,mpi=pmix,controller=here").check(4)
@@ -174,13 +174,13 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
         (["train", "pipe-sdg"], "pipe-sgd"),
         (["train", "pipe-sgd", "--runtime", "simulated"], "one process"),
         (["train", "pipe-sgd", "--json"], "show last --json"),
-        (["train", "pipe-sgd", "--workers", "0"], "--workers 0: at least 1"),
+        (["train", "pipe-sgd", "--workers", "0"], "--workers 0: give 1 or more"),
         (["train", "pipe-sgd", "--batch-size", "0"], "batch_size=0"),
         (["train", "pipe-sgd", "--lr", "-1"], "lr=-1"),
         (["train", "pipe-sgd", "--optimizer", "Adan"], "did you mean Adam"),
-        (["train", "pipe-sgd", "--network", "infiniband-hdr"], "of simulated workers"),
+        (["train", "pipe-sgd", "--network", "infiniband-hdr"], "for simulated workers"),
         (["train", "pipe-sgd", "--resume", "nope"], "no run 'nope'"),
-        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "kept no checkpoint"),
+        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "has no checkpoint"),
     ):
         assert main(["submit", "--", *argv]) == 2
         assert words in capsys.readouterr().err

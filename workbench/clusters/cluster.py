@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.analysis.table import Table
-from workbench.clusters.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime, lost_message, no_client_message
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.folder_results import follow_ends
-from workbench.clusters.jobs import prepare, submit
+from workbench.clusters.jobs import checkpoints, prepare, submit
+from workbench.clusters.launchers.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime
 from workbench.clusters.local.mpi_install import MPIInstall
 from workbench.clusters.output import RankOutput, shows_rank_output
 from workbench.clusters.run_handle import RunHandle
@@ -148,7 +148,7 @@ class Cluster:
         """
         self.wait()
         if self._engines.client is None:
-            raise LaunchError(no_client_message(self.state, self.id))
+            raise LaunchError(_no_client_message(self.state, self.id))
         return self._engines.client
 
     @property
@@ -236,18 +236,18 @@ class Cluster:
 
         Without such ranks, nothing changes.
         """
-        message = self._lost_message()
+        message = self._what_restart_loses()
         if message is not None:
             self.restart()
             self._print(message)
         return self
 
-    def _lost_message(self) -> str | None:
+    def _what_restart_loses(self) -> str | None:
         present, run = set(self.client.ids), self._active
         gone = [rank for rank in range(self.num_ranks) if rank not in present]
         if self._engines.alive and not gone and (run is None or not run.overdue(RETURN_S)):
             return None
-        return lost_message(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
+        return _restart_message(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
 
     def detach(self) -> str:
         """Leave the ranks and their training running when this notebook ends.
@@ -333,3 +333,22 @@ def attach(name: str, *, quiet: bool = False) -> Cluster:
         LaunchError: another process owns the cluster, or its processes have ended.
     """
     return Cluster.attach(name, quiet=quiet)
+
+
+def _no_client_message(state: str, name: str) -> str:
+    """The message for a cluster without a client: why, and what to do."""
+    if state == "detached":
+        return f"this cluster was detached: wb.attach({name!r}) attaches to it"
+    return "this cluster was stopped: start a new Cluster"
+
+
+def _restart_message(gone: list[int], run: Path | None, num_ranks: int) -> str:
+    """The message that says what is lost when all ranks restart."""
+    plural = "s" if len(gone) != 1 else ""
+    why = f"rank{plural} {', '.join(map(str, gone))} had ended" if gone else "ranks did not return"
+    message = f"{why}: {count(num_ranks)} were restarted, and the contents of their memory are lost."
+    if run is None:
+        return message
+    if checkpoints(run) == num_ranks:
+        return f"{message} train(..., resume={run.name!r}) continues {run.name} from its checkpoint"
+    return f"{message} {run.name} has no checkpoint: its metrics are kept, its parameters are lost"
