@@ -73,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_read() -> bool:
-    """Whether standard output has a reader. If it has none, redirect it, so that the interpreter's last flush cannot fail."""
+    """Whether standard output has a reader.
+
+    If it has none, redirect it, so that the interpreter's last flush cannot fail.
+    """
     watch = select.poll()
     watch.register(sys.stdout.fileno(), 0)  # poll reports an error in any case
     if not watch.poll(0):

@@ -56,8 +56,8 @@ class Cluster:
 
     Raises:
         ConfigError: `n`, `runtime` or `launcher` is not valid.
-        LaunchError: there is no MPI or no emulated network here, or the ranks did not start or did not find each other.
-            The message names the fix.
+        LaunchError: there is no MPI or no emulated network here, or the ranks did not start or did not find each
+            other. The message names the fix.
 
     Example:
         with Cluster(4) as cluster:
@@ -168,7 +168,10 @@ class Cluster:
         return "training" if self._active is not None and not self._active.done else "ready"
 
     def status(self) -> Table:
-        """One row per rank: host, process, device, step, last heartbeat, memory, bytes sent. Works during a training."""
+        """One row per rank: host, process, device, step, last heartbeat, memory, bytes sent.
+
+        Works during a training.
+        """
         run = self._active
         return status_table(self._engines, self.ranks, run.folder if run is not None else None, repr(self)[1:-1])
 
@@ -178,8 +181,8 @@ class Cluster:
         Args:
             algorithm: how the ranks exchange and apply gradients.
             problem: model, loss and data. Functions and classes of the notebook are sent to the ranks.
-            settings: fields of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ... Also resume=,
-                a stopped run.
+            settings: fields of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ... Also
+                resume=, a stopped run.
 
         Raises:
             ConfigError: a setting is not valid, an object cannot be sent to the ranks, or a training still runs.
@@ -219,8 +222,8 @@ class Cluster:
         """Restart with `n` ranks.
 
         Raises:
-            ConfigError, LaunchError: the launcher has no place for `n` ranks; then nothing has changed. Or the new ranks
-                did not start.
+            ConfigError, LaunchError: the launcher has no place for `n` ranks; then nothing has changed. Or the
+                new ranks did not start.
         """
         self.client  # noqa: B018 - raises if the cluster was stopped
         launcher = self._engines.launcher

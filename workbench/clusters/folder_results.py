@@ -58,7 +58,9 @@ class FolderResult:
 
 
 def follow_ends(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]]) -> list[FolderResult]:
-    """Return the results of all ranks. Each is set when the rank's end file appears in the folder, or its process is gone.
+    """Return the results of all ranks.
+
+    Each is set when the rank's end file appears in the folder, or its process is gone.
 
     Args:
         folder: the run's folder.

@@ -29,7 +29,9 @@ CAUSE_S = 2.0  # how much later the cause of a failure may arrive than its conse
 
 @final
 class RunHandle(Views):
-    """Handle of a training; `Cluster.train` returns it at once. As the last expression of a cell it shows live curves.
+    """Handle of a training; `Cluster.train` returns it at once.
+
+    As the last expression of a cell it shows live curves.
 
     Args:
         folder: the run's folder.
@@ -112,7 +114,10 @@ class RunHandle(Views):
                 self._finish_views()
 
     def stop(self) -> RunHandle:
-        """Ask all ranks to write a checkpoint and stop at the end of the same step. Returns at once; then `.wait()`."""
+        """Ask all ranks to write a checkpoint and stop at the end of the same step.
+
+        Returns at once; then `.wait()`.
+        """
         if not self.done:
             write_command(self.folder, STOP)
         return self
@@ -120,8 +125,8 @@ class RunHandle(Views):
     def set(self, **changes: Any) -> RunHandle:
         """Change settings of the running training. Returns at once; the ranks apply the change at the end of a step.
 
-        Synchronous algorithms apply it on all ranks at the same step. Algorithms with servers apply it at one version.
-        Others apply it at each rank's own step. `run.info["steering"]` records the steps.
+        Synchronous algorithms apply it on all ranks at the same step. Algorithms with servers apply it at one
+        version. Others apply it at each rank's own step. `run.info["steering"]` records the steps.
 
         Args:
             changes: lr, and settings of the algorithm, such as width, backups or collective.
@@ -129,8 +134,8 @@ class RunHandle(Views):
                 codec sets the codec of the collective. delay is K - 1.
 
         Raises:
-            ConfigError: a setting cannot be changed, and nothing is written; the message names the settings that can be.
-                Or the run is over.
+            ConfigError: a setting cannot be changed, and nothing is written; the message names the settings that
+                can be. Or the run is over.
         """
         send_settings(self.folder, changes)
         return self
@@ -138,8 +143,8 @@ class RunHandle(Views):
     def pause(self) -> RunHandle:
         """Pause all ranks at the end of a step until `resume()` or `stop()`. Returns at once.
 
-        `status` is "paused" when the ranks have paused. `set` works during a pause. The pause counts neither as training
-        time nor towards timeout_s.
+        `status` is "paused" when the ranks have paused. `set` works during a pause. The pause counts neither as
+        training time nor towards timeout_s.
 
         Raises:
             ConfigError: the run is over.
@@ -165,7 +170,8 @@ class RunHandle(Views):
             rank: the rank to interrupt; None for all.
 
         Raises:
-            ConfigError: there is no such rank, or this handle cannot reach the ranks because their cluster was detached.
+            ConfigError: there is no such rank, or this handle cannot reach the ranks because their cluster was
+                detached.
             LaunchError: the interrupt did not reach the ranks.
         """
         ranks = [number for number, result in enumerate(self._results) if not result.done()]

@@ -91,7 +91,8 @@ def detached_on_error(engines: Engines, left: dict[str, Any]) -> Iterator[None]:
 def end_engines(engines: Engines) -> None:
     """End the engines of a cluster that was garbage collected, or whose program ends.
 
-    The garbage collector may run in one of the threads that must end. So outside the main thread a new thread ends them.
+    The garbage collector may run in one of the threads that must end. So outside the main thread a new thread
+    ends them.
     """
     if threading.current_thread() is threading.main_thread():
         engines.stop()

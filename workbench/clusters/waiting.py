@@ -1,4 +1,7 @@
-"""`Waiting`: one line that says what a long wait waits for. On a terminal and in a notebook it is updated and then removed."""
+"""`Waiting`: one line that says what a long wait waits for.
+
+On a terminal and in a notebook it is updated and then removed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ SIGNAL_S = 10.0  # how long an engine's nanny may take to forward an interrupt
 
 @final
 class Waiting:
-    """The line of one wait. In a notebook and on a terminal it is updated. Elsewhere it is printed when the time has doubled.
+    """The line of one wait.
+
+    In a notebook and on a terminal it is updated. Elsewhere it is printed when the time has doubled.
 
     Args:
         what: what the wait is for; a function is called each time the line is printed.

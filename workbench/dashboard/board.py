@@ -33,10 +33,13 @@ RANKS, SIMULATED = "MPI ranks", "simulated workers"
 
 @final
 class Dashboard:
-    """Choose an algorithm, a problem and settings; start, pause, stop and compare trainings. Show it as a cell's last expression.
+    """Choose an algorithm, a problem and settings; start, pause, stop and compare trainings.
 
-    One training runs at a time, in the background. Cells run meanwhile, and the buttons work during a cell. The curves below
-    the controls are live during a training and a static figure otherwise. A saved notebook keeps this figure and the table.
+    Show it as a cell's last expression.
+
+    One training runs at a time, in the background. Cells run meanwhile, and the buttons work during a cell. The
+    curves below the controls are live during a training and a static figure otherwise. A saved notebook keeps
+    this figure and the table.
 
     Args:
         cluster: where to train. None: start a cluster with the chosen number of ranks when it is needed.
@@ -79,7 +82,10 @@ class Dashboard:
         return self._session.cluster
 
     def close(self) -> None:
-        """Stop the training, and the cluster if the dashboard started it. A list of the runs replaces the controls."""
+        """Stop the training, and the cluster if the dashboard started it.
+
+        A list of the runs replaces the controls.
+        """
         self._session.close()
         if self._ticker is not None:
             self._ticker.join(10)
@@ -216,7 +222,10 @@ class Dashboard:
         self._buttons.show(active is not None and active.status == "paused", active=active is not None)
 
     def _show_curves(self, shown: list[Entry]) -> None:
-        """Show live curves during a training, else a static figure. JupyterLab draws such a figure once, so the old one is cleared."""
+        """Show live curves during a training, else a static figure.
+
+        JupyterLab draws such a figure once, so the old one is cleared.
+        """
         active = self._session.active
         state = (active is None, self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
         if self._figure is None or state == self._drawn:

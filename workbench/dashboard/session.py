@@ -217,7 +217,10 @@ class Session:
         entry.handle.wait()
 
     def _ready_cluster(self, num_ranks: int) -> Any:
-        """The present cluster. This session's own one is replaced if it has another number of ranks or has lost some."""
+        """The present cluster.
+
+        This session's own one is replaced if it has another number of ranks or has lost some.
+        """
         from workbench.clusters import Cluster
 
         if self._cluster is not None and self._owned:

@@ -1,7 +1,10 @@
-"""The states of a sweep's cells, as files. Each attempt at a cell has a file, and only the process that made it writes to it.
+"""The states of a sweep's cells, as files.
 
-The newest attempt is the cell's state. To take over the cell of a process that is gone, another process makes the file of the
-next attempt, and only one process can make it. So several processes, on machines that share the folder, can run one sweep.
+Each attempt at a cell has a file, and only the process that made it writes to it.
+
+The newest attempt is the cell's state. To take over the cell of a process that is gone, another process makes the
+file of the next attempt, and only one process can make it. So several processes, on machines that share the
+folder, can run one sweep.
 """
 
 from __future__ import annotations

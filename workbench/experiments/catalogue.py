@@ -93,8 +93,8 @@ def notebooks_about(name: str) -> tuple[Path, ...]:
     """Return the notebooks for a name: the notebook of this name, or the notebooks about the paper with this key.
 
     Raises:
-        ConfigError: there is no such paper or notebook, or no notebook is about the paper; then the message names the papers
-            with notebooks.
+        ConfigError: there is no such paper or notebook, or no notebook is about the paper; then the message names
+            the papers with notebooks.
     """
     if Path(name).suffix == ".ipynb" or name in resources.notebooks():
         return (find_notebook(name),)

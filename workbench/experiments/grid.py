@@ -110,7 +110,8 @@ def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     """Read a grid from a YAML file, or from the content of such a file. Checks each cell as `workbench train` does.
 
     Raises:
-        ConfigError: the file cannot be read, a name is unknown, or a cell is not valid; the message says which and why.
+        ConfigError: the file cannot be read, a name is unknown, or a cell is not valid; the message says which
+            and why.
     """
     if isinstance(source, Mapping):
         content, where = dict(source), "the grid"
@@ -212,7 +213,10 @@ class _Train:
         return found
 
     def choice(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the options that one value of an axis sets. If the axis is no option, its values are mappings of options."""
+        """Return the options that one value of an axis sets.
+
+        If the axis is no option, its values are mappings of options.
+        """
         known = axis.split(".")[0] in self._known
         return self.options({axis: value}) if known or not isinstance(value, Mapping) else self.options(value)
 

@@ -22,7 +22,9 @@ def run_notebook(
     timeout_s: float | None = None,
     kernel: str | None = None,
 ) -> Path:
-    """Execute a notebook and write the result to `output`, also after an error. No process stays behind, even after a kill.
+    """Execute a notebook and write the result to `output`, also after an error.
+
+    No process stays behind, even after a kill.
 
     A file next to it, which ends in `.record.json`, says how the notebook ended: see `record.read_record`.
 
@@ -38,7 +40,8 @@ def run_notebook(
 
     Raises:
         ConfigError: there is no such notebook, parameter or kernel.
-        WorkbenchError: a cell failed, or the time limit was reached; the message names the cell and the executed notebook.
+        WorkbenchError: a cell failed, or the time limit was reached; the message names the cell and the executed
+            notebook.
     """
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
@@ -81,7 +84,10 @@ def run_notebook(
 
 
 def _check(path: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Check the output's name and the parameters. Papermill only warns of an unknown parameter, and ignores its value."""
+    """Check the output's name and the parameters.
+
+    Papermill only warns of an unknown parameter, and ignores its value.
+    """
     if output.suffix != ".ipynb" or output.is_dir():
         raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are written next to it")
     known = [parameter.name for parameter in parameters_of(path)]

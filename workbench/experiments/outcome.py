@@ -90,7 +90,9 @@ def cells_folder(name: str, store: Path) -> Path:
 
 
 def states(grid: Grid, root: Path | None = None) -> tuple[CellState, ...]:
-    """Return the state of each cell. A cell is "open" if it has not begun, was interrupted, or its run is not in the store.
+    """Return the state of each cell.
+
+    A cell is "open" if it has not begun, was interrupted, or its run is not in the store.
 
     Args:
         grid: the grid.

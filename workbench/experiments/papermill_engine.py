@@ -1,7 +1,8 @@
 """A papermill engine for notebooks that start clusters: `papermill --engine workbench in.ipynb out.ipynb`.
 
-Papermill's own engine leaves a notebook's processes behind when it is terminated. It saves five megabytes with every live
-figure. It marks all cells of a notebook as completed when the time limit is reached. This engine avoids all three.
+Papermill's own engine leaves a notebook's processes behind when it is terminated. It saves five megabytes with
+every live figure. It marks all cells of a notebook as completed when the time limit is reached. This engine
+avoids all three.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
         Args:
             nb_man: papermill's manager of the notebook.
             kernel_name: name of the kernel.
-            options: those of `NBClientEngine`, nbclient's traits, and `total_timeout_s`, the limit for the whole notebook in
-                seconds (`execution_timeout` is the limit for each cell).
+            options: those of `NBClientEngine`, nbclient's traits, and `total_timeout_s`, the limit for the whole
+                notebook in seconds (`execution_timeout` is the limit for each cell).
         """
         mark = f"WORKBENCH_NOTEBOOK_{secrets.token_hex(8).upper()}"
         total_timeout_s = options.pop("total_timeout_s", None)
@@ -67,7 +68,10 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
 
 
 def _encrypted(config: Config | None) -> Config:
-    """Add encryption of the kernel's messages, if pyzmq and the kernelspec support it. The caller's settings have priority."""
+    """Add encryption of the kernel's messages, if pyzmq and the kernelspec support it.
+
+    The caller's settings have priority.
+    """
     found = Config(KernelManager={"transport_encryption": "auto"}) if zmq.has("curve") else Config()
     found.merge(config or {})
     return found

@@ -1,7 +1,7 @@
 """The entry point `workbench` of papermill. It imports the real engine when it is called.
 
-Papermill loads its entry points during its own import. If this package's engine is imported first and imports papermill,
-papermill's base class does not exist yet at that time.
+Papermill loads its entry points during its own import. If this package's engine is imported first and imports
+papermill, papermill's base class does not exist yet at that time.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ def sweep(
 ) -> SweepResult:
     """Run all cells of a grid that are not finished, each in its own processes. Returns when all have ended.
 
-    A cell that a sweep of the same name has finished is not run again, if its runs are still in the store. A cell that was
-    interrupted is run again. After Ctrl-C or a kill no process stays behind, and the same call continues.
+    A cell that a sweep of the same name has finished is not run again, if its runs are still in the store. A cell
+    that was interrupted is run again. After Ctrl-C or a kill no process stays behind, and the same call
+    continues.
 
     Args:
         grid: a YAML file, the content of such a file, or a `Grid`.

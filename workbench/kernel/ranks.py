@@ -280,7 +280,10 @@ def _without_frames() -> Iterator[None]:
 
 
 def _pulled(engine: Any, name: str) -> Any:
-    """The value of a variable. It is read by `result`: ipyparallel's `wait` and `get` may see a result a moment later."""
+    """The value of a variable.
+
+    It is read by `result`: ipyparallel's `wait` and `get` may see a result a moment later.
+    """
     pending = engine.pull(name, block=False)
     with Waiting(f"rank 0 to give {name}") as waiting:
         waiting.until(lambda seconds: pending.wait(seconds) or pending.done(), FETCH_S)

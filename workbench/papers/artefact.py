@@ -78,7 +78,10 @@ def write_artefact(key: str, path: Path) -> Path:
 
 
 def _files(key: str, names: list[str]) -> dict[str, bytes]:
-    """name in the archive -> content, for copied files. They include claims of other papers that these notebooks test."""
+    """name in the archive -> content, for copied files.
+
+    They include claims of other papers that these notebooks test.
+    """
     papers, found = resources.shared("papers"), {}
     for name in names:
         notebook = resources.notebook(name)

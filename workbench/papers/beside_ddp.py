@@ -34,10 +34,12 @@ def beside_ddp(
     seed: int = 0,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Train by torch DDP, by DDP with this package's all-reduce as its hook, and by algorithms. Call this on every rank.
+    """Train by torch DDP, by DDP with this package's all-reduce as its hook, and by algorithms.
 
-    All start from the same parameters. Blocks of steps alternate, and their order rotates from round to round. Each rank
-    uses one minibatch all the time.
+    Call this on every rank.
+
+    All start from the same parameters. Blocks of steps alternate, and their order rotates from round to round.
+    Each rank uses one minibatch all the time.
 
     Args:
         problem: what to train.

@@ -89,9 +89,12 @@ class Claim:
         kind: "exact", "numeric", "ordering", "scaling" or "qualitative".
         metric: the computed quantity, defined so that two people compute the same.
         expected: expectation at the paper's own scale, or at any size, depending on `scale`.
-        reduced: for a claim about the paper's own scale: expectation at sizes below "full"; None if these cannot test it.
-        scale: "any" if size does not matter (equalities, formulas), "paper" if the claim is about the paper's hardware or data.
-        provenance: "verified" in the paper's text, "recalled" (then no number of the paper is quoted), or "derived" here.
+        reduced: for a claim about the paper's own scale: expectation at sizes below "full"; None if these cannot
+            test it.
+        scale: "any" if size does not matter (equalities, formulas), "paper" if the claim is about the paper's
+            hardware or data.
+        provenance: "verified" in the paper's text, "recalled" (then no number of the paper is quoted), or
+            "derived" here.
         theirs: the number that the paper prints.
         sizes: the notebook's sizes at which it is tested.
         needs: what is missing here to test it at the paper's scale.

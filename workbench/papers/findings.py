@@ -1,4 +1,7 @@
-"""`finding`: reports the values that a notebook measured for a claim. It shows the verdict and stores the values in the notebook."""
+"""`finding`: reports the values that a notebook measured for a claim.
+
+It shows the verdict and stores the values in the notebook.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +57,14 @@ class Shown:
 def finding(
     claim: str, values: float | Sequence[float] | Iterable[float], *, size: Size, where: Where, how: str, seeds: Sequence[int] = ()
 ) -> Verdict:
-    """Report the values measured for a claim. The cell shows them with the verdict, and `workbench reproduce` reads them there.
+    """Report the values measured for a claim.
+
+    The cell shows them with the verdict, and `workbench reproduce` reads them there.
 
     Args:
         claim: `PAPER/CLAIM`, as in `papers/PAPER/claims/`.
-        values: the claim's metric, one value per seed (paired if two algorithms are compared); one for a deterministic claim.
+        values: the claim's metric, one value per seed (paired if two algorithms are compared); one for a
+            deterministic claim.
         size: size of the notebook: "smoke", "ci" or "full".
         where: what it was measured on.
         how: a text: number and kind of ranks, network, calibration.

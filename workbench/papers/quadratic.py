@@ -21,9 +21,9 @@ START = 1e-150  # initial value of every mode: its square may grow by 300 powers
 def trained_limit(algorithm: Algorithm, delay: int, momentum: float, *, workers: int, modes: int = 101, steps: int = 400) -> float:
     """Return the largest eta lambda up to which all modes shrink; NaN if all modes shrink, or the first does not.
 
-    One training minimizes the sum of lambda w^2 / 2, in which the modes are independent. Their values of eta lambda lie
-    within 5 % of `theory.stability_limit(delay)`. A mode shrinks if its largest amplitude in the last quarter of the run is
-    smaller than in the second quarter.
+    One training minimizes the sum of lambda w^2 / 2, in which the modes are independent. Their values of eta
+    lambda lie within 5 % of `theory.stability_limit(delay)`. A mode shrinks if its largest amplitude in the last
+    quarter of the run is smaller than in the second quarter.
 
     Args:
         algorithm: the algorithm.

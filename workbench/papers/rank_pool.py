@@ -1,6 +1,7 @@
 """A pool of ranks, which `workbench reproduce` starts once and lends to one notebook after the other.
 
-`clusters.Cluster` imports torch. So it is imported when ranks are needed, because most notebooks need none from the pool.
+`clusters.Cluster` imports torch. So it is imported when ranks are needed, because most notebooks need none from
+the pool.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class RankPool:
 
     @contextlib.contextmanager
     def lend(self, wanted: Collection[str]) -> Iterator[None]:
-        """Offer ranks to notebooks within the block. Other ranks of the pool end, and ranks that have died are restarted.
+        """Offer ranks to notebooks within the block.
+
+        Other ranks of the pool end, and ranks that have died are restarted.
 
         Args:
             wanted: keys such as "local:4". Ranks that cannot be started are not offered.

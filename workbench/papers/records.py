@@ -31,7 +31,8 @@ class Record:
 
     Attributes:
         path: the file.
-        facts: a value for each name of FACTS. "findings": id of a claim -> values, seeds, where, how, digest, verdict.
+        facts: a value for each name of FACTS. "findings": id of a claim -> values, seeds, where, how, digest,
+            verdict.
     """
 
     path: Path
@@ -66,7 +67,10 @@ def record_file(root: Path, key: str, notebook: str, size: str, site: str) -> Pa
 
 
 def notebook_digest(path: Path) -> str:
-    """Return a hash of a notebook's cells: their kinds, sources and tags. Executing or saving the notebook does not change it."""
+    """Return a hash of a notebook's cells: their kinds, sources and tags.
+
+    Executing or saving the notebook does not change it.
+    """
     import nbformat
 
     cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]

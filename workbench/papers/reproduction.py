@@ -89,8 +89,8 @@ class Reproduction:
         """Execute the notebooks. A failed one does not stop the others. No rank and no kernel stays behind.
 
         Raises:
-            ConfigError: another process writes into these folders, or records would go to `papers/` before the claims are
-                committed.
+            ConfigError: another process writes into these folders, or records would go to `papers/` before the
+                claims are committed.
         """
         papers = resources.shared("papers")
         if self.records.resolve() == papers.resolve():

@@ -34,7 +34,8 @@ class Measured:
 
     Attributes:
         source, destination: names of hosts.
-        asked, found: bits per second of frames: the nominal rate of the slower of the two interfaces, and the measured rate.
+        asked, found: bits per second of frames: the nominal rate of the slower of the two interfaces, and the
+            measured rate.
         least_round_trip_s: twice the latency.
         round_trip_s: median time of a message of one byte and its answer.
     """

@@ -2,8 +2,8 @@
 
 Run as a script, it reads the specification as one line of JSON from its standard input. It moves into new namespaces
 (processes, mounts, network, host name, and users if it needs the rights). It makes a network and a host name for each
-host, connects them, and answers with one line of JSON. Then it waits until its standard input is closed or its starter
-is gone.
+host, connects them, and answers with one line of JSON. Then it waits until its standard input is closed or its
+starter is gone.
 
 Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for whatever
 reason, the kernel ends every process in the namespace, and then the namespaces and their interfaces disappear.
@@ -142,7 +142,10 @@ def limit(device: str, shape: dict[str, int]) -> list[str]:
 
 
 def make(spec: dict[str, Any]) -> list[dict[str, int]]:
-    """Make the hosts' namespaces, interfaces and rates. Return the namespaces' descriptors, which this process keeps open."""
+    """Make the hosts' namespaces, interfaces and rates.
+
+    Return the namespaces' descriptors, which this process keeps open.
+    """
     hosts = spec["hosts"]
     bridged = spec["latency_s"] == 0
     switch = os.open("/proc/self/ns/net", os.O_RDONLY)

@@ -31,15 +31,15 @@ PLACE = "/dev/shm/.workbench"
 class EmulatedNetwork:
     """Linux network namespaces with real TCP between them. `tc tbf` limits the rate of each interface.
 
-    Each host has its own network and host name. The hosts share this machine's cores, memory and files. The network ends
-    with `close()`, with the `with` block, when the object is garbage collected, and when this process ends or is killed.
-    The kernel then ends all processes on the hosts and removes the interfaces.
+    Each host has its own network and host name. The hosts share this machine's cores, memory and files. The
+    network ends with `close()`, with the `with` block, when the object is garbage collected, and when this
+    process ends or is killed. The kernel then ends all processes on the hosts and removes the interfaces.
 
-    The rate is an upper limit. This machine's cores carry the bytes, so the real rate is lower if they are busy or if the
-    limit is high. `workbench emulate --check` measures it.
+    The rate is an upper limit. This machine's cores carry the bytes, so the real rate is lower if they are busy
+    or if the limit is high. `workbench emulate --check` measures it.
 
-    A process keeps the latency and handles every frame. One core handles about 1 Gbit/s. With latency, a TCP connection
-    also takes longer to reach the rate.
+    A process keeps the latency and handles every frame. One core handles about 1 Gbit/s. With latency, a TCP
+    connection also takes longer to reach the rate.
 
     Args:
         hosts: number of hosts.
@@ -49,9 +49,9 @@ class EmulatedNetwork:
         latency_s: seconds ("5ms") that every frame takes from host to host, in addition to its time on the wire.
         slow: host number -> its rate, instead of `rate`.
         up, down: rates from a host and to a host, instead of `rate`, if they differ.
-        burst_s: what may leave at once after a pause, in seconds of the rate ("1ms"). If a timer of this machine is late by
-            more, the wire is idle meanwhile, which happens on virtual machines. A larger value avoids this, but then a
-            message that is shorter than the burst is not slowed down.
+        burst_s: what may leave at once after a pause, in seconds of the rate ("1ms"). If a timer of this machine
+            is late by more, the wire is idle meanwhile, which happens on virtual machines. A larger value avoids
+            this, but then a message that is shorter than the burst is not slowed down.
 
     Raises:
         ConfigError: a rate, time or number is not valid.
@@ -154,8 +154,8 @@ class EmulatedNetwork:
             options: of `subprocess.Popen`.
 
         Returns:
-            A process that forwards signals to the command and ends with its exit status. If it is killed, the command is
-            killed too.
+            A process that forwards signals to the command and ends with its exit status. If it is killed, the
+            command is killed too.
 
         Raises:
             ConfigError: there is no such host.
@@ -164,7 +164,9 @@ class EmulatedNetwork:
         return subprocess.Popen(self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options)
 
     def cut(self, host: int | str) -> None:
-        """Cut a host's cable: no frame leaves or reaches it until `mend`. Its processes continue. TCP retries for minutes.
+        """Cut a host's cable: no frame leaves or reaches it until `mend`.
+
+        Its processes continue. TCP retries for minutes.
 
         Raises:
             ConfigError: there is no such host.
@@ -173,7 +175,9 @@ class EmulatedNetwork:
         self._at_switch("ip", "link", "set", self._port(host), "down")
 
     def mend(self, host: int | str) -> None:
-        """Reconnect a host after `cut`. TCP sends at its next retry: within a second after a short cut, later after a long one.
+        """Reconnect a host after `cut`.
+
+        TCP sends at its next retry: within a second after a short cut, later after a long one.
 
         Raises:
             ConfigError: there is no such host.

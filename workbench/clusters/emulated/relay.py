@@ -1,8 +1,8 @@
 """Forwards connections from emulated hosts to ports of this machine's loopback, so that engines reach the controller.
 
-The hosts have no route out of their network. So a process on each host listens on the host's loopback at the same ports
-and passes the listening sockets to this process. Each connection is then joined to a connection to the real port. This
-traffic does not pass the emulated interfaces, so it does not use their rate.
+The hosts have no route out of their network. So a process on each host listens on the host's loopback at the same
+ports and passes the listening sockets to this process. Each connection is then joined to a connection to the real
+port. This traffic does not pass the emulated interfaces, so it does not use their rate.
 
 Run as a script, this file is the process on a host: relay.py DESCRIPTOR PORT...
 """

@@ -202,7 +202,9 @@ class Engines:
     # ------------------------------------------------------------ detach and attach
 
     def detach(self, **facts: Any) -> None:
-        """Leave all processes running. They end by `workbench cluster stop`, or with the process that attaches to them.
+        """Leave all processes running.
+
+        They end by `workbench cluster stop`, or with the process that attaches to them.
 
         Args:
             facts: what the process that attaches needs.

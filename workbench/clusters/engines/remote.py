@@ -1,4 +1,7 @@
-"""Functions that run on the engines. They return plain data: a class that the notebook cannot import would hang it."""
+"""Functions that run on the engines.
+
+They return plain data: a class that the notebook cannot import would hang it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from typing import Any
 def world() -> dict[str, Any]:
     """Return this engine's rank, the world's size, its host, its process id, and its MPI library.
 
-    An engine of an MPI world has imported mpi4py already (`--mpi`). Others read the variables that their launcher set.
+    An engine of an MPI world has imported mpi4py already (`--mpi`). Others read the variables that their launcher
+    set.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None:

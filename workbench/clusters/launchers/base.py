@@ -72,7 +72,10 @@ class Launcher(ABC):
         """
 
     def waits(self, engine_set: Any) -> str | None:
-        """Return why the engines cannot start yet, such as a job's place in a queue; None if they can. This time does not count."""
+        """Return why the engines cannot start yet, such as a job's place in a queue; None if they can.
+
+        This time does not count.
+        """
         return None
 
     def alive(self, engine_set: Any) -> bool:
@@ -120,7 +123,10 @@ def ended_here(process: dict[str, Any]) -> bool:
 
 
 def written(launcher: Any) -> str:
-    """Return the log of an ipyparallel launcher. Its `get_output` works only once, and it removes the file at the end."""
+    """Return the log of an ipyparallel launcher.
+
+    Its `get_output` works only once, and it removes the file at the end.
+    """
     path = Path(getattr(launcher, "output_file", "") or "")
     with contextlib.suppress(OSError):  # there is no file, or it was removed
         return path.read_text(errors="replace")

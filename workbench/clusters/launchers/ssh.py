@@ -1,8 +1,8 @@
 """Ranks in one MPI world on several hosts, which this machine reaches by ssh: `launcher="ssh:hostA:2,hostB:2"`.
 
-mpiexec logs in to each host. So ssh must work without a password, and this interpreter and its packages must be at the
-same path there. The controller stays on this machine. It is encrypted and listens where the hosts reach it. All hosts
-must see the folder of runs.
+mpiexec logs in to each host. So ssh must work without a password, and this interpreter and its packages must be
+at the same path there. The controller stays on this machine. It is encrypted and listens where the hosts reach
+it. All hosts must see the folder of runs.
 """
 
 from __future__ import annotations

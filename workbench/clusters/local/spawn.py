@@ -89,8 +89,8 @@ def spawn_ranks(
 ) -> None:
     """Run `python -m workbench ARGUMENTS` as every rank, and wait for all of them.
 
-    On an emulated network the ranks run on its hosts. The first Ctrl-C asks the run to write a checkpoint and stop at the
-    end of a step. The second one ends it at once.
+    On an emulated network the ranks run on its hosts. The first Ctrl-C asks the run to write a checkpoint and
+    stop at the end of a step. The second one ends it at once.
 
     Args:
         runtime: "mpi": one mpiexec starts the ranks. "torch": each rank is a process.

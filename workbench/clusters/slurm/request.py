@@ -41,8 +41,8 @@ class Slurm:
         nodes: number of nodes; the ranks are spread evenly over them.
         gpus_per_rank: number of GPUs of each rank.
         mpi: how the ranks start inside the job: "mpiexec", the MPI's own, or "pmix" or "pmi2", `srun --mpi=`.
-        controller: where the controller of the ranks runs. "here": on the notebook's machine. "job": in the job; then a
-            detached cluster outlives the notebook's machine.
+        controller: where the controller of the ranks runs. "here": on the notebook's machine. "job": in the job;
+            then a detached cluster outlives the notebook's machine.
         extra: other options of sbatch: ["--qos=high", "--constraint=a100", "--exclusive"].
 
     Raises:
@@ -159,8 +159,8 @@ class Slurm:
     def start_command(self, num_ranks: int, mpiexec: str, args: Sequence[str]) -> list[str]:
         """Return the beginning of the command that starts ranks inside the job; the ranks' own command follows.
 
-        Every rank sees all GPUs of its node and selects one by its local rank. Slurm's own binding would give all ranks of
-        a node the first GPU, because one process starts them.
+        Every rank sees all GPUs of its node and selects one by its local rank. Slurm's own binding would give all
+        ranks of a node the first GPU, because one process starts them.
         """
         if self.mpi == "mpiexec":
             return [*WITHOUT_TASK_GPUS, mpiexec, "-n", str(num_ranks), *args]

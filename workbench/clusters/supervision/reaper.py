@@ -61,7 +61,10 @@ def end_marked(mark: str, grace_s: float = GRACE_S) -> int:
 
 
 def _wait_for(processes: list[psutil.Process], timeout_s: float) -> None:
-    """Wait until all have ended, or the time is over. A zombie has ended: in a container nobody may ever collect it."""
+    """Wait until all have ended, or the time is over.
+
+    A zombie has ended: in a container nobody may ever collect it.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(map(_runs, processes)):
         time.sleep(0.02)
@@ -75,7 +78,10 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def start_reaper(mark: str, folder: str) -> subprocess.Popen[bytes]:
-    """Start the reaper of the calling process. When this process is gone, marked processes end and `folder` is removed."""
+    """Start the reaper of the calling process.
+
+    When this process is gone, marked processes end and `folder` is removed.
+    """
     command = [sys.executable, "-P", __file__, str(os.getpid()), mark, folder]
     null = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, cwd=os.sep, start_new_session=True)

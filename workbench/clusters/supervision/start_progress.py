@@ -32,7 +32,8 @@ class Progress:
         num_ranks: number of ranks.
         title: what starts the ranks.
         silent: print nothing.
-        background: the cell does not wait. In a notebook, the line is then a separate output, updated after the cell's end.
+        background: the cell does not wait. In a notebook, the line is then a separate output, updated after the
+            cell's end.
     """
 
     def __init__(self, num_ranks: int, title: str, *, silent: bool, background: bool = False) -> None:
