@@ -25,7 +25,7 @@ from workbench.clusters import Cluster
 from workbench.clusters.launchers.processes import ProcessLauncher
 from workbench.clusters.output import RankOutput
 from workbench.clusters.supervision.reaper import marked
-from workbench.clusters.supervision.registry import find
+from workbench.clusters.supervision.registry import find_entry
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240)]
@@ -233,7 +233,7 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
         patch.setattr(Cluster, "_say", interrupted)
         with pytest.raises(KeyboardInterrupt):
             workbench.attach(name, quiet=True)
-    assert find(name).state == "detached", "who did not get it in hand does not end it"
+    assert find_entry(name).state == "detached", "who did not get it in hand does not end it"
     with workbench.attach(name, quiet=True) as taken:
         assert taken.run is not None
         assert taken.run.wait(120).status == "finished"
@@ -269,21 +269,21 @@ def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Pat
         taken.train(SynchronousSGD(), plane(), steps=1)
     assert cli("stop", again).stdout.startswith(f"stopped {again}")
     with pytest.raises(ConfigError, match="no clusters are called"):
-        find(again)
+        find_entry(again)
 
 
 def test_what_a_crash_left_over_is_named_and_ended(cache: Path, runs: Path, no_process_left: None) -> None:
     process, name = holder("id")
     reapers = [each for each in psutil.Process(process.pid).children() if "reaper.py" in " ".join(each.cmdline())]
     assert len(reapers) == 1
-    assert find(name).state == f"owned by process {process.pid}"
+    assert find_entry(name).state == f"owned by process {process.pid}"
     for victim in (*reapers, psutil.Process(process.pid)):
         victim.send_signal(signal.SIGKILL)
     process.communicate()
-    assert find(name).state == "left over"
+    assert find_entry(name).state == "left over"
     with pytest.raises(LaunchError, match=f"was not detached.*workbench cluster stop {name}"):
         workbench.attach(name)
-    folder = Path(find(name).record["run"])
+    folder = Path(find_entry(name).record["run"])
     assert cli("stop", name).returncode == 0
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     assert name not in os.listdir(cache / "workbench" / "clusters")
@@ -298,7 +298,7 @@ def test_two_of_one_name_do_not_meet(cluster: Cluster, no_process_left: None) ->
         assert other.client.ids == [0]
         assert cluster.client.ids == [0, 1]
         with pytest.raises(ConfigError, match="2 clusters are called 'life'"):
-            find("life")
+            find_entry("life")
 
 
 def test_a_controller_beyond_loopback_speaks_to_nobody_without_the_key(

@@ -179,16 +179,16 @@ def states(there: list[int], num_ranks: int, run: Path | None, *, alive: bool = 
 
 def test_new_ranks_do_not_train_in_a_run_that_lost_its_own(runs: Path, clusters: Path) -> None:
     from workbench.clusters.status import entry_table
-    from workbench.clusters.supervision.registry import find
+    from workbench.clusters.supervision.registry import find_entry
 
     run = new_run({"method": {"name": "PipeSGD"}}, runs)
     (run / "ended-00000.json").write_text("{}")  # and none of the rank that was killed
     recorded(clusters, "near-2", run=str(run), ranks=[ELSEWHERE, ELSEWHERE])
     assert states([0, 1], 2, run) == ["ready", "training"]
-    assert [row["state"] for row in entry_table(find("near-2"))] == ["ready", "training"]
+    assert [row["state"] for row in entry_table(find_entry("near-2"))] == ["ready", "training"]
     update_run(run, status="failed")
     assert states([0, 1], 2, run) == ["ready", "ready"]
-    assert [row["state"] for row in entry_table(find("near-2"))] == ["ready", "ready"]
+    assert [row["state"] for row in entry_table(find_entry("near-2"))] == ["ready", "ready"]
 
 
 def test_who_let_a_cluster_go_is_told_of_it_as_it_is(clusters: Path, runs: Path) -> None:

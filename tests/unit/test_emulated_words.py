@@ -72,9 +72,9 @@ def test_ranks_fill_hosts_in_blocks() -> None:
         ("host1", 0),
         ("host2", 1),
     ]
-    places.check(6)
+    places.check_num_ranks(6)
     with pytest.raises(ConfigError, match=r"--hosts 7\), or 3 ranks on each \(--ranks-per-host 3"):
-        places.check(7)
+        places.check_num_ranks(7)
 
 
 def test_a_placement_is_read_where_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:

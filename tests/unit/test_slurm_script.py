@@ -140,9 +140,9 @@ def test_what_a_running_job_has_fixed_is_refused() -> None:
         ("controller=job", "controller"),
     ):
         with pytest.raises(ConfigError, match=rf"Slurm's job 7, .* A running job cannot change .*{name}"):
-            step(f"slurm:{words}").check(2)
-    step("slurm").check(4)
-    step("slurm:nodes=1,mpi=pmix,controller=here").check(4)
+            step(f"slurm:{words}").check_num_ranks(2)
+    step("slurm").check_num_ranks(4)
+    step("slurm:nodes=1,mpi=pmix,controller=here").check_num_ranks(4)
 
 
 def test_a_jobs_state_in_words() -> None:

@@ -77,9 +77,9 @@ def _training(folder: str | None) -> str | None:
 
 def _status(options: argparse.Namespace) -> int:
     from workbench.clusters.status import entry_table
-    from workbench.clusters.supervision.registry import find
+    from workbench.clusters.supervision.registry import find_entry
 
-    entry = find(options.name)
+    entry = find_entry(options.name)
     print(entry_table(entry))
     training = _training(entry.record.get("run"))
     if training is not None:
@@ -89,9 +89,9 @@ def _status(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     from workbench.clusters.engines.engines import Engines
-    from workbench.clusters.supervision.registry import find
+    from workbench.clusters.supervision.registry import find_entry
 
-    entry = find(options.name)
+    entry = find_entry(options.name)
     if not entry.is_here and not entry.record.get("reachable"):
         raise ConfigError(f"cluster {entry.id} is on host {entry.record['host']}: stop it there")
     if entry.owner is not None and not options.force:

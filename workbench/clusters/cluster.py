@@ -282,7 +282,7 @@ class Cluster:
             ConfigError: no cluster has this name; the message names those that exist.
             LaunchError: another process owns the cluster, or its processes have ended.
         """
-        entry = registry.find(name)
+        entry = registry.find_entry(name)
         engines = Engines.attach(entry)
         left = entry.detached or {}
         cluster = cls.__new__(cls)

@@ -47,7 +47,7 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
         caption: caption of the table.
     """
     if engines.detached:
-        return entry_table(registry.find(engines.id))
+        return entry_table(registry.find_entry(engines.id))
     connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)  # an MPI world ends as one
     present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}

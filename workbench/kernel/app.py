@@ -28,7 +28,9 @@ class RanksKernel(IPythonKernel):
         self._plain = TransformerManager()  # type: ignore[no-untyped-call]
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
-        answer = None if _is_local(code) else self.ranks.ask(_complete, code, len(code) if cursor_pos is None else cursor_pos)
+        answer = None
+        if not _is_local(code):
+            answer = self.ranks.ask(_complete, code, len(code) if cursor_pos is None else cursor_pos)
         return answer or super().do_complete(code, cursor_pos)  # type: ignore[no-untyped-call]
 
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:

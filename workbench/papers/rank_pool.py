@@ -93,7 +93,7 @@ class RankPool:
         cluster = self._clusters.pop(key)
         try:
             with contextlib.suppress(ConfigError):  # a cluster that has ended has no entry
-                registry.find(cluster.id).clear()
+                registry.find_entry(cluster.id).clear()
             end_marked(cluster.mark)
         finally:
             cluster.reaper.kill()
@@ -108,7 +108,7 @@ def _start(key: str) -> _PooledCluster:
         launcher = "slurm"  # in a job, ranks run on all its nodes
     cluster = clusters.Cluster(num_ranks, launcher=launcher, name="lent", quiet=True)
     try:
-        reaper = start_reaper(cluster.mark, str(registry.find(cluster.id).folder))
+        reaper = start_reaper(cluster.mark, str(registry.find_entry(cluster.id).folder))
         try:
             return _PooledCluster(cluster.detach(), cluster.mark, reaper)
         except BaseException:

@@ -43,7 +43,7 @@ class Placement:
         """The variable by which processes on the hosts find the placement."""
         return {VARIABLE: json.dumps({"hosts": self.hosts, "ranks_per_host": self.ranks_per_host})}
 
-    def check(self, num_ranks: int) -> None:
+    def check_num_ranks(self, num_ranks: int) -> None:
         """Check that there is a place for each rank.
 
         Raises:

@@ -60,7 +60,7 @@ class Switch:
         self._where = {address: [port] for address, port in zip(addresses, self._ports, strict=True)}
         self._waiting: deque[tuple[int, bytes, socket.socket]] = deque()
 
-    def take(self, port: socket.socket) -> None:
+    def receive(self, port: socket.socket) -> None:
         """Read up to BATCH frames from a port."""
         others = [other for other in self._ports if other is not port]
         for _ in range(BATCH):
@@ -93,7 +93,7 @@ class Switch:
         while True:
             ready, _, _ = select.select(self._ports, [], [], self.send())
             for port in ready:
-                self.take(port)
+                self.receive(port)
 
 
 def main(latency_s: str, *addresses: str) -> NoReturn:

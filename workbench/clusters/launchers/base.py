@@ -42,7 +42,7 @@ class Launcher(ABC):
         """Whether other machines can attach to a detached cluster and end it: no process of it runs on this machine."""
         return not isinstance(self.controller, str)  # a controller in a job
 
-    def check(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most
+    def check_num_ranks(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most
         """Check that `num_ranks` ranks can be started, before anything starts.
 
         Raises:

@@ -44,7 +44,7 @@ def check_places(launcher: Launcher, n: int) -> None:
         ConfigError: it has fewer places; the message says how to get more.
     """
     check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here)
-    launcher.check(n)
+    launcher.check_num_ranks(n)
 
 
 def choose_runtime(given: str | None, launcher: Launcher) -> RuntimeName:

@@ -179,8 +179,8 @@ class SlurmLauncher(Launcher):
     def starter(self) -> str:
         return "Slurm's job"
 
-    def check(self, num_ranks: int) -> None:
-        self.options.check(num_ranks)
+    def check_num_ranks(self, num_ranks: int) -> None:
+        self.options.check_num_ranks(num_ranks)
         ask("sbatch", "--version")
 
     @cached_property
@@ -251,8 +251,8 @@ class StepLauncher(MPILauncher):
     def title(self) -> str:
         return f"Slurm's job {self.allocation.job}, {self.install}"
 
-    def check(self, num_ranks: int) -> None:
-        self.options.check(num_ranks)
+    def check_num_ranks(self, num_ranks: int) -> None:
+        self.options.check_num_ranks(num_ranks)
         settled = [name for name in SETTLED if getattr(self.options, name)]
         settled += ["nodes"] if self.options.nodes not in (None, len(self.allocation.nodes)) else []
         settled += ["controller"] if self.options.controller == "job" else []

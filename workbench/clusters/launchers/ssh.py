@@ -66,7 +66,7 @@ class SSHLauncher(MPILauncher):
     def title(self) -> str:
         return f"{self.install} over ssh on {', '.join(name for name, _ in self.hosts)}"
 
-    def check(self, num_ranks: int) -> None:
+    def check_num_ranks(self, num_ranks: int) -> None:
         places = sum(number for _, number in self.hosts)
         if num_ranks > places:
             raise ConfigError(f"{num_ranks} ranks on hosts with places for {places}: give a host more places, {FORM}")

@@ -108,7 +108,7 @@ def spawn_ranks(
     """
     placement = Placement.here()
     if placement is not None:
-        placement.check(num_ranks)
+        placement.check_num_ranks(num_ranks)
     with _record_sigterm(folder), (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
             command, env = mpiexec_command(find_mpi(), num_ranks, _command(arguments), outlives=shrinks)

@@ -112,7 +112,7 @@ class Slurm:
                 values[OWN[name]] = int(value) if OWN[name] in NUMBERS and value.isdigit() else value
         return cls(**values, extra=tuple(extra))
 
-    def check(self, num_ranks: int) -> None:
+    def check_num_ranks(self, num_ranks: int) -> None:
         """Check a number of ranks.
 
         Raises:
@@ -129,7 +129,7 @@ class Slurm:
         >>> Slurm(partition="gpu", nodes=2, gpus_per_rank=1).options(4)
         ['--partition=gpu', '--nodes=2', '--ntasks=4', '--ntasks-per-node=2', '--gpus-per-task=1']
         """
-        self.check(num_ranks)
+        self.check_num_ranks(num_ranks)
         resources = {
             "partition": self.partition,
             "account": self.account,

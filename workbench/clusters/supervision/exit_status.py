@@ -39,10 +39,16 @@ def _status(code: int) -> int:
 
 
 def signal_of(status: int | None) -> int:
-    """Return the number of the signal that ended a process, from its exit status or that of a shell around it; 0 for none."""
+    """Return the number of the signal that ended a process; 0 if no signal ended it.
+
+    Args:
+        status: its exit status: negative for a signal; 128 and more for a signal in a shell; None if unknown.
+    """
     if status is None:
         return 0
-    return -status if status < 0 else status - 128 if 128 < status < 128 + 65 else 0
+    if status < 0:
+        return -status
+    return status - 128 if 128 < status < 128 + 65 else 0
 
 
 def describe_exit(folder: Path, rank: int, status: int) -> str:

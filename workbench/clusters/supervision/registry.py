@@ -111,7 +111,7 @@ def entries() -> list[Entry]:
     return sorted(found, key=lambda entry: float(entry.record["started_s"]))
 
 
-def find(name: str) -> Entry:
+def find_entry(name: str) -> Entry:
     """Return a cluster by its id, or by the beginning of the id.
 
     Raises:
