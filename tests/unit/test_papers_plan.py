@@ -78,7 +78,7 @@ def test_the_command_tells_and_takes_sizes(share: Path, capsys: pytest.CaptureFi
 def test_a_notebook_without_sizes_has_none_but_its_own(share: Path) -> None:
     (share / "notebooks" / "sizes" / "20-one.yaml").unlink()
     assert values_at(resources.notebook("20-one"), "smoke") == {"size": "smoke"}
-    with pytest.raises(ConfigError, match="20-one knows no sizes"):
+    with pytest.raises(ConfigError, match="20-one has no sizes"):
         values_at(resources.notebook("20-one"), "ci")
 
 
@@ -104,7 +104,7 @@ def test_claims_are_committed_before_they_are_recorded(share: Path) -> None:
     refuse_uncommitted(jobs, share / "papers")
     path = share / "papers" / KEY / "claims" / "21-two.yaml"
     path.write_text(path.read_text() + "\n# another word\n")
-    with pytest.raises(ConfigError, match=r"21-two\.yaml is not committed as it is"):
+    with pytest.raises(ConfigError, match=r"21-two\.yaml differs from its committed version"):
         refuse_uncommitted(jobs, share / "papers")
     git(share, "add", "--all")
     with pytest.raises(ConfigError, match="differs from its committed version"):

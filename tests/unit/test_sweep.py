@@ -100,7 +100,7 @@ def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: lis
         ({"base": {"method": "pipe-sgd", "resume": "last"}}, "resume"),
         ({"base": {"method": "pipe-sgd", "workers": "two"}}, "invalid int value"),
         ({"base": {"method": "pipe-sgd", "workers": 0}}, "give 1 or more"),
-        ({"base": {"method": "pipe-sgd", "workers": [2, 4]}}, r"workers: \[2, 4\]: one value; several.* under axes"),
+        ({"base": {"method": "pipe-sgd", "workers": [2, 4]}}, r"workers: \[2, 4\]: give one value; several.* under axes"),
         ({"axes": {"method": ["dear"], "lr": [[0.1, 0.2]]}}, "under axes"),
         ({"base": {"method": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
         ({"base": {"method": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
