@@ -1,6 +1,6 @@
-"""One training by names and options, as the command line and sweeps give it: parsed, resolved to objects, checked, simulated.
+"""A training given by names and options: parses it, resolves the names to objects, checks it, and simulates it.
 
-Used by `cli/train.py`, `cli/submit.py` and `experiments`; real ranks are started by `cli/train.py`.
+`cli/train.py`, `cli/submit.py` and `experiments` use it. `cli/train.py` starts real ranks.
 """
 
 from __future__ import annotations
@@ -21,53 +21,95 @@ OPTION_GROUPS = ("set", "option", "optimizer_set")  # those that take NAME=VALUE
 
 
 def add_train_options(train: argparse.ArgumentParser) -> None:
-    """The options of `workbench train`."""
+    """Add the options of `workbench train`.
+
+    Their names are keys of sweep files and of records. So the algorithm's name is `method` there.
+    """
     add = train.add_argument
-    add("method", help="such as pipe-sgd; `workbench methods` lists them")
+    add("method", metavar="algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
     add("--problem", default="digits-mlp", help="`workbench problems` lists them")
-    add("--runtime", help="mpi, torch or simulated; default: the launcher's that started this, else mpi")
+    add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
     add("--workers", type=int, default=2)
     add("--epochs", type=int)
     add("--steps", type=int)
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the method, such as width=2; see `workbench methods NAME`")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the algorithm, such as width=2; see `workbench algorithms NAME`",
+    )
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
     add("--optimizer", help="a class of torch.optim, such as AdamW")
-    add("--optimizer-set", action="append", default=[], metavar="NAME=VALUE", help="its arguments, such as momentum=0.9")
+    add(
+        "--optimizer-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the optimizer, such as momentum=0.9",
+    )
     add("--lr", type=float)
-    add("--batch-size", type=int, help="samples a worker and step")
+    add("--batch-size", type=int, help="samples per worker and step")
     add("--micro-batches", type=int, default=1, dest="num_micro")
     add("--clip-norm", type=float)
     add("--ema-decay", type=float, help="evaluate a moving average of the parameters, such as 0.999")
-    add("--progress", default="auto", help="how communication goes on while a rank computes: blocking, tests, thread, library or process")
+    add(
+        "--progress",
+        default="auto",
+        help="how communication progresses while a rank computes: blocking, tests, thread, library or process",
+    )
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
-    add("--evaluate-every", type=int, metavar="STEPS", help="0: at the end only; default: once an epoch")
+    add("--evaluate-every", type=int, metavar="STEPS", help="0: only at the end; default: once per epoch")
     add("--seed", type=int, default=0)
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long a rank waits for the others")
-    add("--on-failure", default="stop", help="when a rank has left: stop, or shrink to those that remain (gloo, Open MPI 5)")
-    add("--on-bad-gradient", default="stop", help="one that is not finite, or above --max-grad-norm: stop, skip, clip or ignore")
-    add("--max-grad-norm", type=float, help="the largest global norm of a rank's own gradient that is a good one")
-    add("--divergence-ratio", type=float, help="stop at a loss of so many times the first one")
-    add("--replace", action="store_true", help="start another process for a rank that is killed while the others go on (gloo)")
-    add("--threads", type=int, help="compute threads a rank")
+    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for a rank's wait for the others")
+    add(
+        "--on-failure",
+        default="stop",
+        help="when a rank is lost: stop, or shrink to the remaining ranks (gloo, Open MPI 5)",
+    )
+    add(
+        "--on-bad-gradient",
+        default="stop",
+        help="for a gradient that is not finite or exceeds --max-grad-norm: stop, skip, clip or ignore",
+    )
+    add("--max-grad-norm", type=float, help="largest allowed global norm of a rank's gradient")
+    add("--divergence-ratio", type=float, help="stop when the loss exceeds the first loss by this factor")
+    add(
+        "--replace",
+        action="store_true",
+        help="start a new process for a rank that is killed while the others continue (gloo)",
+    )
+    add("--threads", type=int, help="compute threads per rank")
     add(
         "--trace-steps",
         type=_trace_steps,
         default=argparse.SUPPRESS,
-        help="record the timeline of the first so many steps only, or all (default 2000)",
+        help="record the timeline of the first N steps, or `all` (default 2000)",
+        metavar="N",
     )
-    add("--network", help="of simulated workers; ethernet-10g by default")
-    add("--stragglers", action="append", default=[], metavar="LAW", help="of simulated workers, such as lognormal:0.3; several multiply")
-    add("--timing-only", action="store_true", help="simulated: what time does, without gradients")
-    add("--detail", default="auto", help="simulated: messages (each one an event), formula (closed forms, with --timing-only); auto")
-    add("--checkpoint-every", type=int, metavar="STEPS", help="keep a checkpoint every so many steps, for --resume after a crash")
-    add("--keep-checkpoints", type=int, default=2, metavar="N", help="how many of them, the newest")
-    add("--resume", metavar="RUN", help="go on from the newest checkpoint of a run that was stopped or lost")
+    add("--network", help="simulated: the network; ethernet-10g by default")
+    add(
+        "--stragglers",
+        action="append",
+        default=[],
+        metavar="DISTRIBUTION",
+        help="simulated: factor of the compute times, such as lognormal:0.3; several are multiplied",
+    )
+    add("--timing-only", action="store_true", help="simulated: only times, without gradients")
+    add(
+        "--detail",
+        default="auto",
+        help="simulated: messages (each one is an event), formula (closed forms, with --timing-only), or auto",
+    )
+    add("--checkpoint-every", type=int, metavar="STEPS", help="write a checkpoint every STEPS steps, for --resume")
+    add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints")
+    add("--resume", metavar="RUN", help="continue from the newest checkpoint of a run that stopped or crashed")
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
 
 
 class _Refusing(argparse.ArgumentParser):
-    """A parser that raises where argparse would end the process."""
+    """A parser that raises an exception, where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -80,24 +122,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def train_options() -> tuple[str, ...]:
-    """Names of all options of `workbench train`, the method among them."""
+    """Return the names of all options of `workbench train`, including `method`, the algorithm."""
     return tuple(action.dest for action in _parser()._actions)
 
 
 def parse_train(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of `workbench train ARGUMENTS`.
+    """Parse the options of `workbench train ARGUMENTS`.
 
     Raises:
-        ConfigError: no such option, or not such a value.
+        ConfigError: there is no such option, or a value is not valid.
     """
     return _parser().parse_args(list(arguments))
 
 
 def check_train(arguments: Sequence[str]) -> None:
-    """Refuse what `workbench train ARGUMENTS` would refuse before its ranks start; nothing is run and no data are looked for.
+    """Check `workbench train ARGUMENTS` as the command does before its ranks start. Runs nothing and reads no data.
 
     Raises:
-        ConfigError: an option, a name or a combination that cannot be.
+        ConfigError: an option, a name or a combination is not valid.
     """
     from workbench import costs
 
@@ -106,12 +148,19 @@ def check_train(arguments: Sequence[str]) -> None:
     algorithm.check(options.workers)
     if options.network:
         costs.get(options.network)
-    for law in options.stragglers:
-        costs.stragglers.get(law)
+    for distribution in options.stragglers:
+        costs.stragglers.get(distribution)
 
 
 def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
-    """The launcher's runtime, if one started this process; method, problem and settings, made from their names."""
+    """Make the objects that the options name. Sets `options.runtime`.
+
+    Returns:
+        The runtime of the launcher that started this process (None without one), algorithm, problem and settings.
+
+    Raises:
+        ConfigError: a name, a value or a combination is not valid.
+    """
     from workbench import algorithms, problems
     from workbench.runtimes.rank.main import runtime_here
 
@@ -122,14 +171,15 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     if here is not None and options.runtime not in (here, "simulated"):
         raise ConfigError(f"this process is a rank of {LAUNCHERS[here]}: use --runtime {here}, or leave --runtime out")
     if options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: at least 1")
+        raise ConfigError(f"--workers {options.workers}: give 1 or more")
     algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     settings = _settings(options)
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
-        raise ConfigError("--checkpoint-every, --on-failure and --replace are for real ranks: a simulated run is repeated from its seed")
-    if options.runtime != "simulated" and (options.network or options.timing_only or options.stragglers or options.detail != "auto"):
-        raise ConfigError("--network, --stragglers, --timing-only and --detail are of simulated workers: use them with --runtime simulated")
+        raise ConfigError("--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed")
+    simulated_only = options.network or options.timing_only or options.stragglers or options.detail != "auto"
+    if options.runtime != "simulated" and simulated_only:
+        raise ConfigError("--network, --stragglers, --timing-only and --detail are for simulated workers: add --runtime simulated")
     return here, algorithm, problem, settings
 
 
@@ -166,28 +216,41 @@ def _optimizer(options: argparse.Namespace) -> Any:
     if name is None:
         raise unknown("optimizer", options.optimizer, known)
     make = getattr(torch.optim, name)
-    with uncompiled():
-        call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **arguments})  # a wrong argument is told here, once
+    with uncompiled():  # a wrong argument raises here, once, and not on every rank
+        call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **arguments})
     return partial(make, **arguments)
 
 
 def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any) -> Path:
-    """Simulate the training and save its run; the run's folder."""
+    """Simulate the training and save its run. Return the run's folder.
+
+    Raises:
+        ConfigError: an option is not valid for a simulation.
+    """
     from workbench import costs
     from workbench.replica.local_training import run_info
     from workbench.runtimes.simulator.simulate import run_simulation
     from workbench.trace.store import new_run, update_run
 
     if options.resume:
-        raise ConfigError("--resume is for real ranks: a simulated run is repeated from its seed")
+        raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
     network = costs.get(options.network or "ethernet-10g")
-    laws = tuple(costs.stragglers.get(name) for name in options.stragglers)
-    compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=settings.threads or 1)
-    compute = replace(compute, stragglers=laws)
+    distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
+    threads = settings.threads or 1
+    compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=threads)
+    compute = replace(compute, stragglers=distributions)
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
     try:
-        how = {"network": network, "compute": compute, "timing_only": options.timing_only, "detail": options.detail}
-        run = run_simulation(algorithm, problem, settings, options.workers, **how)
+        run = run_simulation(
+            algorithm,
+            problem,
+            settings,
+            options.workers,
+            network=network,
+            compute=compute,
+            timing_only=options.timing_only,
+            detail=options.detail,
+        )
     except BaseException as error:
         update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
         raise
@@ -195,7 +258,7 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
 
 
 def report(folder: Path, options: argparse.Namespace) -> int:
-    """Print the run's numbers; the exit status."""
+    """Print the run's numbers. Return the exit status."""
     from workbench.analysis import compare, summary
     from workbench.trace.run import Run
 
@@ -207,9 +270,9 @@ def report(folder: Path, options: argparse.Namespace) -> int:
         print(file=sys.stderr)
     print(compare([run]))
     for note in run.info.get("notes", ()):
-        if note != run.info["problem"].get("note"):  # the table says it
+        if note != run.info["problem"].get("note"):  # the table shows that one
             print(f"note: {note}")
     print(f"run: {folder}")
     if run.info.get("status") == "stopped":
-        print(f"stopped with a checkpoint: the same command with --resume {run.id} goes on")
+        print(f"stopped with a checkpoint: the same command with --resume {run.id} continues from it")
     return 0

@@ -116,7 +116,7 @@ def test_the_dashboard_starts_stops_compares_and_is_kept(lab: Lab) -> None:
     lab.picture("dashboard-trains")
     stop.click()
     board.get_by_text("1. PipeSGD(width=3): stopped").wait_for()
-    board.get_by_label("method").select_option("local-sgd")
+    board.get_by_label("algorithm").select_option("local-sgd")
     board.get_by_role("button", name="simulated workers").click()
     fill(board.get_by_label("workers"), "4")
     fill(board.get_by_label("length"), "3")

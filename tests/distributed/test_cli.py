@@ -184,10 +184,10 @@ def test_joins_the_ranks_of_mpiexec(runs: Path) -> None:
 @pytest.mark.mpi
 def test_ranks_that_cannot_outlive_one_are_refused_and_the_record_says_so(runs: Path, mpich: dict[str, str]) -> None:
     said = process("train", "pipe-sgd", "--runtime", "mpi", "--on-failure", "shrink", status=2, **mpich).stderr
-    assert "MPICH" in said and "ends with the first rank that does" in said and "--runtime torch" in said
+    assert "MPICH" in said and "ends all ranks when one ends" in said and "--runtime torch" in said
     (path,) = runs.glob("2*/run.json")
     info = json.loads(path.read_text())
-    assert info["status"] == "failed" and "ends with the first rank that does" in info["error"]
+    assert info["status"] == "failed" and "ends all ranks when one ends" in info["error"]
 
 
 @pytest.mark.mpi
@@ -213,7 +213,7 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--optimizer", "SGD", "--optimizer-set", "lr=-1"], "Invalid learning rate"),
         (["train", "pipe-sgd", "--set", "collective=rign"], "did you mean ring?"),
         (["train", "layerwise-sgd", "--set", "apply=some"], "all, or backward, or any"),
-        (["train", "pipe-sgd", "--workers", "0"], "at least 1"),
+        (["train", "pipe-sgd", "--workers", "0"], "give 1 or more"),
         (["train", "pipe-sgd", "--workers", "1000"], "simulated runtime has no such limit"),
         (["train", "pipe-sgd", "--problem", "cifar10-resnet18", "--option", "folder=/nowhere"], "/nowhere"),
         (["train", "pipe-sgd", "--epochs", "2", "--steps", "2"], "not both"),

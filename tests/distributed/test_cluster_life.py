@@ -23,9 +23,9 @@ from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
 from workbench.clusters.launchers.processes import ProcessLauncher
-from workbench.clusters.output import Echo
+from workbench.clusters.output import RankOutput
 from workbench.clusters.supervision.reaper import marked
-from workbench.clusters.supervision.registry import find
+from workbench.clusters.supervision.registry import find_entry
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240)]
@@ -54,7 +54,7 @@ def cluster(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         patch.setenv("MASTER_ADDR", "10.1.2.3")
         cluster = Cluster(NUM_RANKS, launcher="torch", name="life", wait=False, quiet=True)
         assert (cluster.state, cluster.ready) == ("starting", False)
-        with pytest.raises(TimeoutError, match="the start goes on"):
+        with pytest.raises(TimeoutError, match="the start continues"):
             cluster.wait(0.01)
         assert cluster.wait(120) is cluster
         assert (cluster.state, cluster.ready) == ("ready", True)
@@ -110,7 +110,7 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
     assert within(20, lambda: cluster.status()[1]["step"] > before)
     assert ">last beat</th>" in cluster._repr_html_()
     lines: list[str] = []
-    echo = Echo(run.folder, NUM_RANKS, print_line=lines.append)
+    echo = RankOutput(run.folder, NUM_RANKS, print_line=lines.append)
     echo.poll()
     assert {"[0] a word from a rank", "[1] a word from a rank"} == set(lines)
     run.stop().wait(30)
@@ -119,7 +119,7 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
     assert [lines.count(f"[{rank}] a word from a rank") for rank in range(NUM_RANKS)] == [steps, steps]
     assert [row["state"] for row in cluster.status()] == ["ready", "ready"]
     assert cluster.train(SynchronousSGD(), plane(), steps=steps + 2, resume=run).wait(60).status == "finished"
-    with pytest.raises(ConfigError, match="kept no checkpoint; only a stopped run can be resumed"):
+    with pytest.raises(ConfigError, match="has no checkpoint; resume needs a stopped run"):
         cluster.train(SynchronousSGD(), plane(), steps=9, resume=cluster.run)
 
 
@@ -166,8 +166,8 @@ def test_a_dead_rank_is_replaced_and_the_last_words_are_of_this_run(
         cluster.train(SynchronousSGD(), plane(), steps=1)
     monkeypatch.setattr(cluster, "_quiet", False)
     assert cluster.heal() is cluster
-    assert "rank 1 had gone: 2 ranks started anew" in (said := capsys.readouterr().out)
-    assert f"{run.id} kept no checkpoint" in said
+    assert "rank 1 had ended: 2 ranks were restarted" in (said := capsys.readouterr().out)
+    assert f"{run.id} has no checkpoint" in said
     assert (cluster.state, cluster.id) == ("ready", identity)
     assert not set(old) & {rank["pid"] for rank in cluster.ranks}
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in old)
@@ -233,16 +233,16 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
         patch.setattr(Cluster, "_say", interrupted)
         with pytest.raises(KeyboardInterrupt):
             workbench.attach(name, quiet=True)
-    assert find(name).state == "detached", "who did not get it in hand does not end it"
+    assert find_entry(name).state == "detached", "who did not get it in hand does not end it"
     with workbench.attach(name, quiet=True) as taken:
         assert taken.run is not None
         assert taken.run.wait(120).status == "finished"
         assert [len(rows) for rows in taken.run.run.metrics.values()] == [150, 150]
         assert taken.train(SynchronousSGD(), plane(), steps=3).wait(60).status == "finished"
-        with pytest.raises(LaunchError, match=f"process {os.getpid()} holds it"):
+        with pytest.raises(LaunchError, match=f"process {os.getpid()} owns it"):
             workbench.attach(name)
         refused = cli("stop", name)
-        assert (refused.returncode, f"process {os.getpid()} holds" in refused.stderr) == (2, True)
+        assert (refused.returncode, f"process {os.getpid()} owns" in refused.stderr) == (2, True)
         mark = taken.mark
     assert marked(mark) == []
 
@@ -269,21 +269,21 @@ def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Pat
         taken.train(SynchronousSGD(), plane(), steps=1)
     assert cli("stop", again).stdout.startswith(f"stopped {again}")
     with pytest.raises(ConfigError, match="no clusters are called"):
-        find(again)
+        find_entry(again)
 
 
 def test_what_a_crash_left_over_is_named_and_ended(cache: Path, runs: Path, no_process_left: None) -> None:
     process, name = holder("id")
-    wardens = [each for each in psutil.Process(process.pid).children() if "warden.py" in " ".join(each.cmdline())]
-    assert len(wardens) == 1
-    assert find(name).state == f"held by process {process.pid}"
-    for victim in (*wardens, psutil.Process(process.pid)):
+    reapers = [each for each in psutil.Process(process.pid).children() if "reaper.py" in " ".join(each.cmdline())]
+    assert len(reapers) == 1
+    assert find_entry(name).state == f"owned by process {process.pid}"
+    for victim in (*reapers, psutil.Process(process.pid)):
         victim.send_signal(signal.SIGKILL)
     process.communicate()
-    assert find(name).state == "left over"
+    assert find_entry(name).state == "left over"
     with pytest.raises(LaunchError, match=f"was not detached.*workbench cluster stop {name}"):
         workbench.attach(name)
-    folder = Path(find(name).record["run"])
+    folder = Path(find_entry(name).record["run"])
     assert cli("stop", name).returncode == 0
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     assert name not in os.listdir(cache / "workbench" / "clusters")
@@ -298,7 +298,7 @@ def test_two_of_one_name_do_not_meet(cluster: Cluster, no_process_left: None) ->
         assert other.client.ids == [0]
         assert cluster.client.ids == [0, 1]
         with pytest.raises(ConfigError, match="2 clusters are called 'life'"):
-            find("life")
+            find_entry("life")
 
 
 def test_a_controller_beyond_loopback_speaks_to_nobody_without_the_key(

@@ -86,7 +86,7 @@ def configured(name: str) -> list[str]:
     launcher.configure(config, 3, {"THE_MARK": "1"}, Path())
     assert config.MPIEngineSetLauncher.environment["THE_MARK"] == "1"
     with pytest.raises(ConfigError, match="places for 3"):
-        launcher.check(4)
+        launcher.check_num_ranks(4)
     return list(config.MPIEngineSetLauncher.mpi_args)
 
 

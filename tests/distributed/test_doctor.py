@@ -154,5 +154,5 @@ def test_the_exit_status_is_of_the_core(
 
     monkeypatch.setattr("workbench.doctor.examine", lambda **how: iter([Finding("part", "fault", "found", "do this", core=core)]))
     assert main(["doctor"]) == status
-    assert "mend: do this" in capsys.readouterr().out
+    assert "fix: do this" in capsys.readouterr().out
     assert callable(examination.examine)

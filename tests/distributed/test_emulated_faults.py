@@ -150,7 +150,7 @@ def test_a_cut_for_good_ends_the_run_which_goes_on_from_its_checkpoint(
     assert time.monotonic() - begin < 4 + 20
     assert "is the network between them cut, or slow?" in error, error
     assert Run.load(training.folder).info["status"] == "failed"
-    assert f"--resume {training.folder.name} goes on" in error
+    assert f"--resume {training.folder.name} continues from it" in error
     network.mend(1)
     again = Training(network, runs, "synchronous-sgd", "torch", "--resume", training.folder.name)
     status, said, error = again.end()

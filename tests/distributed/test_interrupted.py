@@ -143,7 +143,7 @@ def test_an_interrupt_while_ranks_are_given_their_work_waits_until_all_have_it(
         return send(self, *args, **more)
 
     monkeypatch.setattr(DirectView, "apply_async", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"goes on: it is `cluster.run`, end it with .stop\(\)"):
+    with pytest.raises(KeyboardInterrupt, match=r"continues: it is `cluster.run`, end it with .stop\(\)"):
         cluster.train(SynchronousSGD(), plane(), steps=3)
     assert cluster.run is not None and cluster.run is not before
     assert cluster.run.wait(60).status == "finished"
@@ -151,13 +151,13 @@ def test_an_interrupt_while_ranks_are_given_their_work_waits_until_all_have_it(
 
 
 def test_an_answer_that_was_lost_is_told_with_the_way_out(cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunHandle, "_one_came_back", lambda self, result: None)
+    monkeypatch.setattr(RunHandle, "_on_result", lambda self, result: None)
     monkeypatch.setattr(cluster_module, "RETURN_S", 1.0)
     run = cluster.heal().train(SynchronousSGD(), plane(), steps=2)
     deadline = time.monotonic() + COME_BACK_S
     while run.status != "finished" and time.monotonic() < deadline:
         time.sleep(0.02)
-    with pytest.raises(LaunchError, match=r"have not come back from .*, which finished: heal\(\)"):
+    with pytest.raises(LaunchError, match=r"have not returned from .* \(status: finished\): heal\(\)"):
         cluster.train(SynchronousSGD(), plane(), steps=2)
     monkeypatch.undo()
     old = [rank["pid"] for rank in cluster.ranks]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.waiting import within
-from workbench.clusters.local.spawn import nursery_for
+from workbench.clusters.local.spawn import fork_server_for
 from workbench.runtimes.liveness.failure_detector import heartbeat_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 ALONE = """
     import json, os, sys, time
     from pathlib import Path
-    from workbench.clusters.local.fork_ranks import Nursery
+    from workbench.clusters.local.fork_server import RankForkServer
     from workbench.errors import LaunchError
 
     LOADED = []
@@ -43,22 +43,22 @@ ALONE = """
             time.sleep(0.01)
         return process.returncode
 
-    nursery = Nursery(rank, lambda: LOADED.append("torch"))
+    fork_server = RankForkServer(rank, lambda: LOADED.append("torch"))
     LOADED.append("computed")
     output = Path(sys.argv[1])
-    ranks = {what: nursery.start([what], {"SOME": "\\udcff " + what}, output) for what in ("ends", "fails", "killed", "sleeps")}
+    ranks = {what: fork_server.start([what], {"SOME": "\\udcff " + what}, output) for what in ("ends", "fails", "killed", "sleeps")}
     ends = {what: end(process) for what, process in ranks.items() if what != "sleeps"}
     print(json.dumps({"ends": ends, "sleeps": ranks["sleeps"].pid, "still": ranks["sleeps"].poll()}), flush=True)
     sys.stdin.readline()
     print(json.dumps({"after": end(ranks["sleeps"])}), flush=True)
     try:
-        nursery.start(["ends"], {}, output)
+        fork_server.start(["ends"], {}, output)
     except LaunchError as error:
         print(json.dumps({"error": str(error)}), flush=True)
 """
 
 
-def test_ranks_of_a_nursery_and_their_ends(tmp_path: Path) -> None:
+def test_ranks_of_a_fork_server_and_their_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path / "log")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
@@ -67,9 +67,9 @@ def test_ranks_of_a_nursery_and_their_ends(tmp_path: Path) -> None:
         lines = sorted((tmp_path / "log").read_text(errors="surrogateescape").splitlines())
         assert lines == [f"rank {what} \udcff {what} None ['torch'] True " for what in ("ends", "fails", "killed", "sleeps")]
         rank = psutil.Process(told["sleeps"])
-        nursery = rank.parent()
-        assert nursery is not None and nursery.ppid() == process.pid
-        nursery.kill()
+        fork_server = rank.parent()
+        assert fork_server is not None and fork_server.ppid() == process.pid
+        fork_server.kill()
         process.stdin.write("\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline()) == {"after": -signal.SIGTERM}
@@ -80,7 +80,7 @@ def test_ranks_of_a_nursery_and_their_ends(tmp_path: Path) -> None:
 
 def test_there_is_none_where_something_may_have_been_computed() -> None:
     assert "torch" in sys.modules
-    assert nursery_for(2) is None
+    assert fork_server_for(2) is None
 
 
 def training(runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
@@ -92,20 +92,20 @@ def training(runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     return process, [psutil.Process(json.loads((folder / heartbeat_name(rank)).read_text())["pid"]) for rank in range(2)]
 
 
-@pytest.mark.parametrize("victim", ["the command", "the nursery"])
-def test_with_the_command_or_the_nursery_all_ranks_end(victim: str, runs: Path, no_process_left: None) -> None:
+@pytest.mark.parametrize("victim", ["the command", "the fork_server"])
+def test_with_the_command_or_the_fork_server_all_ranks_end(victim: str, runs: Path, no_process_left: None) -> None:
     process, ranks = training(runs)
-    nurseries = {rank.ppid() for rank in ranks}
-    assert len(nurseries) == 1
-    nursery = psutil.Process(nurseries.pop())
-    assert nursery.ppid() == process.pid
+    servers = {rank.ppid() for rank in ranks}
+    assert len(servers) == 1
+    fork_server = psutil.Process(servers.pop())
+    assert fork_server.ppid() == process.pid
     try:
-        os.kill(process.pid if victim == "the command" else nursery.pid, signal.SIGKILL)
+        os.kill(process.pid if victim == "the command" else fork_server.pid, signal.SIGKILL)
         _, said = process.communicate(timeout=60)
-        assert within(20, lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in (nursery, *ranks)))
+        assert within(20, lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in (fork_server, *ranks)))
     finally:
         process.kill()
-    if victim == "the nursery":
+    if victim == "the fork_server":
         assert process.returncode == 1
         assert "process is gone: killed by signal 15" in said, said
         info = json.loads((next(runs.glob("2*")) / "run.json").read_text())

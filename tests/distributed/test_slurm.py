@@ -100,7 +100,7 @@ def test_each_rank_finds_its_gpu_by_its_number_on_the_node(world: SlurmWorld, tm
         "folder": str(tmp_path),
         "controller": None,
         "connection": None,
-        "on_warning": "word",
+        "on_warning": "command",
         "requeue": False,
     }
     (tmp_path / "job.json").write_text(json.dumps(spec))

@@ -105,7 +105,7 @@ def test_variables_stay_on_their_ranks_and_local_cells_have_the_cluster(notebook
     assert (text, error) == ("False 2\n", "")
     assert notebook.cell("%%local x\nprint(x + 1)")[0] == "11\n"
     assert notebook.cell("%%local x\nx / 0")[1].count("ZeroDivisionError: ") == 1
-    assert notebook.cell("%%local y\nprint(y)")[1].startswith("ConfigError: %%local y: rank 0 cannot give it (NameError")
+    assert notebook.cell("%%local y\nprint(y)")[1].startswith("ConfigError: %%local y: it cannot be copied from rank 0 (NameError")
 
 
 def test_ranks_are_heard_that_have_said_all_before_their_answer_is_looked_at(notebook: Notebook) -> None:
@@ -198,9 +198,9 @@ def test_ranks_are_let_go_and_taken_up_again_with_their_variables(notebook: Note
 def test_a_call_that_cannot_be_left_is_told_with_the_way_out(notebook: Notebook) -> None:
     error = notebook.cell("if rank == 1:\n    raise ValueError('gone')\nMPI.COMM_WORLD.recv(source=1)")[1]
     assert "ValueError: gone" in error
-    assert "rank 0 does not hear an interrupt" in error
+    assert "rank 0 does not react to an interrupt" in error
     assert "%restart_ranks" in error
-    assert "does not hear" in notebook.cell("print('queued')")[1]
+    assert "does not react" in notebook.cell("print('queued')")[1]
     text, error, _ = notebook.cell("%restart_ranks\nprint('x' in globals(), rank)")
     assert error == ""
     assert text.splitlines()[-2:] == ["[0] False 0", "[1] False 1"]

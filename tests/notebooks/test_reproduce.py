@@ -60,7 +60,7 @@ def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_pat
     assert shown["20-one"] == shown["22-two"], "the same processes"
     assert len({*shown["20-one"], *shown["31-after"]}) == 6, "others, after these were killed"
     assert told.count("ranks emulated:1gbit:2 are not shared") == 1
-    assert "ranks local:2 did not outlive the notebook before: started anew" in told
+    assert "ranks local:2 ended in the notebook before: they are restarted" in told
     order = re.findall(r"^\[\d of 5\] (\S+)", told, re.MULTILINE)
     assert order == ["23-fails", "20-one", "22-two", "30-dies", "31-after"], "those that share ranks follow each other"
     assert "failed after" in told and "ZeroDivisionError" in told

@@ -13,7 +13,7 @@ from tests.notebooks.recomputed import NOTEBOOKS
 from tests.notebooks.shown import check_shown, with_check, wrong_verdicts
 from workbench.papers.claims import find_claim
 from workbench.papers.plan import claimed_notebooks
-from workbench.papers.rank_pool import Lender
+from workbench.papers.rank_pool import RankPool
 from workbench.papers.records import harvest
 from workbench.papers.reproduction import Reproduction
 from workbench.papers.site import site_name
@@ -24,15 +24,15 @@ NUM_BYTES = 500_000
 
 
 @pytest.fixture(scope="session")
-def lender() -> Iterator[Lender]:
-    made = Lender(print)
+def pool() -> Iterator[RankPool]:
+    made = RankPool(print)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("name", claimed_notebooks())
 def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
-    name: str, lender: Lender, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pool: RankPool, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that have a function in `NOTEBOOKS`, every number shown is held to the one computed again."""
     from workbench.papers.plan import plan
@@ -43,7 +43,7 @@ def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
         job = replace(job, notebook=with_check(job.notebook, tmp_path / "in"))
     how = Reproduction(size="smoke", site=site_name(), output=tmp_path, records=tmp_path / "papers", timeout_s=500.0)
-    outcome = how.one(job, {**how.identify(job, "0"), "commit": None}, lender)
+    outcome = how.one(job, {**how.identify(job, "0"), "commit": None}, pool)
     assert outcome.status == "finished", outcome.error
     assert outcome.executed.stat().st_size < NUM_BYTES
     if again:

@@ -514,7 +514,7 @@ def test_from_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["calibrate", str(folder), "-o", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["origin"]["num_workers"] == 4
     assert (
-        main(["predict", str(file), "--method", "pipe-sgd", "--set", "width=3", "--workers", "2,4", "--rate", "100mbit,1gbit", "--json"])
+        main(["predict", str(file), "--algorithm", "pipe-sgd", "--set", "width=3", "--workers", "2,4", "--rate", "100mbit,1gbit", "--json"])
         == 0
     )
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -148,6 +148,14 @@ def test_a_collective_says_where_a_codec_goes(name: str) -> None:
         assert (place == "once around the sum") == (name == "once")
 
 
+def test_methods_is_an_alias_of_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for name in ("algorithms", "methods"):
+        assert cli.main([name, "pipe-sgd", "--json"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and json.loads(texts[0])["class"] == "PipeSGD"
+
+
 @pytest.mark.parametrize("words", [["methods"], ["notebook", "list"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:

@@ -61,11 +61,11 @@ def test_a_file_of_claims_is_read(papers: Path) -> None:
     [
         ("kind: ordering", "kind: order", "kind='order': write exact, numeric"),
         ("    metric: time of A over that of B\n", "", "'faster' has no `metric`"),
-        ("provenance: verified", "provenance: recalled\n    theirs: '1.7'", "only recalled is not quoted"),
+        ("provenance: verified", "provenance: recalled\n    theirs: '1.7'", "a recalled number must not be quoted"),
         ("{above: 1.5}", "{abve: 1.5}", "is no expectation: write {above: x}"),
-        ("    reduced: {above: 1}\n", "", "say in `reduced` what smaller sizes can show"),
+        ("    reduced: {above: 1}\n", "", "write in `reduced` what smaller sizes can show"),
         ("scale: paper", "scale: any", "leave it out"),
-        ("id: faster", "id: Faster!", "an id is made of"),
+        ("id: faster", "id: Faster!", "an id must consist of"),
         ("    metric:", "    metrics: x\n    metric:", "did you mean metric"),
         ("asked: review 1, ", "", "has no `asked`"),
         ("questions:", "question:", "did you mean questions"),
@@ -83,7 +83,7 @@ def test_what_does_not_follow_the_schema_is_refused(papers: Path, old: str, new:
 
 def test_an_id_belongs_to_one_claim(papers: Path) -> None:
     (papers / "key2020word" / "claims" / "22-again.yaml").write_text(YAML)
-    with pytest.raises(ConfigError, match="claim faster is there twice"):
+    with pytest.raises(ConfigError, match="claim faster exists twice"):
         read_claims("key2020word", papers)
 
 

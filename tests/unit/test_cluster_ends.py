@@ -35,14 +35,14 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, **words: Any) -> Path:
     """The folder of a cluster on this machine that no process holds."""
     from workbench.clusters.supervision.heartbeat import write_whole
-    from workbench.clusters.supervision.registry import RECORD, let_go, me
+    from workbench.clusters.supervision.registry import RECORD, mark_detached, this_owner
 
     folder = clusters / name
     folder.mkdir(parents=True)
     facts = {"id": name, "mark": "WORKBENCH_CLUSTER_OF_A_TEST", "num_ranks": 1, "title": "a test", "started_s": time.time()}
-    write_whole(folder / RECORD, {**facts, **me(), "owner": 2**22 + 1, "runtime": "torch", **words})
+    write_whole(folder / RECORD, {**facts, **this_owner(), "owner": 2**22 + 1, "runtime": "torch", **words})
     if detached is not None:
-        let_go(folder, **detached)
+        mark_detached(folder, **detached)
     return folder
 
 
@@ -178,17 +178,17 @@ def states(there: list[int], num_ranks: int, run: Path | None, *, alive: bool = 
 
 
 def test_new_ranks_do_not_train_in_a_run_that_lost_its_own(runs: Path, clusters: Path) -> None:
-    from workbench.clusters.status import look
-    from workbench.clusters.supervision.registry import find
+    from workbench.clusters.status import entry_table
+    from workbench.clusters.supervision.registry import find_entry
 
     run = new_run({"method": {"name": "PipeSGD"}}, runs)
     (run / "ended-00000.json").write_text("{}")  # and none of the rank that was killed
     recorded(clusters, "near-2", run=str(run), ranks=[ELSEWHERE, ELSEWHERE])
     assert states([0, 1], 2, run) == ["ready", "training"]
-    assert [row["state"] for row in look(find("near-2"))] == ["ready", "training"]
+    assert [row["state"] for row in entry_table(find_entry("near-2"))] == ["ready", "training"]
     update_run(run, status="failed")
     assert states([0, 1], 2, run) == ["ready", "ready"]
-    assert [row["state"] for row in look(find("near-2"))] == ["ready", "ready"]
+    assert [row["state"] for row in entry_table(find_entry("near-2"))] == ["ready", "ready"]
 
 
 def test_who_let_a_cluster_go_is_told_of_it_as_it_is(clusters: Path, runs: Path) -> None:
@@ -257,7 +257,7 @@ def test_who_detached_a_cluster_leaves_its_logs_alone_when_its_processes_end(
 
 @pytest.mark.parametrize("taken_up", [False, True])
 def test_a_cluster_that_may_not_outnumber_the_cores_may_not_when_it_is_scaled(taken_up: bool) -> None:
-    from workbench.clusters.choose import check_places, choose_launcher
+    from workbench.clusters.launchers.choose import check_places, choose_launcher
 
     launcher = choose_launcher("torch", 1, None, oversubscribe=False)
     if taken_up:

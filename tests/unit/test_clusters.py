@@ -18,14 +18,14 @@ from workbench.clusters.emulated import Placement
 from workbench.clusters.local.mpi_install import (
     OPEN_MPI,
     MPIInstall,
-    Part,
+    MPIVersion,
     ask_launcher,
     check_num_ranks,
     find_mpi,
     mpiexec_command,
     rank_environment,
 )
-from workbench.clusters.supervision import reaper as warden
+from workbench.clusters.supervision import reaper
 from workbench.errors import ConfigError, LaunchError
 from workbench.machine import num_cores
 
@@ -49,29 +49,29 @@ def launcher_that_says(folder: Path, banner: str) -> Path:
 @pytest.mark.parametrize(
     ("banner", "part"),
     [
-        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs to", Part("Open MPI", "5.0.11")),
-        ("mpirun (Open MPI) 4.1.4", Part("Open MPI", "4.1.4")),
-        ("mpiexec (OpenRTE) 4.1.4", Part("Open MPI", "4.1.4")),
-        (HYDRA, Part("MPICH", "5.0.2")),
-        (INTEL, Part("Intel MPI", "2021.12")),
+        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs to", MPIVersion("Open MPI", "5.0.11")),
+        ("mpirun (Open MPI) 4.1.4", MPIVersion("Open MPI", "4.1.4")),
+        ("mpiexec (OpenRTE) 4.1.4", MPIVersion("Open MPI", "4.1.4")),
+        (HYDRA, MPIVersion("MPICH", "5.0.2")),
+        (INTEL, MPIVersion("Intel MPI", "2021.12")),
     ],
 )
-def test_a_launcher_is_known_by_what_it_says(tmp_path: Path, banner: str, part: Part) -> None:
+def test_a_launcher_is_known_by_what_it_says(tmp_path: Path, banner: str, part: MPIVersion) -> None:
     assert ask_launcher(str(launcher_that_says(tmp_path, banner))) == part
 
 
 @pytest.mark.parametrize(
     ("launcher", "library", "together"),
     [
-        (Part("Open MPI", "5.0.11"), Part("Open MPI", "5.0.3"), True),
-        (Part("Open MPI", "4.1.4"), Part("Open MPI", "5.0.11"), False),
-        (Part("MPICH", "5.0.2"), Part("Open MPI", "5.0.11"), False),
-        (Part("Open MPI", "5.0.11"), Part("MPICH", "5.0.2"), False),
-        (Part("MPICH", "4.1"), Part("MVAPICH", "4.0"), True),
-        (Part("Intel MPI", "2021.12"), Part("MPICH", "4.1"), False),
+        (MPIVersion("Open MPI", "5.0.11"), MPIVersion("Open MPI", "5.0.3"), True),
+        (MPIVersion("Open MPI", "4.1.4"), MPIVersion("Open MPI", "5.0.11"), False),
+        (MPIVersion("MPICH", "5.0.2"), MPIVersion("Open MPI", "5.0.11"), False),
+        (MPIVersion("Open MPI", "5.0.11"), MPIVersion("MPICH", "5.0.2"), False),
+        (MPIVersion("MPICH", "4.1"), MPIVersion("MVAPICH", "4.0"), True),
+        (MPIVersion("Intel MPI", "2021.12"), MPIVersion("MPICH", "4.1"), False),
     ],
 )
-def test_launcher_and_library_must_be_of_one_mpi(launcher: Part, library: Part, together: bool) -> None:
+def test_launcher_and_library_must_be_of_one_mpi(launcher: MPIVersion, library: MPIVersion, together: bool) -> None:
     assert launcher.starts(library) is together
 
 
@@ -166,7 +166,7 @@ def test_ranks_that_outlive_one_are_asked_for_where_they_can_be_had() -> None:
     command, _ = mpiexec_command(FAKE, 1, ["prog"], outlives=True)
     assert command == ["mpiexec", "-n", "1", "--bind-to", "none", "--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1", "prog"]
     for name, version in ((OPEN_MPI, "4.1.4"), ("MPICH", "5.0.2")):
-        with pytest.raises(ConfigError, match=f"{name} {version} ends with the first rank that does: .* --runtime torch"):
+        with pytest.raises(ConfigError, match=f"{name} {version} ends all ranks when one ends. .* --runtime torch"):
             mpiexec_command(replace(FAKE, name=name, version=version), 1, ["prog"], outlives=True)
 
 
@@ -209,7 +209,7 @@ def family(mark: str) -> subprocess.Popen[str]:
     with process.stdout as said:
         lines = [said.readline() for _ in range(2)]
     if lines != ["ready\n"] * 2:
-        warden.end_marked(mark, grace_s=0.1)
+        reaper.end_marked(mark, grace_s=0.1)
         process.wait(5)
     assert lines == ["ready\n"] * 2
     return process
@@ -219,26 +219,26 @@ def test_all_that_carries_the_mark_ends_and_nothing_else(no_process_left: None) 
     mine, other = family("WORKBENCH_TEST_A"), family("WORKBENCH_TEST_B")
     try:
         deadline = time.monotonic() + 10
-        while len(warden.marked("WORKBENCH_TEST_A")) != 3 and time.monotonic() < deadline:
+        while len(reaper.marked("WORKBENCH_TEST_A")) != 3 and time.monotonic() < deadline:
             time.sleep(0.02)  # the child that passed the fork on may still be leaving
-        assert len(warden.marked("WORKBENCH_TEST_A")) == 3
-        assert warden.end_marked("WORKBENCH_TEST_A", grace_s=0.3) == 3
-        assert warden.marked("WORKBENCH_TEST_A") == []
+        assert len(reaper.marked("WORKBENCH_TEST_A")) == 3
+        assert reaper.end_marked("WORKBENCH_TEST_A", grace_s=0.3) == 3
+        assert reaper.marked("WORKBENCH_TEST_A") == []
         assert other.poll() is None
     finally:
-        warden.end_marked("WORKBENCH_TEST_B", grace_s=0.1)
+        reaper.end_marked("WORKBENCH_TEST_B", grace_s=0.1)
         mine.wait(5)
         other.wait(5)
 
 
 @pytest.mark.parametrize("ending", ["killed", "left"])
-def test_the_warden_clears_up_behind_a_parent_that_is_gone(tmp_path: Path, ending: str, no_process_left: None) -> None:
+def test_the_reaper_clears_up_behind_a_parent_that_is_gone(tmp_path: Path, ending: str, no_process_left: None) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     code = f"""
         import os, subprocess, sys, time
-        from workbench.clusters.supervision.reaper import start_warden
-        start_warden("WORKBENCH_TEST_C", {str(folder)!r})
+        from workbench.clusters.supervision.reaper import start_reaper
+        start_reaper("WORKBENCH_TEST_C", {str(folder)!r})
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={{**os.environ, "WORKBENCH_TEST_C": "1"}})
         print("ready", flush=True)
         time.sleep({600 if ending == "killed" else 0.2})
@@ -249,11 +249,11 @@ def test_the_warden_clears_up_behind_a_parent_that_is_gone(tmp_path: Path, endin
     assert parent.stdout.readline() == "ready\n"
     parent.stdout.close()
     if ending == "killed":
-        assert len(warden.marked("WORKBENCH_TEST_C")) == 1
+        assert len(reaper.marked("WORKBENCH_TEST_C")) == 1
         parent.kill()
     parent.wait(10)
     deadline = time.monotonic() + 8
-    while (warden.marked("WORKBENCH_TEST_C") or folder.exists()) and time.monotonic() < deadline:
+    while (reaper.marked("WORKBENCH_TEST_C") or folder.exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert warden.marked("WORKBENCH_TEST_C") == []
+    assert reaper.marked("WORKBENCH_TEST_C") == []
     assert not folder.exists()

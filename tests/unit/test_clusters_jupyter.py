@@ -68,7 +68,7 @@ def test_a_victim_waits_a_little_for_the_cause(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lost", "words"),
-    [((1,), "rank 1's process is gone"), ((0, 1, 2), "the processes of ranks 0, 1, 2 are gone, and nobody tells which was the first")],
+    [((1,), "rank 1's process is gone"), ((0, 1, 2), "the processes of ranks 0, 1, 2 are gone, and it is not known which was the first")],
 )
 def test_a_lost_process_is_explained_and_recorded(runs: Path, lost: tuple[int, ...], words: str) -> None:
     """mpiexec ends all ranks when it loses one, and nobody is blamed by guessing."""

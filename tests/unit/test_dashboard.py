@@ -17,7 +17,7 @@ import workbench as wb
 from workbench import algorithms
 from workbench.catalogue import describe
 from workbench.dashboard.board import SIMULATED, Dashboard
-from workbench.dashboard.form import MethodForm
+from workbench.dashboard.form import AlgorithmForm
 from workbench.dashboard.session import Choice, Entry, Session
 from workbench.errors import ConfigError
 
@@ -36,7 +36,7 @@ def until(judge: Callable[[], Any], what: str) -> None:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_method_has_a_field_for_each_of_its_settings(name: str) -> None:
-    form = MethodForm(name)
+    form = AlgorithmForm(name)
     made = algorithms.get(name, **form.options())
     assert form.options() == {} and made == algorithms.get(name)
     assert list(form.fields) == [setting["name"] for setting in describe("methods", name)["settings"]]
@@ -44,7 +44,7 @@ def test_every_method_has_a_field_for_each_of_its_settings(name: str) -> None:
 
 
 def test_what_is_changed_reaches_the_method() -> None:
-    form = MethodForm("pipe-sgd")
+    form = AlgorithmForm("pipe-sgd")
     form.fields["width"].value = 3
     form.fields["first"].value = "duplicate"
     form.fields["collective"].value = "ring:truncate16"
@@ -52,12 +52,12 @@ def test_what_is_changed_reaches_the_method() -> None:
         "pipe-sgd", width=3, first="duplicate", collective="ring:truncate16"
     )
     assert form.fields["width"].tooltip == "K, iterations in flight (a whole number)", "the comment in the method's own text"
-    form = MethodForm("layerwise-sgd")
+    form = AlgorithmForm("layerwise-sgd")
     form.fields["bucket_bytes"].value = "64KiB"
     assert algorithms.get("layerwise-sgd", **form.options()).bucket_bytes == 65536
     form.fields["bucket_bytes"].value = "none"
     assert form.options() == {"bucket_bytes": None}
-    form = MethodForm("parameter-server-sgd")
+    form = AlgorithmForm("parameter-server-sgd")
     form.fields["dedicated"].value = True
     assert form.options() == {"dedicated": True}
 
@@ -95,7 +95,7 @@ def test_a_simulation_is_held_goes_on_and_is_stopped(session: Session) -> None:
     assert entry.num_gradients == held
     session.resume()
     until(lambda: entry.num_gradients > held, "it goes on")
-    with pytest.raises(ConfigError, match="run 1 still goes on: wait for it, or stop it"):
+    with pytest.raises(ConfigError, match="run 1 still trains: wait for it, or stop it"):
         session.start(simulated())
     session.stop()
     assert entry.over.wait(30) and entry.status == "stopped" and entry.run is None
@@ -227,7 +227,7 @@ def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> N
     assert "<b>ConfigError:</b> lr=&#x27;much&#x27;: a finite number above 0" in board._line.value and not board.runs
     board._lr.value = "0.5"
     for number, method in enumerate(("pipe-sgd", "synchronous-sgd"), 1):
-        board._method.value = method
+        board._algorithm.value = method
         board._start.click()
         assert board._line.value == "" and board._start.disabled
         until(lambda count=number: len(board.runs) == count and board._ticker is not None and not board._ticker.is_alive(), "it ends")

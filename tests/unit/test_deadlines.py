@@ -38,14 +38,14 @@ ELSEWHERE = {"host": "elsewhere", "pid": 1}
 ENDLESS = {
     "clusters/cluster.py": (3, "a start, which has a deadline or a place in a queue: it says what it waits for, and can be interrupted"),
     "clusters/emulated/network.py": (1, "an example, and a process that was killed"),
-    "clusters/engines/engines.py": (2, "a start, which has a deadline and hears of the end; a warden that was killed"),
+    "clusters/engines/engines.py": (2, "a start, which has a deadline and hears of the end; a reaper that was killed"),
     "clusters/local/fork_server.py": (1, "a server that was killed"),
     "clusters/waiting.py": (1, "on a thread that nobody waits for longer than SIGNAL_S"),
     "dashboard/session.py": (2, "a thread of its own: it goes on when the user says so, or when the training has ended"),
     "doctor/ranks.py": (1, "processes that were killed"),
-    "experiments/papermill_engine.py": (1, "a warden that was killed"),
-    "experiments/sweeper.py": (1, "a cell's process, and a warden, that were killed"),
-    "papers/rank_pool.py": (2, "wardens that were killed"),
+    "experiments/papermill_engine.py": (1, "a reaper that was killed"),
+    "experiments/sweeper.py": (1, "a cell's process, and a reaper, that were killed"),
+    "papers/rank_pool.py": (2, "reapers that were killed"),
     "papers/training.py": (1, "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted"),
     "runtimes/execution/tasks.py": (1, "a lane's own thread, which waits for work until it is closed"),
     "runtimes/transport/torch_handles.py": (3, "a waiter's own thread, for which nobody waits without a deadline"),
@@ -165,7 +165,7 @@ def test_who_waits_for_a_training_is_told_where_it_is_and_who_is_silent(soon: No
         handle.wait(0.5)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("waiting 0 s for PipeSGD on ?, 2 ranks: starting (")
-    assert re.search(r"; last heard of: rank 1 3\d s ago$", said[0])
+    assert re.search(r"; last heartbeat: rank 1 3\d s ago$", said[0])
     handle.quiet = True
     with pytest.raises(TimeoutError):
         handle.wait(0.5)
@@ -183,7 +183,7 @@ def test_who_waits_for_ranks_to_start_is_told_so(soon: None, capsys: pytest.Capt
 
     engines: Any = SimpleNamespace(num_ranks=2, launcher=SimpleNamespace(title="a launcher"), stop=lambda: None)
     start = Start(engines, Progress(2, "a launcher", silent=False), 1.0, work)
-    with pytest.raises(TimeoutError, match="the start goes on"):
+    with pytest.raises(TimeoutError, match="the start continues"):
         start.wait(0.5)
     assert capsys.readouterr().err.splitlines()[0] == "waiting 0 s for 2 ranks to start (a launcher)"
     go.set()
@@ -211,4 +211,4 @@ def test_an_error_of_the_client_is_the_callers() -> None:
 def test_a_cell_that_lasts_says_whom_it_waits_for() -> None:
     cell = Execution(None, [0, 1, 2], 3)
     cell._results = {rank: SimpleNamespace(done=lambda rank=rank: rank == 1) for rank in range(3)}
-    assert cell._who_is_busy() == "ranks 0,2 to come back from this cell; 1 have"
+    assert cell._describe_busy() == "ranks 0,2 to return from this cell; returned: 1"

@@ -72,9 +72,9 @@ def test_ranks_fill_hosts_in_blocks() -> None:
         ("host1", 0),
         ("host2", 1),
     ]
-    places.check(6)
+    places.check_num_ranks(6)
     with pytest.raises(ConfigError, match=r"--hosts 7\), or 3 ranks on each \(--ranks-per-host 3"):
-        places.check(7)
+        places.check_num_ranks(7)
 
 
 def test_a_placement_is_read_where_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_placement_is_read_where_it_was_written(monkeypatch: pytest.MonkeyPatc
     for name, value in places.environment.items():
         monkeypatch.setenv(name, value)
     assert Placement.here() == places
-    with pytest.raises(ConfigError, match="on an emulated network already"):
+    with pytest.raises(ConfigError, match="runs on an emulated network"):
         EmulatedNetwork(2)
 
 
@@ -99,7 +99,7 @@ def test_more_ranks_than_places_are_refused_before_one_starts(runtime: Any, tmp_
 @pytest.mark.parametrize(
     ("hosts", "settings", "told"),
     [
-        (0, {}, "hosts=0: a whole number"),
+        (0, {}, "hosts=0: give a whole number"),
         (True, {}, "hosts=True"),
         (65, {}, "from 1 to 64"),
         (2, {"ranks_per_host": 0}, "ranks_per_host=0"),
@@ -130,10 +130,10 @@ def test_local_is_no_network() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--hosts", "2"], "say what to run, after --"),
-        (["--check", "--hosts", "1"], "2 are enough"),
-        (["--each", "--check"], "--each is about a COMMAND"),
-        (["--slow", "1", "--", "true"], "write it as HOST=RATE"),
+        (["--hosts", "2"], "give a command after --"),
+        (["--check", "--hosts", "1"], "use 2 or more"),
+        (["--each", "--check"], "--each needs a COMMAND"),
+        (["--slow", "1", "--", "true"], "write HOST=RATE"),
         (["--slow", "1=1mbit", "--slow", "1=2mbit", "--", "true"], "host 1 has a rate already"),
         (["--rate", "5mb", "--", "true"], "'5mb' is not a rate"),
     ],

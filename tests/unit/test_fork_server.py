@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import within
 from workbench.clusters.local import fork_server
 from workbench.clusters.local.fork_server import Forked, ForkServer
-from workbench.experiments.fork_cells import warm_server
+from workbench.experiments.fork_cells import start_fork_server
 
 SERVER = """
 import os, signal, subprocess, sys, time
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("no_process_left")
 @pytest.fixture
 def server(no_process_left: None) -> Iterator[ForkServer]:
     """One whose children do what their argument says; it can fork four times."""
-    found = warm_server(dict(os.environ), [sys.executable, "-c", SERVER])
+    found = start_fork_server(dict(os.environ), [sys.executable, "-c", SERVER])
     yield found
     found.close()
 
@@ -62,7 +62,7 @@ def test_children_end_as_they_do_and_one_that_cannot_be_forked_says_so(server: F
     assert within(30, lambda: all(child.poll() is not None for child in children))
     assert [child.returncode for child in children] == [0, 3, -signal.SIGKILL, 1, 1]
     assert "ZeroDivisionError" in (tmp_path / "3").read_text()
-    assert (tmp_path / "4").read_text() == "workbench: no process can be forked: no more\n"
+    assert (tmp_path / "4").read_text() == "workbench: the fork of a process failed: no more\n"
 
 
 def test_a_child_that_is_killed_ends_with_what_it_started_and_no_other_does(server: ForkServer, tmp_path: Path) -> None:
@@ -99,6 +99,6 @@ def test_with_a_server_that_is_killed_its_children_end_and_later_ones_do_not_beg
 
 def test_a_server_that_does_not_listen_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "END_S", 0.1)
-    server = warm_server(dict(os.environ), ["sh", "-c", "exec sleep 1000"])
+    server = start_fork_server(dict(os.environ), ["sh", "-c", "exec sleep 1000"])
     server.close()
     assert server.returncode == -signal.SIGKILL

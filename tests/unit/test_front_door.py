@@ -137,7 +137,7 @@ def test_a_distribution_is_there_if_its_files_are_whatever_its_module_is_called(
 
 def test_the_last_line_of_doctor_contradicts_none_above_it() -> None:
     missing, fault = Finding("extra notebooks", "missing", "not there: pyzmq"), Finding("core", "fault", "not there: numpy", core=True)
-    assert "extra notebooks" in _conclusion([missing]) and "1 to mend" in _conclusion([missing, fault])
+    assert "extra notebooks" in _conclusion([missing]) and "1 to fix" in _conclusion([missing, fault])
 
 
 def test_another_distribution_in_the_packages_folder_is_noticed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.rates import parse_rate, parse_seconds
 from workbench.clusters.launchers.ssh import parse_hosts
 from workbench.clusters.slurm.request import Slurm
-from workbench.clusters.supervision.registry import find
+from workbench.clusters.supervision.registry import find_entry
 from workbench.errors import ConfigError
 from workbench.naming import build, parse_pairs, parse_value
 from workbench.program import Algorithm
@@ -74,7 +74,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "ssh": lambda text: parse_hosts(f"ssh:{text}"),
     "method": algorithms.get,
     "problem": problems.get,
-    "cluster": find,
+    "cluster": find_entry,
     "run": find_run,
 }
 

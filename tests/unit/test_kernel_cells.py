@@ -11,7 +11,7 @@ import pytest
 
 from workbench.cli.main import main
 from workbench.errors import ConfigError
-from workbench.kernel.cells import Cell, parse_cell, parse_ranks, spoken_ranks
+from workbench.kernel.cells import Cell, format_ranks, parse_cell, parse_ranks
 from workbench.kernel.outputs import HOLD_S, Merger, label
 from workbench.resources import kernels
 
@@ -49,7 +49,7 @@ def test_a_cell_is_taken_apart(text: str, cell: Cell) -> None:
         ("%%rank\nx", "%%rank 0,2"),
         ("%%loacl\nx", "did you mean %%local"),
         ("%%rnak 0\nx", "did you mean %%rank"),
-        ("%%local x.y\nx", "no name of a variable"),
+        ("%%local x.y\nx", "no variable name"),
     ],
 )
 def test_a_slip_is_told(text: str, fix: str) -> None:
@@ -74,7 +74,7 @@ def test_other_ranks_are_refused(words: str, fix: str) -> None:
 
 
 def test_ranks_are_spoken_briefly() -> None:
-    assert [spoken_ranks(ranks) for ranks in ([0], [0, 1], [3, 0, 1, 2], [0, 2, 4, 5], [9, 10, 11])] == [
+    assert [format_ranks(ranks) for ranks in ([0], [0, 1], [3, 0, 1, 2], [0, 2, 4, 5], [9, 10, 11])] == [
         "0",
         "0-1",
         "0-3",

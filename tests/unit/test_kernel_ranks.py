@@ -139,7 +139,7 @@ def test_attached_ranks_are_let_go_for_others_and_end_when_that_is_asked_for(
     for name, argument in (("ranks", "3"), ("launcher", "emulated:1gbit")):
         cluster = given(ranks, monkeypatch, FakeCluster())
         ranks.command(name, argument)
-        assert (cluster.fate, capsys.readouterr().err) == ("detached", "the 2 ranks are let go: %attach one goes on with them\n")
+        assert (cluster.fate, capsys.readouterr().err) == ("detached", "the 2 ranks are detached: %attach one continues with them\n")
     for name in ("restart_ranks", "stop_ranks"):
         cluster = given(ranks, monkeypatch, FakeCluster())
         ranks.command(name, "")

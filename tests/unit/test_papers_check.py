@@ -62,22 +62,25 @@ CLAIMS, RECORD = Path("papers", KEY, "claims", f"{NAME}.yaml"), Path("papers", K
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda share: edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]"), f"what {CLAIM} expects was edited after this record"),
+        (lambda share: edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]"), f"the expectation of {CLAIM} was edited after this record"),
         (lambda share: edit(share / CLAIMS, "kind: numeric", "kind: numerc"), "kind='numerc': write exact"),
         (lambda share: edit(share / CLAIMS, "cell: answer", "cell: anwer"), "did you mean answer"),
-        (lambda share: edit(share / CLAIMS, "near-one", "near-two"), f"{NAME}-near-one is claimed nowhere in"),
-        (lambda share: edit(share / RECORD, '"reproduced"', '"not reproduced"'), "its values make it 'reproduced'"),
-        (lambda share: edit(share / RECORD, "1.02", "7.02"), "its values make it 'underpowered'"),
+        (lambda share: edit(share / CLAIMS, "near-one", "near-two"), f"has no claim {NAME}-near-one"),
+        (lambda share: edit(share / RECORD, '"reproduced"', '"not reproduced"'), "by its values it is 'reproduced'"),
+        (lambda share: edit(share / RECORD, "1.02", "7.02"), "by its values it is 'underpowered'"),
         (lambda share: edit(share / RECORD, '"values"', '"value"'), "has no values"),
-        (lambda share: edit(share / RECORD, '"2-cores"', '"3-cores"'), "is named otherwise than what it says of itself"),
-        (lambda share: edit(share / RECORD, f'"paper": "{KEY}"', '"paper": "roe2020two"'), "says that it is of roe2020two"),
+        (lambda share: edit(share / RECORD, '"2-cores"', '"3-cores"'), "does not agree with its content"),
+        (lambda share: edit(share / RECORD, f'"paper": "{KEY}"', '"paper": "roe2020two"'), "is a record of roe2020two"),
         (lambda share: (share / RECORD).write_text("{}"), "is no record: it lacks notebook"),
-        (lambda share: (share / RECORD).unlink(), f"{CLAIM} is called 'reproduced' without a record"),
+        (lambda share: (share / RECORD).unlink(), f"{CLAIM} has the verdict 'reproduced' without a record"),
         (
             lambda share: edit(share / "papers" / "README.md", "| reproduced |", "| underpowered |"),
-            "README.md is not what claims and records",
+            "README.md is not up to date with claims and records",
         ),
-        (lambda share: edit(share / "papers" / KEY / "card.md", "| reproduced |", "| not run |"), "card.md is not what claims and records"),
+        (
+            lambda share: edit(share / "papers" / KEY / "card.md", "| reproduced |", "| not run |"),
+            "card.md is not up to date with claims and records",
+        ),
         (lambda share: edit(share / "papers" / KEY / "card.md", BEGIN, ""), "has no place for its generated part"),
         (lambda share: (share / "notebooks" / f"{NAME}.ipynb").rename(share / "notebooks" / "21-other.ipynb"), "did you mean"),
         (lambda share: (share / "notebooks" / "sizes" / f"{NAME}.yaml").unlink(), "has no sizes: write notebooks/sizes/20-one.yaml"),
@@ -97,7 +100,7 @@ def test_an_expectation_may_not_be_edited_and_committed_behind_its_record(share:
     told = json.loads(path.read_text())
     told["findings"][f"{NAME}-near-one"]["digest"] = find_claim(CLAIM).digest
     write_record(path, told)
-    assert any("expected something else at the record's commit" in problem for problem in check_papers().problems)
+    assert any("had another expectation at the record's commit" in problem for problem in check_papers().problems)
 
 
 def test_a_claim_is_older_than_its_record(share: Path) -> None:
@@ -107,7 +110,7 @@ def test_a_claim_is_older_than_its_record(share: Path) -> None:
     commit(share)
     late = facts("21-late", find_claim(f"{KEY}/21-late-near-one"), sha)
     write_record(record_file(share / "papers", KEY, "21-late", "ci", "2-cores"), late)
-    assert any("was not yet claimed at the record's commit" in problem for problem in check_papers().problems)
+    assert any("did not exist at the record's commit" in problem for problem in check_papers().problems)
 
 
 def test_without_history_it_is_said_that_digests_alone_are_checked(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +122,7 @@ def test_without_history_it_is_said_that_digests_alone_are_checked(share: Path, 
 def test_a_commit_that_is_not_there_is_said(share: Path) -> None:
     record(share, "0" * 40)
     result = check_papers()
-    assert result.problems == [] and "is not in the history here: only digests are checked" in result.notes[0]
+    assert result.problems == [] and "is not in this history: only digests are checked" in result.notes[0]
 
 
 def test_digits_never_reproduce_the_papers_own_scale(share: Path) -> None:
@@ -130,7 +133,7 @@ def test_digits_never_reproduce_the_papers_own_scale(share: Path) -> None:
     for size, word in (("ci", "same direction at reduced scale"), ("full", "reproduced")):
         record(share, sha, size=size, parameters={"size": size, "problem": "digits-mlp"})
         assert read_paper(KEY).rows[0].verdict.word == word
-    assert any("about the paper's own data, and was measured on digits-mlp" in problem for problem in check_papers().problems)
+    assert any("about the paper's own data, but was measured on digits-mlp" in problem for problem in check_papers().problems)
 
 
 def test_the_largest_size_decides_then_the_newest_and_sites_stand_side_by_side(share: Path) -> None:

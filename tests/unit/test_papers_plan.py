@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tests.papers_share import KEY, commit, facts, finding, git, make_share, write_claims, write_notebook
 from workbench import resources
 from workbench.cli.main import main
+from workbench.clusters.slurm import batch_job
 from workbench.errors import ConfigError
 from workbench.papers import history
 from workbench.papers.artefact import write_artefact
@@ -53,9 +55,9 @@ def test_sizes_are_read(share: Path) -> None:
         ("smoke: {}\nci: {scal: 2}\nfull: {}", "no parameter of 20-one is called 'scal': did you mean scale"),
         ("smoke: {}\nci: {}", "has no `full`"),
         ("smoke: {}\nci: 3\nfull: {}", "ci is a mapping"),
-        ("smoke: {}\nci: {size: ci}\nfull: {}", "`size` is set by itself"),
+        ("smoke: {}\nci: {size: ci}\nfull: {}", "`size` is set automatically"),
         ("smoke: {}\nci: {}\nfull: {}\nranks: [local]", "write LAUNCHER:NUMBER"),
-        ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "is a list of words"),
+        ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "must be a list of texts"),
     ],
 )
 def test_what_is_no_size_is_refused(share: Path, text: str, says: str) -> None:
@@ -76,7 +78,7 @@ def test_the_command_tells_and_takes_sizes(share: Path, capsys: pytest.CaptureFi
 def test_a_notebook_without_sizes_has_none_but_its_own(share: Path) -> None:
     (share / "notebooks" / "sizes" / "20-one.yaml").unlink()
     assert values_at(resources.notebook("20-one"), "smoke") == {"size": "smoke"}
-    with pytest.raises(ConfigError, match="20-one knows no sizes"):
+    with pytest.raises(ConfigError, match="20-one has no sizes"):
         values_at(resources.notebook("20-one"), "ci")
 
 
@@ -102,13 +104,13 @@ def test_claims_are_committed_before_they_are_recorded(share: Path) -> None:
     refuse_uncommitted(jobs, share / "papers")
     path = share / "papers" / KEY / "claims" / "21-two.yaml"
     path.write_text(path.read_text() + "\n# another word\n")
-    with pytest.raises(ConfigError, match=r"21-two\.yaml is not committed as it is"):
+    with pytest.raises(ConfigError, match=r"21-two\.yaml differs from its committed version"):
         refuse_uncommitted(jobs, share / "papers")
     git(share, "add", "--all")
-    with pytest.raises(ConfigError, match="is not committed"):
+    with pytest.raises(ConfigError, match="differs from its committed version"):
         refuse_uncommitted(jobs, share / "papers")
     git(share, "rm", "--quiet", "--cached", str(path))
-    with pytest.raises(ConfigError, match="is not committed"):
+    with pytest.raises(ConfigError, match="differs from its committed version"):
         refuse_uncommitted(jobs, share / "papers")
 
 
@@ -127,7 +129,7 @@ def test_a_records_commit_is_dirty_by_code_and_claims_but_not_by_records(share: 
 
 def test_update_takes_no_parameters(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", KEY, "--update", "-p", "scale=2"]) == 2
-    assert "--update keeps records of a size as its file says" in capsys.readouterr().err
+    assert "--update needs the parameters of the size" in capsys.readouterr().err
 
 
 def test_a_site_has_a_name_that_may_be_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def test_an_artefact_can_be_run_by_itself_and_is_the_same_twice(share: Path, tmp
         "## Abstract",
         "## Requirements",
         "## Install",
-        "## How long",
+        "## Durations",
         "- size ci on 2-cores: 0.1 min",
         "single seeds from 0.98 to 1.02",
     ):
@@ -201,4 +203,5 @@ def test_a_job_runs_the_same_command(share: Path, capsys: pytest.CaptureFixture[
     script = capsys.readouterr().out
     for line in ("--ntasks=4", "--nodes=2", "--partition=gpu", "--time=02:00:00", "--no-requeue", "--signal=B:USR1@60"):
         assert f"#SBATCH {line}\n" in script
-    assert "batch_job.py" in script.splitlines()[-1] and "--job-name=reproduce-" in script
+    program = next(word for word in shlex.split(script.splitlines()[-1]) if word.endswith(".py"))
+    assert Path(program).samefile(batch_job.__file__) and "--job-name=reproduce-" in script

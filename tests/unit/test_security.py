@@ -15,7 +15,7 @@ import pytest
 import workbench
 from tests.unit.hostile import MARKUP
 from workbench.analysis.table import Column, Table
-from workbench.clusters.supervision import registry as register
+from workbench.clusters.supervision import registry
 from workbench.errors import LaunchError
 from workbench.trace import MemoryRecorder, Run
 
@@ -33,7 +33,6 @@ ALLOWED = {  # each with its reason
     "clusters/engines/engines.py: cloudpickle": "a detached cluster's launcher; only its owner can write there (`registry.trusted`)",
     "clusters/engines/engine_process.py: pickle": "from a process to its own fork, over a pipe that nobody else holds",
     "clusters/local/fork_server.py: multiprocessing": FRAMES,
-    "clusters/local/fork_ranks.py: multiprocessing": FRAMES,
     "experiments/fork_cells.py: multiprocessing": FRAMES,
     "experiments/yaml_file.py: yaml.Loader": "our loader is a SafeLoader, with fewer values and not more",
 }
@@ -185,20 +184,20 @@ def test_a_pickle_is_read_from_a_folder_of_ones_own_alone(tmp_path: Path) -> Non
     """Another user who could write there could run what he likes as us."""
     folder = tmp_path / "cluster"
     folder.mkdir(mode=0o700)
-    path = folder / register.LAUNCHER
+    path = folder / registry.LAUNCHER
     path.write_bytes(b"x")
     path.chmod(0o600)
-    assert register.trusted(path) == path
+    assert registry.trusted(path) == path
     for place, mode in ((path, 0o622), (folder, 0o777)):
         before = stat.S_IMODE(place.stat().st_mode)
         place.chmod(mode)
         with pytest.raises(LaunchError, match="others can write"):
-            register.trusted(path)
+            registry.trusted(path)
         place.chmod(before)
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
         with pytest.raises(LaunchError, match="belongs to another user"):
-            register.trusted(path)
+            registry.trusted(path)
 
 
 def test_the_folder_of_clusters_is_for_its_owner_alone() -> None:

@@ -1,4 +1,4 @@
-"""The script that a Slurm job runs: ends, warnings, and what a cluster's end leaves for the warden. Needs no Slurm."""
+"""The script that a Slurm job runs: ends, warnings, and what a cluster's end leaves for the reaper. Needs no Slurm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def job(folder: Path, command: list[str], **words: Any) -> Iterator[subprocess.P
     """The script at work, with its output in a pipe."""
     folder.mkdir(exist_ok=True)
     fixed = {"environment": {"FROM_SPEC": "yes"}, "folder": str(folder), "controller": None, "connection": None}
-    spec = {**fixed, "on_warning": "word", "requeue": False, "command": command, **words}
+    spec = {**fixed, "on_warning": "command", "requeue": False, "command": command, **words}
     (folder / "job.json").write_text(json.dumps(spec))
     argv = [sys.executable, "-P", slurm_job.__file__, str(folder / "job.json")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -35,6 +35,12 @@ def job(folder: Path, command: list[str], **words: Any) -> Iterator[subprocess.P
             yield process
         finally:
             process.kill()
+
+
+def test_what_is_submitted_exists() -> None:
+    from workbench.clusters.launchers import slurm_launcher
+
+    assert Path(slurm_launcher.SCRIPT).samefile(slurm_job.__file__)
 
 
 def ranks_that_wait(folder: Path) -> list[str]:
@@ -113,7 +119,7 @@ def test_a_command_line_is_interrupted_and_its_run_goes_on_in_the_next_turn(tmp_
     with job(folder, command, on_warning="interrupt", requeue=True) as process:
         assert within(20, (tmp_path / "runs").exists)
         process.send_signal(signal.SIGUSR1)
-        assert "back into the queue, to go on with the run" in process.communicate(timeout=30)[0]
+        assert "back into the queue, to continue with the run" in process.communicate(timeout=30)[0]
     assert told.read_text() == "requeue 7\n"
     told.unlink()
     with job(folder, command, on_warning="interrupt", requeue=True) as process:

@@ -72,7 +72,7 @@ def test_everything_asked_for_is_in_the_script() -> None:
         ("slurm:debug", "'debug' is no option"),
         ("slurm:nodes=2,nodes=3", "nodes is given twice"),
         ("slurm:gpus-per-task=2,gpus-per-rank=2", "gpus-per-rank is given twice"),
-        ("slurm:nodes=two", "nodes='two': a whole number"),
+        ("slurm:nodes=two", "nodes='two': give a whole number"),
         ("slurm:nodes=0", "1 or more"),
         ("slurm:time=half an hour", "HH:MM:SS"),
         ("slurm:mpi=pmi", "'mpiexec', 'pmix', 'pmi2'"),
@@ -127,7 +127,7 @@ def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.notebooks
-def test_what_a_job_that_runs_has_settled_is_refused() -> None:
+def test_what_a_running_job_has_fixed_is_refused() -> None:
     from workbench.clusters.launchers.slurm_launcher import StepLauncher
 
     def step(words: str) -> StepLauncher:
@@ -139,10 +139,10 @@ def test_what_a_job_that_runs_has_settled_is_refused() -> None:
         ("gpus-per-task=2", "gpus_per_rank"),
         ("controller=job", "controller"),
     ):
-        with pytest.raises(ConfigError, match=rf"Slurm's job 7, .*: {name} of a job that runs"):
-            step(f"slurm:{words}").check(2)
-    step("slurm").check(4)
-    step("slurm:nodes=1,mpi=pmix,controller=here").check(4)
+        with pytest.raises(ConfigError, match=rf"Slurm's job 7, .* A running job cannot change .*{name}"):
+            step(f"slurm:{words}").check_num_ranks(2)
+    step("slurm").check_num_ranks(4)
+    step("slurm:nodes=1,mpi=pmix,controller=here").check_num_ranks(4)
 
 
 def test_a_jobs_state_in_words() -> None:
@@ -170,17 +170,17 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
     signals = [line for line in capsys.readouterr().out.splitlines() if "--signal" in line]
     assert signals[-1] == "#SBATCH --signal=B:USR1@300", "sbatch takes the last"
     for argv, words in (
-        ([], "say what to train"),
+        ([], "give a training after"),
         (["train", "pipe-sdg"], "pipe-sgd"),
         (["train", "pipe-sgd", "--runtime", "simulated"], "one process"),
         (["train", "pipe-sgd", "--json"], "show last --json"),
-        (["train", "pipe-sgd", "--workers", "0"], "--workers 0: at least 1"),
+        (["train", "pipe-sgd", "--workers", "0"], "--workers 0: give 1 or more"),
         (["train", "pipe-sgd", "--batch-size", "0"], "batch_size=0"),
         (["train", "pipe-sgd", "--lr", "-1"], "lr=-1"),
         (["train", "pipe-sgd", "--optimizer", "Adan"], "did you mean Adam"),
-        (["train", "pipe-sgd", "--network", "infiniband-hdr"], "of simulated workers"),
+        (["train", "pipe-sgd", "--network", "infiniband-hdr"], "for simulated workers"),
         (["train", "pipe-sgd", "--resume", "nope"], "no run 'nope'"),
-        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "kept no checkpoint"),
+        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "has no checkpoint"),
     ):
         assert main(["submit", "--", *argv]) == 2
         assert words in capsys.readouterr().err

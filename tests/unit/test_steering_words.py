@@ -25,7 +25,7 @@ from workbench.algorithms import (
     recorded,
 )
 from workbench.cli.main import main
-from workbench.clusters.commands import say_set
+from workbench.clusters.commands import send_settings
 from workbench.codecs import ErrorFeedback, Linear8, TopK, Truncate16
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.errors import ConfigError, Stalled
@@ -186,10 +186,10 @@ def test_the_handle_writes_words_and_refuses_before_it_does(runs: Path) -> None:
 
 def test_a_method_of_the_notebooks_own_is_steered_by_the_names_of_its_record(runs: Path) -> None:
     folder = folder_of(runs, PipeSGD(), method={"name": "MySGD", "settings": {"patience": 3}})
-    say_set(folder, {"patience": 4})
+    send_settings(folder, {"patience": 4})
     assert read_commands(folder) == [{"set": {"patience": 4}}]
     with pytest.raises(ConfigError, match="did you mean patience"):
-        say_set(folder, {"patienc": 4})
+        send_settings(folder, {"patienc": 4})
 
 
 def test_a_shell_steers(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

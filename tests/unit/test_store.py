@@ -254,7 +254,7 @@ def test_remove_asks_and_leaves_what_runs(some: list[Path], runs: Path, capsys: 
         assert main(["runs", "remove", *words]) == status
         return capsys.readouterr().err
 
-    assert "say which" in remove("--yes", status=2)
+    assert "select runs by name" in remove("--yes", status=2)
     shutil.copytree(some[0], runs.parent / "elsewhere" / some[0].name)
     assert "is not in the store" in remove(str(runs.parent / "elsewhere" / some[0].name), "--yes", status=2)
     assert "no such runs" in remove("--where", "status=finished", "workers=77", "--yes", status=2)

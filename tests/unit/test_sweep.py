@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from workbench.errors import ConfigError
 from workbench.experiments import sweep, sweeper
 from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
-from workbench.experiments.fork_cells import COMMAND, warm_server
+from workbench.experiments.fork_cells import COMMAND, start_fork_server
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, state_of
 from workbench.experiments.yaml_file import read_yaml
@@ -95,16 +95,16 @@ def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: lis
         ({"base": {"method": "pipe-sdg"}}, "did you mean pipe-sgd"),
         ({"base": {"method": "pipe-sgd", "set": {"widht": 2}}}, "did you mean width"),
         ({"base": {"method": "pipe-sgd", "set": 2}}, "name: value"),
-        ({"base": {"method": "pipe-sgd", "workers.x": 2}}, "has no parts"),
+        ({"base": {"method": "pipe-sgd", "workers.x": 2}}, "has no settings"),
         ({"base": {"method": {"pipe-sgd": 2}}}, "one name and its settings"),
         ({"base": {"method": "pipe-sgd", "resume": "last"}}, "resume"),
         ({"base": {"method": "pipe-sgd", "workers": "two"}}, "invalid int value"),
-        ({"base": {"method": "pipe-sgd", "workers": 0}}, "at least 1"),
-        ({"base": {"method": "pipe-sgd", "workers": [2, 4]}}, r"workers: \[2, 4\]: one value; several.* under axes"),
+        ({"base": {"method": "pipe-sgd", "workers": 0}}, "give 1 or more"),
+        ({"base": {"method": "pipe-sgd", "workers": [2, 4]}}, r"workers: \[2, 4\]: give one value; several.* under axes"),
         ({"axes": {"method": ["dear"], "lr": [[0.1, 0.2]]}}, "under axes"),
         ({"base": {"method": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
         ({"base": {"method": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
-        ({"axes": {"seed": [0]}}, "it has no method"),
+        ({"axes": {"seed": [0]}}, "it has no algorithm"),
         ({"axes": {"seed": 0}}, "list of values"),
         ({"axes": {"method": ["dear"]}, "exclude": [{"method": "pipe-sgd"}]}, "matches no cell"),
         ({"axes": {"method": ["dear"]}, "exclude": [{"method": "dear"}]}, "no cell is left"),
@@ -179,7 +179,7 @@ def test_numbers_of_every_form_are_numbers(tmp_path: Path) -> None:
 def test_a_server_that_died_is_replaced_and_its_cell_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first server ends before it writes anything, the next works."""
     commands = iter([("sh", "-c", "exit 3"), COMMAND])
-    monkeypatch.setattr(sweeper, "warm_server", lambda env: warm_server(env, next(commands)))
+    monkeypatch.setattr(sweeper, "start_fork_server", lambda env: start_fork_server(env, next(commands)))
     found = sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}, "axes": {"seed": [0, 1]}})
     assert [item.state for item in found.cells] == ["failed", "finished"]
     assert "exit status 3" in found.failed[0].error

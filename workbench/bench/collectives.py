@@ -16,9 +16,9 @@ from workbench.bench import How
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, beside
-from workbench.clusters.choose import RuntimeName
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.clusters.emulated.rates import parse_rate
+from workbench.clusters.launchers.choose import RuntimeName
 from workbench.clusters.local.mpi_install import MPIInstall, find_mpi
 from workbench.errors import LaunchError
 

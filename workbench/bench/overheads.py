@@ -15,7 +15,7 @@ from workbench.bench import How, driven
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, beside
-from workbench.clusters.choose import RuntimeName
+from workbench.clusters.launchers.choose import RuntimeName
 from workbench.units import MB
 
 if TYPE_CHECKING:

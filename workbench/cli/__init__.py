@@ -1,5 +1,6 @@
 """The command line: `workbench COMMAND`.
 
-`main` holds the parser and the short commands; every other module is one command. A module here parses options and prints; what it does
-is in the packages below. numpy and torch are imported when a command needs them, so that `--help` is quick.
+`main` holds the parser and the short commands. Every other module is one command. A module here parses options
+and prints results; the packages below do the work. numpy and torch are imported when a command needs them, so
+`--help` is fast.
 """

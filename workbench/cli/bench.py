@@ -1,4 +1,4 @@
-"""`workbench bench`: step times, collectives, codecs and overheads beside their peers and the physical limit."""
+"""`workbench bench`: measures step times, collectives, codecs and overheads against peers and the physical limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from workbench.bench.rows import Row
 
 EPILOG = """\
-  workbench bench                                   # what there is
-  workbench bench step --ranks 2 4                  # prints a table; ratios of pairs measured in one run, with their spread
+  workbench bench                                   # lists the benchmarks
+  workbench bench step --ranks 2 4                  # prints a table: ratios of pairs measured in one run, with their spread
   workbench bench step --only MLP --rounds 10
-  workbench bench codecs -o codecs.json             # leaves a record
-  workbench bench codecs --against codecs.json      # says what moved since; exit status 1 if anything became slower
-  workbench bench wire --read records/bench-wire.json --figure wire     # a record's table and picture; measures nothing
+  workbench bench codecs -o codecs.json             # writes a record
+  workbench bench codecs --against codecs.json      # says what has changed; exit status 1 if anything is slower
+  workbench bench wire --read records/bench-wire.json --figure wire     # table and figure of a record; measures nothing
 """
 
 
@@ -29,15 +29,15 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench bench`, and what runs it."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
     add = parser.add_argument
-    add("name", nargs="?", help="which benchmark; all of them, one after the other: all")
-    add("--rounds", type=int, default=30, help="pairs of measurements a ratio (30 by default)")
+    add("name", nargs="?", help="name of a benchmark; `all` runs all of them")
+    add("--rounds", type=int, default=30, help="pairs of measurements per ratio (30 by default)")
     add("--ranks", type=int, nargs="+", default=[], metavar="N", help="numbers of ranks, instead of the benchmark's own")
     add("--only", nargs="+", default=[], metavar="WORD", help="only cases with one of these words in their names")
-    add("--json", action="store_true", help="print the record, and nothing else")
-    add("--output", "-o", metavar="FILE", help="leave the record there; of all, a folder: bench-NAME.json each")
-    add("--against", metavar="FILE", help="an earlier record (of all, their folder): say what moved since")
-    add("--read", metavar="FILE", help="measure nothing: show this record")
-    add("--figure", metavar="FILE", help="of wire: draw step times beside their limits, as FILE.svg")
+    add("--json", action="store_true", help="print only the record")
+    add("--output", "-o", metavar="FILE", help="write the record there; with `all`, a folder for bench-NAME.json files")
+    add("--against", metavar="FILE", help="say what has changed since this record; with `all`, a folder of records")
+    add("--read", metavar="FILE", help="show this record; measure nothing")
+    add("--figure", metavar="FILE", help="with wire: draw step times and their limits, as FILE.svg")
     parser.set_defaults(command=_bench)
 
 
@@ -48,14 +48,19 @@ def _bench(options: argparse.Namespace) -> int:
         width = max(map(len, bench.NAMES))
         print("\n".join(f"{name:{width}}  {about}" for name, about in bench.NAMES.items()))
         return 0
-    say = (lambda words: print(words, file=sys.stderr)) if options.json else print
-    how = bench.How(rounds=options.rounds, ranks=tuple(options.ranks), only=tuple(options.only), say=say)
+    output = sys.stderr if options.json else sys.stdout
+    how = bench.How(
+        rounds=options.rounds,
+        ranks=tuple(options.ranks),
+        only=tuple(options.only),
+        say=lambda message: print(message, file=output),
+    )
     every = options.name == "all"
     for given in (options.output, options.against):
         if every and given and Path(given).suffix:
-            raise ConfigError(f"{given}: of all benchmarks, give a folder")
+            raise ConfigError(f"{given}: with all benchmarks, give a folder")
     if options.figure and options.name != "wire":
-        raise ConfigError(f"--figure draws what `workbench bench wire` measures, and this is {options.name}")
+        raise ConfigError(f"--figure draws the results of `workbench bench wire`, and this is {options.name}")
     if options.read and every:
         raise ConfigError("--read shows one record: name its benchmark")
     records = [_one(name, how, options, every) for name in (bench.NAMES if every else [options.name])]
@@ -65,7 +70,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
-    """Run one; its record, and whether anything became slower than in the earlier one."""
+    """Run one benchmark. Return its record, and whether anything is slower than in the earlier record."""
     from workbench.bench.records import moves, read_record, write_record
     from workbench.bench.rows import Row, table_of
 
@@ -73,7 +78,7 @@ def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) ->
     if earlier and every and not earlier.exists():
         how.say(f"{name}: no earlier record to compare with ({earlier})")
         earlier = None
-    before = read_record(earlier) if earlier else None  # before anything is measured: it may be unreadable
+    before = read_record(earlier) if earlier else None  # before the measurements, because the file may be unreadable
     facts = read_record(Path(options.read)) if options.read else _measured(name, how, options)
     rows = [Row.from_record(row) for row in facts["rows"]]
     if facts["bench"] != name:
@@ -94,12 +99,12 @@ def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) ->
             f"{now.ratio:.3f} [{now.low:.3f}, {now.high:.3f}], was {then.ratio:.3f} [{then.low:.3f}, {then.high:.3f}]"
         )
     if before and not found:
-        how.say(f"nothing moved beyond its spread since {before['date']}")
+        how.say(f"nothing changed beyond its spread since {before['date']}")
     return facts, any(move.word == "slower" for move in found)
 
 
 def _measured(name: str, how: bench.How, options: argparse.Namespace) -> dict[str, Any]:
-    """A record, made now."""
+    """Measure. Return the record."""
     from workbench import bench
     from workbench.bench.records import facts_of
 
@@ -108,7 +113,7 @@ def _measured(name: str, how: bench.How, options: argparse.Namespace) -> dict[st
         rows.append(row)
         how.say(f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip())
     if not rows and options.only and options.name != "all":
-        raise ConfigError(f"--only {' '.join(options.only)}: nothing of it is named like this; `workbench bench {name}` tells its cases")
+        raise ConfigError(f"--only {' '.join(options.only)}: no case has such a name; `workbench bench {name}` shows its cases")
     return facts_of(name, rows)
 
 
@@ -121,4 +126,6 @@ def _draw(rows: Sequence[Row], path: Path, how: bench.How) -> None:
 
 
 def _place(given: str | None, name: str, every: bool) -> Path | None:
-    return None if given is None else Path(given) / f"bench-{name}.json" if every else Path(given)
+    if given is None:
+        return None
+    return Path(given) / f"bench-{name}.json" if every else Path(given)

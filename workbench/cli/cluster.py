@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from workbench.clusters.supervision.registry import Entry
 
 EXAMPLES = """
-A cluster that was detached goes on until somebody attaches to it (workbench.attach in Python) or ends it here:
+A detached cluster runs until a process attaches to it (workbench.attach in Python) and ends, or until you stop it here:
 
   workbench cluster list
   workbench cluster status cluster-3f2a
@@ -27,15 +27,15 @@ def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
     cluster.formatter_class = argparse.RawDescriptionHelpFormatter
     cluster.epilog = EXAMPLES
     actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="all clusters: who holds them, which were detached, which a crash left over")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing = actions.add_parser("list", help="list all clusters: owned by a process, detached, or left over by a crash")
+    listing.add_argument("--json", action="store_true", help="print one JSON object per line")
     listing.set_defaults(command=_list)
-    status = actions.add_parser("status", help="the ranks of one, and what they do")
-    status.add_argument("name", help="its id, or the beginning of it")
+    status = actions.add_parser("status", help="show the ranks of a cluster and their states")
+    status.add_argument("name", help="the cluster's id, or the beginning of it")
     status.set_defaults(command=_status)
-    stop = actions.add_parser("stop", help="end one and remove what is left of it")
-    stop.add_argument("name", help="its id, or the beginning of it")
-    stop.add_argument("--force", action="store_true", help="also if a living process holds it")
+    stop = actions.add_parser("stop", help="end a cluster and remove its files")
+    stop.add_argument("name", help="the cluster's id, or the beginning of it")
+    stop.add_argument("--force", action="store_true", help="also if a running process owns it")
     stop.set_defaults(command=_stop)
 
 
@@ -76,11 +76,11 @@ def _training(folder: str | None) -> str | None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from workbench.clusters.status import look
-    from workbench.clusters.supervision.registry import find
+    from workbench.clusters.status import entry_table
+    from workbench.clusters.supervision.registry import find_entry
 
-    entry = find(options.name)
-    print(look(entry))
+    entry = find_entry(options.name)
+    print(entry_table(entry))
     training = _training(entry.record.get("run"))
     if training is not None:
         print(f"training {training}")
@@ -89,29 +89,29 @@ def _status(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     from workbench.clusters.engines.engines import Engines
-    from workbench.clusters.supervision.registry import find
+    from workbench.clusters.supervision.registry import find_entry
 
-    entry = find(options.name)
+    entry = find_entry(options.name)
     if not entry.is_here and not entry.record.get("reachable"):
         raise ConfigError(f"cluster {entry.id} is on host {entry.record['host']}: stop it there")
     if entry.owner is not None and not options.force:
-        raise ConfigError(f"process {entry.owner} holds cluster {entry.id}: end it there, or here with --force")
-    if not entry.is_here and entry.detached is None and not options.force:  # nobody here knows whether its holder lives
+        raise ConfigError(f"process {entry.owner} owns cluster {entry.id}: end it there, or here with --force")
+    if not entry.is_here and entry.detached is None and not options.force:  # its owner may be alive on the other host
         raise ConfigError(f"cluster {entry.id} was not detached on host {entry.record['host']}: stop it there, or here with --force")
     if entry.detached is not None:
         try:
-            Engines.attach(entry).stop()  # as its launcher ends it: a job is cancelled
+            Engines.attach(entry).stop()  # by its launcher, which cancels a job
         except LaunchError as error:
             print(f"workbench: {error}; its processes are ended", file=sys.stderr)
     num_ended = entry.clear()
-    _book_the_end(entry)
-    left = f", {num_ended} processes that were left ended" if num_ended else ""
+    _mark_training_failed(entry)
+    left = f", and {num_ended} processes that were left" if num_ended else ""
     print(f"stopped {entry.id}{left}")
     return 0
 
 
-def _book_the_end(entry: Entry) -> None:
-    """A training that it was ended in is recorded as failed."""
+def _mark_training_failed(entry: Entry) -> None:
+    """Record a training that the cluster's end has ended as failed."""
     from pathlib import Path
 
     from workbench.trace.store import OVER, read_info, update_run

@@ -1,4 +1,4 @@
-"""`workbench doctor`: what works here, what does not, and what mends it."""
+"""`workbench doctor`: tries what works on this machine, and says how to fix the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigError
 
-if TYPE_CHECKING:  # the module imports what the command needs, and `--help` does not
+if TYPE_CHECKING:  # the module has heavy imports, which `--help` does not need
     from workbench.doctor.finding import Finding
 
 SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
@@ -21,9 +21,9 @@ SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench doctor`, and what runs it."""
     add = parser.add_argument
-    add("--quick", action="store_true", help="start nothing: no ranks, no emulated network")
-    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long ranks may take to find each other")
-    add("--json", action="store_true", help="one JSON array")
+    add("--quick", action="store_true", help="start no ranks and no emulated network")
+    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="limit for ranks to find each other")
+    add("--json", action="store_true", help="print a JSON array")
     parser.set_defaults(command=_doctor)
 
 
@@ -31,7 +31,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from workbench.doctor import examine
 
     if options.timeout <= 0:
-        raise ConfigError(f"--timeout {options.timeout:g}: seconds, above 0")
+        raise ConfigError(f"--timeout {options.timeout:g}: give seconds above 0")
     found = []
     for item in examine(start=not options.quick, timeout_s=options.timeout):
         found.append(item)
@@ -46,12 +46,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _conclusion(found: Sequence[Finding]) -> str:
-    """The last line; it names what is missing, so that it never says more than the lines above it."""
+    """The last line: the number of faults, or the optional parts that are missing."""
     faults = sum(item.state == "fault" for item in found)
     if faults:
-        return f"{faults} to mend: see FAULT above."
+        return f"{faults} to fix: see FAULT above."
     missing = ", ".join(item.part for item in found if item.state == "missing")
-    return "All that is needed works." + (f" Optional, and not here: {missing}." if missing else "")
+    return "All required parts work." + (f" Optional and missing: {missing}." if missing else "")
 
 
 def _print(part: str, sign: str, found: str, mend: str) -> None:
@@ -61,4 +61,4 @@ def _print(part: str, sign: str, found: str, mend: str) -> None:
     for line in rest:
         print(f"{'':25} {line}", flush=True)
     if mend and sign != "ok":
-        print(f"{'':25} mend: {mend}", flush=True)
+        print(f"{'':25} fix: {mend}", flush=True)

@@ -1,4 +1,4 @@
-"""`workbench emulate`: a command on hosts of an emulated network, from a shell."""
+"""`workbench emulate`: runs a command on hosts of an emulated network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.clusters.emulated import EmulatedNetwork
 
-PORT = 29500  # of torch's own launchers; the hosts' ports are nobody else's
-GRACE_S = 5.0  # for ranks to say why they leave, when one has failed
+PORT = 29500  # the default of torch's launchers; nothing else uses the hosts' ports
+GRACE_S = 5.0  # time for the other ranks to report their errors after one has failed
 EXAMPLES = """
-COMMAND runs on the first host, host0; what it starts with `workbench train`, mpiexec or Cluster goes to all of them:
+COMMAND runs on the first host, host0. Ranks that it starts by `workbench train`, mpiexec or Cluster run on all hosts:
 
   workbench emulate --hosts 4 --rate 1gbit -- workbench train pipe-sgd --runtime mpi --workers 4 --steps 20
   workbench emulate --hosts 2 --ranks-per-host 4 -- workbench train synchronous-sgd --workers 8 --set collective=hierarchical
@@ -33,15 +33,15 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     emulate.epilog = EXAMPLES
     add = emulate.add_argument
     add("--hosts", type=int, default=2)
-    add("--rate", default="1gbit", help="of every host's interface, in both directions")
-    add("--up", metavar="RATE", help="from a host, where it differs")
-    add("--down", metavar="RATE", help="to a host, where it differs")
-    add("--slow", action="append", default=[], metavar="HOST=RATE", help="one host's own rate, such as 2=100mbit")
-    add("--latency", default="0", metavar="TIME", help="from host to host, such as 5ms")
+    add("--rate", default="1gbit", help="rate of every host's interface, in both directions")
+    add("--up", metavar="RATE", help="rate from a host, if it differs")
+    add("--down", metavar="RATE", help="rate to a host, if it differs")
+    add("--slow", action="append", default=[], metavar="HOST=RATE", help="rate of one host, such as 2=100mbit")
+    add("--latency", default="0", metavar="TIME", help="latency from host to host, such as 5ms")
     add("--ranks-per-host", type=int, default=1)
-    add("--each", action="store_true", help="run COMMAND as every rank, with RANK, WORLD_SIZE, MASTER_ADDR and so on as torchrun sets them")
-    add("--check", action="store_true", help="measure rates and round trips first, and print them beside what was asked")
-    add("argv", nargs="*", metavar="COMMAND", help="after --")
+    add("--each", action="store_true", help="run COMMAND as every rank, with the variables of torchrun (RANK, WORLD_SIZE, ...)")
+    add("--check", action="store_true", help="first measure rates and round trips, and print them next to the requested ones")
+    add("argv", nargs="*", metavar="COMMAND", help="command to run, after --")
     emulate.set_defaults(command=_emulate)
 
 
@@ -49,11 +49,11 @@ def _emulate(options: argparse.Namespace) -> int:
     from workbench.clusters.emulated import EmulatedNetwork
 
     if not options.argv and not options.check:
-        raise ConfigError("say what to run, after --: workbench emulate --hosts 2 -- COMMAND; or --check to measure the network")
+        raise ConfigError("give a command after --: workbench emulate --hosts 2 -- COMMAND; or --check to measure the network")
     if options.each and not options.argv:
-        raise ConfigError("--each is about a COMMAND: give one after --")
+        raise ConfigError("--each needs a COMMAND: give one after --")
     if options.check and options.hosts < 2:
-        raise ConfigError(f"--check measures between hosts: --hosts {options.hosts} is too few, 2 are enough")
+        raise ConfigError(f"--check measures between hosts: --hosts {options.hosts} is too few, use 2 or more")
     with EmulatedNetwork(
         options.hosts,
         rate=options.rate,
@@ -75,7 +75,7 @@ def _slow(given: list[str]) -> dict[int, str]:
     for pair in given:
         host, equals, rate = pair.partition("=")
         if not equals or not host.strip().isdigit():
-            raise ConfigError(f"--slow {pair!r}: write it as HOST=RATE, for example --slow 2=100mbit")
+            raise ConfigError(f"--slow {pair!r}: write HOST=RATE, such as --slow 2=100mbit")
         if int(host) in slow:
             raise ConfigError(f"--slow {pair!r}: host {int(host)} has a rate already")
         slow[int(host)] = rate
@@ -83,7 +83,7 @@ def _slow(given: list[str]) -> dict[int, str]:
 
 
 def _check(network: EmulatedNetwork) -> str:
-    """A table of what was asked and what was measured."""
+    """A table of requested and measured rates and round trips."""
     from workbench.clusters.emulated import rate_text
     from workbench.clusters.emulated.check import measure_all
 
@@ -96,7 +96,7 @@ def _check(network: EmulatedNetwork) -> str:
 
 
 def _start(network: EmulatedNetwork, argv: list[str], *, each: bool) -> list[subprocess.Popen[Any]]:
-    """The command on the first host, or one on every place."""
+    """Start the command on the first host, or once per rank."""
     if not each:
         return [network.run(0, argv)]
     per_host = network.ranks_per_host
@@ -114,27 +114,29 @@ def _start(network: EmulatedNetwork, argv: list[str], *, each: bool) -> list[sub
 
 
 def _wait(processes: list[subprocess.Popen[Any]]) -> int:
-    """Until all have ended; when one fails, the others are ended too. The first exit status that is not 0."""
+    """Wait until all have ended. Return the first exit status that is not 0. If one fails, the others are ended."""
     stop_at = None
     while any(process.poll() is None for process in processes):
         try:
             if stop_at is None and any(process.poll() for process in processes):
                 stop_at = time.monotonic() + GRACE_S
             if stop_at is not None and time.monotonic() > stop_at:
-                break  # the network's end is theirs
+                break  # the end of the network ends them
             with contextlib.suppress(subprocess.TimeoutExpired):
                 next(process for process in processes if process.returncode is None).wait(0.1)
         except KeyboardInterrupt:
-            if not _terminal_told_all():
+            if not _terminal_signals_all():
                 for process in processes:
                     if process.poll() is None:
                         process.send_signal(signal.SIGINT)
     failed = [process.returncode for process in processes if process.returncode]
-    return 0 if not failed else failed[0] if failed[0] > 0 else 128 - failed[0]
+    if not failed:
+        return 0
+    return failed[0] if failed[0] > 0 else 128 - failed[0]
 
 
-def _terminal_told_all() -> bool:
-    """Whether Ctrl-C at our terminal went to the command as well: it does to the whole foreground process group."""
+def _terminal_signals_all() -> bool:
+    """Whether Ctrl-C reaches the command too: a terminal sends it to the whole foreground process group."""
     try:
         with open("/dev/tty") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

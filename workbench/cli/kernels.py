@@ -1,4 +1,4 @@
-"""`workbench kernels`: the Jupyter kernels that come with the package, and where Jupyter finds them."""
+"""`workbench kernels`: lists and installs the package's Jupyter kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from workbench.naming import unknown
 def add_kernels_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench kernels`."""
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="the kernels, and where each is installed")
-    listing.add_argument("--json", action="store_true", help="one JSON array")
+    listing = actions.add_parser("list", help="list the kernels and the folders where they are installed")
+    listing.add_argument("--json", action="store_true", help="print a JSON array")
     listing.set_defaults(command=_list)
-    install = actions.add_parser("install", help="put kernels where Jupyter looks for them (a wheel has done so for its own environment)")
-    install.add_argument("name", nargs="*", help="which; all by default")
+    install = actions.add_parser("install", help="install kernels where Jupyter looks for them (a wheel does this for its own environment)")
+    install.add_argument("name", nargs="*", help="names of kernels; all by default")
     place = install.add_mutually_exclusive_group()
-    place.add_argument("--user", action="store_true", help="for this user: a Jupyter of another environment finds them too")
+    place.add_argument("--user", action="store_true", help="for this user: Jupyter of every environment of the user finds them")
     place.add_argument("--sys-prefix", action="store_true", help="into this environment (the default)")
     place.add_argument("--prefix", type=Path, help="into another environment's folder")
     install.set_defaults(command=_install)
@@ -57,7 +57,7 @@ def _install(options: argparse.Namespace) -> int:
     target = _user_folder() if options.user else (options.prefix or Path(sys.prefix)) / "share" / "jupyter" / "kernels"
     for name in options.name or specs:
         spec = json.loads((specs[name] / "kernel.json").read_text())
-        spec["argv"][0] = sys.executable  # another environment's Jupyter would put its own Python there
+        spec["argv"][0] = sys.executable  # otherwise Jupyter of another environment would use its own Python
         try:
             (target / name).mkdir(parents=True, exist_ok=True)
             for file in specs[name].iterdir():

@@ -1,4 +1,4 @@
-"""The command line: `workbench COMMAND`. One thin function a command; heavy imports wait until one needs them."""
+"""The command line: `workbench COMMAND`. Each command is a thin function, which imports what it needs."""
 
 from __future__ import annotations
 
@@ -32,25 +32,30 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
 
-TERMINATED = 128 + signal.SIGTERM  # what `experiments.sigterm` leaves with, which is not imported before it is needed
+TERMINATED = 128 + signal.SIGTERM  # the exit status of `experiments.sigterm`, which is imported only when needed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 (also for a run that was stopped),
+    """Run one command.
 
-    2 for what the caller can mend, 130 when interrupted, 143 when terminated where a command cleans up.
+    Args:
+        arguments: the command line; that of this process by default.
+
+    Returns:
+        The exit status. 0: success, also for a run that was stopped. 2: an error that the caller can fix.
+        130: interrupted. 143: terminated, for commands that clean up.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     try:
-        options.given = given  # spawned ranks are told the same
+        options.given = given  # ranks get the same command line
         status = int(options.command(options) or 0)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         if _is_read():
             raise
-        return 0  # `| head` has seen enough
+        return 0  # the reader, such as `| head`, has closed the pipe
     except WorkbenchError as error:
         print(f"workbench: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
@@ -67,9 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_read() -> bool:
-    """Whether anybody still reads what is printed; if nobody does, the interpreter must not flush into the pipe again."""
+    """Whether standard output has a reader.
+
+    If it has none, redirect it, so that the interpreter's last flush cannot fail.
+    """
     watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)  # an error is told whatever is asked for
+    watch.register(sys.stdout.fileno(), 0)  # poll reports an error in any case
     if not watch.poll(0):
         return True
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,7 +86,7 @@ def _is_read() -> bool:
 
 @final
 class _Parser(argparse.ArgumentParser):
-    """Names the near miss of a word that is none of the choices."""
+    """Suggests the nearest choices for an invalid one."""
 
     def error(self, message: str) -> NoReturn:
         given = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -92,52 +100,59 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="workbench", description="A research workbench for distributed SGD.")
     parser.add_argument("--version", action="version", version=f"workbench {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    add_train_command(commands.add_parser("train", help="train a problem with a method on real or simulated ranks"))
-    add_steer_options(commands.add_parser("steer", help="other settings for a run that goes on; or pause, resume, stop it"))
-    add_submit_options(commands.add_parser("submit", help="train in a Slurm job, which goes on from its checkpoint after the time limit"))
-    add_sweep_options(commands.add_parser("sweep", help="run a grid of runs from a YAML file; goes on where it stopped"))
-    add_emulate_options(commands.add_parser("emulate", help="run a command on hosts of an emulated network, of a known rate and latency"))
-    add_cluster_options(commands.add_parser("cluster", help="list, look at and stop clusters, those that were detached among them"))
-    add_calibrate_options(commands.add_parser("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
-    add_predict_options(commands.add_parser("predict", help="what a step would take: other workers, networks, methods"))
-    add_recommend_options(commands.add_parser("recommend", help="which method, width, bucket size, codec and b to use, and why"))
+    add = commands.add_parser
+    add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
+    add_steer_options(add("steer", help="change settings of a running training; or pause, resume or stop it"))
+    add_submit_options(add("submit", help="train in a Slurm job; it can continue from its checkpoint after the time limit"))
+    add_sweep_options(add("sweep", help="run a grid of runs from a YAML file; continues where it stopped"))
+    add_emulate_options(add("emulate", help="run a command on hosts of an emulated network of a known rate and latency"))
+    add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
+    add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
+    add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
+    add_recommend_options(add("recommend", help="which algorithm, width, bucket size, codec and b to use, and why"))
 
-    add_runs_options(commands.add_parser("runs", help="list the runs of the store, export or remove some"))
+    add_runs_options(add("runs", help="list, export or remove runs of the run store"))
 
-    show = commands.add_parser("show", help="the numbers of runs, side by side")
+    show = commands.add_parser("show", help="compare the numbers of runs")
     show.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`")
-    show.add_argument("--json", action="store_true", help="one JSON object a run")
+    show.add_argument("--json", action="store_true", help="print one JSON object per run")
     show.set_defaults(command=_show)
 
-    evaluate = commands.add_parser("evaluate", help="make the evaluations that a run left undone when it failed or was killed")
+    evaluate = commands.add_parser("evaluate", help="make the evaluations that a failed or killed run did not make")
     evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    evaluate.add_argument("--problem", help="of the run, where it is file.py:name")
-    evaluate.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the problem, as it was trained")
+    evaluate.add_argument("--problem", help="the run's problem, if it is file.py:name")
+    evaluate.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, as in the training"
+    )
     evaluate.set_defaults(command=_evaluate)
 
-    export = commands.add_parser("export", help="a run's trace as Chrome trace JSON, for ui.perfetto.dev")
+    export = commands.add_parser("export", help="write a run's trace as Chrome trace JSON, for ui.perfetto.dev")
     export.add_argument("run", help="name, beginning of a name, folder, or `last`")
     export.add_argument("--output", "-o", type=Path, help="file to write; trace.json in the run's folder by default")
     export.set_defaults(command=_export)
 
-    add_notebook_options(commands.add_parser("notebook", help="execute a notebook, or list those that come with the package"))
-    add_reproduce_options(commands.add_parser("reproduce", help="execute the notebooks about a paper, or all; records and verdicts"))
-    add_papers_options(commands.add_parser("papers", help="claims of papers and their verdicts: list them, check them, write their pages"))
-    add_artefact_options(commands.add_parser("artefact", help="bundle a paper's notebooks, claims, records and environment"))
-    add_demo_options(commands.add_parser("demo", help="execute the tour: three methods on four MPI engines; prints its table"))
+    add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
+    add_reproduce_options(add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts"))
+    add_papers_options(add("papers", help="list and check the claims of papers and their verdicts, and write their pages"))
+    add_artefact_options(add("artefact", help="bundle a paper's notebooks, claims, records and environment"))
+    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI engines; print its table"))
 
-    add_kernels_options(commands.add_parser("kernels", help="the Jupyter kernels of the package: list them, install them"))
+    add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
 
-    for what in ("methods", "collectives", "codecs"):
-        listing = commands.add_parser(what, help=f"list the {what}, or tell all of one")
-        listing.add_argument("name", nargs="?", help="tell all of this one")
-        listing.add_argument("--markdown", action="store_true", help="the table as Markdown")
-        listing.add_argument("--json", action="store_true", help="one JSON array; of one, an object")
+    for title, aliases, what in (
+        ("algorithms", ["methods"], "methods"),
+        ("collectives", [], "collectives"),
+        ("codecs", [], "codecs"),
+    ):
+        listing = commands.add_parser(title, aliases=aliases, help=f"list the {title}, or describe one")
+        listing.add_argument("name", nargs="?", help="describe this one")
+        listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+        listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
         listing.set_defaults(command=_catalogue, what=what)
-    add_doctor_options(commands.add_parser("doctor", help="what works on this machine, by trying; and what mends the rest"))
-    add_bench_options(commands.add_parser("bench", help="step times, collectives, codecs, overheads: beside peers and the physical limit"))
-    problems = commands.add_parser("problems", help="list the problems, or tell all of one")
-    problems.add_argument("name", nargs="?", help="tell all of this one; also file.py:name")
+    add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
+    add_bench_options(add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit"))
+    problems = commands.add_parser("problems", help="list the problems, or describe one")
+    problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)
     return parser
 
@@ -161,14 +176,15 @@ def _evaluate(options: argparse.Namespace) -> int:
     from workbench.trace import open_run
 
     run = open_run(options.run)
-    assert run.folder is not None, "it was read from there"
-    method = algorithms.recorded(run.info.get("method") or {})
-    if method is None:
+    assert run.folder is not None, "the run was read from its folder"
+    algorithm = algorithms.recorded(run.info.get("method") or {})
+    if algorithm is None:
         raise ConfigError(
-            f"{run.id} has a method that is not the package's: workbench.runtimes.rank.pending_evaluations.evaluate_left takes it"
+            f"the algorithm of {run.id} is not the package's: call workbench.runtimes.rank.pending_evaluations.evaluate_left with it"
         )
-    problem = problems.get(options.problem or str((run.info.get("problem") or {}).get("name")), **parse_pairs(options.option, "--option"))
-    print(f"evaluations made: {evaluate_left(run.folder, method, problem)}")
+    name = options.problem or str((run.info.get("problem") or {}).get("name"))
+    problem = problems.get(name, **parse_pairs(options.option, "--option"))
+    print(f"evaluations made: {evaluate_left(run.folder, algorithm, problem)}")
     return 0
 
 
@@ -189,7 +205,8 @@ def _catalogue(options: argparse.Namespace) -> int:
     from workbench import catalogue
 
     if options.json:
-        text = json.dumps(catalogue.describe(options.what, options.name) if options.name else catalogue.describe_all(options.what))
+        found = catalogue.describe(options.what, options.name) if options.name else catalogue.describe_all(options.what)
+        text = json.dumps(found)
     elif options.name:
         text = catalogue.show(options.what, options.name)
     elif options.markdown:

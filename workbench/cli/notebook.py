@@ -1,4 +1,4 @@
-"""`workbench notebook` and `demo`: notebooks executed from a shell."""
+"""`workbench notebook` and `workbench demo`: execute notebooks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ WORDS = ("run", "list")
 def add_notebook_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench notebook`, and what runs it."""
     add = parser.add_argument
-    add("words", nargs="+", metavar="run NAME | list [NAME]", help="NAME is such as 00-tour, or a path; NAME alone runs it too")
+    add(
+        "words",
+        nargs="+",
+        metavar="run NAME | list [NAME]",
+        help="NAME is a name such as 00-tour, or a path; NAME alone also runs it",
+    )
     add_run_options(parser)
-    add("--output", "-o", type=Path, help="executed notebook; under the run store by default. A record and an HTML page are put beside it")
-    add("--size", help="smoke, ci or full: the parameters that its sizes file names; -f and -p go before them")
+    add(
+        "--output",
+        "-o",
+        type=Path,
+        help="the executed notebook; under the run store by default. A record and an HTML page are written next to it",
+    )
+    add("--size", help="smoke, ci or full: parameters from the notebook's sizes file; -f and -p override them")
     add("--kernel", "-k", help="name of the kernel; the notebook's own by default")
-    add("--json", action="store_true", help="with list: one JSON object a notebook; with run: the record")
+    add("--json", action="store_true", help="with list: print one JSON object per notebook; with run: print the record")
     parser.set_defaults(command=_notebook)
 
 
@@ -39,13 +49,20 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that executes notebooks."""
     add = parser.add_argument
-    add("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE", help="`workbench notebook list` tells names and defaults")
-    add("--file", "-f", action="append", default=[], metavar="FILE", help="parameters from a YAML file; -p goes before it")
-    add("--timeout", type=float, default=None, metavar="SECONDS", help="how long the whole notebook may take")
+    add(
+        "--parameter",
+        "-p",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter; `workbench notebook list` shows names and defaults",
+    )
+    add("--file", "-f", action="append", default=[], metavar="FILE", help="parameters from a YAML file; -p overrides them")
+    add("--timeout", type=float, default=None, metavar="SECONDS", help="limit for the whole notebook")
 
 
 def given_parameters(options: argparse.Namespace) -> dict[str, Any]:
-    """The parameters that those options give: of files, then of words."""
+    """Return the parameters of `add_run_options`: those of files, overridden by those of the command line."""
     from workbench.experiments.yaml_file import read_yaml
 
     found: dict[str, Any] = {}
@@ -90,8 +107,8 @@ def _list(names: list[str], as_json: bool) -> int:
             print(json.dumps(about))
         else:
             papers = f"  ({', '.join(about['papers'])})" if about["papers"] else ""
-            told = [_size_line(size, values) for size, values in sizes.parameters.items()] if sizes else []
-            print(f"{path.stem}: {about['question']}{papers}", *map(_line, parameters), *told, "", sep="\n")
+            size_lines = [_size_line(size, values) for size, values in sizes.parameters.items()] if sizes else []
+            print(f"{path.stem}: {about['question']}{papers}", *map(_line, parameters), *size_lines, "", sep="\n")
     return 0
 
 
@@ -117,7 +134,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def execute(path: Path, output: Path | None, parameters: dict[str, Any], timeout_s: float | None, kernel: str | None) -> tuple[Path, Path]:
-    """Run a notebook and make an HTML page of it."""
+    """Execute a notebook and write an HTML page of it. Return the paths of both."""
     from workbench.experiments.notebooks import run_notebook
     from workbench.plots.html import export_html
     from workbench.trace.store import runs_root

@@ -1,4 +1,4 @@
-"""`workbench papers` and `workbench artefact`: claims and verdicts looked at, checked, written and bundled."""
+"""`workbench papers` and `workbench artefact`: list, check, write and bundle claims and verdicts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 def add_papers_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench papers`, and what runs it."""
-    words = parser.add_subparsers(title="what to do", required=True, metavar="list | table | check")
-    listing = words.add_parser("list", help="every claim with its verdict")
+    actions = parser.add_subparsers(title="actions", required=True, metavar="list | table | check")
+    listing = actions.add_parser("list", help="list every claim with its verdict")
     listing.add_argument("key", nargs="*", help="keys of papers; all by default")
-    listing.add_argument("--records", type=Path, metavar="FOLDER", help="laid out as papers/, which is the default")
-    listing.add_argument("--json", action="store_true", help="one JSON object a claim")
+    listing.add_argument("--records", type=Path, metavar="FOLDER", help="folder of records; papers/ by default")
+    listing.add_argument("--json", action="store_true", help="print one JSON object per claim")
     listing.set_defaults(command=_list)
-    table = words.add_parser("table", help="write the generated parts of papers/README.md and of the cards, from claims and records")
-    table.add_argument("--check", action="store_true", help="write nothing; fail if they are not as they would be written")
+    table = actions.add_parser("table", help="write the generated parts of papers/README.md and of the cards, from claims and records")
+    table.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
     table.set_defaults(command=_table)
-    check = words.add_parser("check", help="claims, notebooks, records and pages against each other; every claim again from its record")
+    check = actions.add_parser("check", help="check claims, notebooks, records and pages against each other; judge every record again")
     check.set_defaults(command=_check)
 
 
 def add_artefact_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench artefact`, and what runs it."""
-    parser.add_argument("key", help="of a paper")
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE.zip", help="KEY.zip here by default")
+    parser.add_argument("key", help="key of a paper")
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE.zip", help="file to write; KEY.zip in this folder by default")
     parser.set_defaults(command=_artefact)
 
 
@@ -51,7 +51,7 @@ def _table(options: argparse.Namespace) -> int:
     if options.check:
         stale = stale_pages()
         for page in stale:
-            print(f"{page} is not what claims and records make of it: run `workbench papers table`")
+            print(f"{page} is not up to date with claims and records: run `workbench papers table`")
         return 1 if stale else 0
     for page in update_pages():
         print(f"written: {page}")

@@ -1,4 +1,4 @@
-"""`workbench calibrate`, `predict` and `recommend`: cost models from real steps, and what they say, from a shell."""
+"""`workbench calibrate`, `predict` and `recommend`: cost models from measured steps, and their predictions."""
 
 from __future__ import annotations
 
@@ -22,20 +22,30 @@ PROBE_FILE = "probe.json"
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     """The options of `workbench calibrate`, and what runs it."""
     add = calibrate.add_argument
-    add("run", nargs="+", help="a run's name or folder, or Chrome traces of torch.profiler of a DDP loop, best one a rank")
+    add("run", nargs="+", help="a run's name or folder; or Chrome traces of torch.profiler of a DDP loop, one per rank")
     add("--output", "-o", type=Path, help="file to write; calibration.json in the run's folder, or here, by default")
-    add("--problem", help="what was trained: then each parameter's part in compute is measured here")
+    add("--problem", help="the trained problem: measure here each parameter's share of the compute time")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
-    add("--cores", type=float, help="that all ranks shared; known where they ran on one host")
-    add("--latency", type=float, metavar="SECONDS", help="of a hop, where all messages had one size")
-    add("--rate", metavar="RATE", help="what the link is called, such as 1gbit: then other rates are scaled by what it really carries")
-    add("--batch-size", type=int, default=1, help="samples a worker and step, of a profile")
-    add("--workers", type=int, help="ranks of a profile that does not say; with --probe, ranks to start (those of the run by default)")
+    add("--cores", type=float, help="number of cores that all ranks shared; known if they ran on one host")
+    add("--latency", type=float, metavar="SECONDS", help="latency of a hop; needed if all messages had the same size")
     add(
-        "--probe", action="store_true", help="also measure messages of several sizes, on ranks started here or those of torchrun or mpiexec"
+        "--rate",
+        metavar="RATE",
+        help="nominal rate of the link, such as 1gbit; then other nominal rates are scaled by the measured one",
     )
-    add("--runtime", choices=("torch", "mpi"), help="of the ranks of --probe; the run's by default")
-    add("--codecs", default="truncate16,linear8", help="whose work --probe measures, with commas")
+    add("--batch-size", type=int, default=1, help="with a profile: samples per worker and step")
+    add(
+        "--workers",
+        type=int,
+        help="ranks of a profile that does not contain them; with --probe, ranks to start (those of the run by default)",
+    )
+    add(
+        "--probe",
+        action="store_true",
+        help="also measure messages of several sizes, on ranks started here or those of torchrun or mpiexec",
+    )
+    add("--runtime", choices=("torch", "mpi"), help="with --probe: runtime of the ranks; the run's by default")
+    add("--codecs", default="truncate16,linear8", help="with --probe: codecs to measure, separated by commas")
     add("--json", action="store_true", help="print the calibration as one JSON object")
     calibrate.set_defaults(command=_calibrate)
 
@@ -44,10 +54,15 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
     """The options of `workbench predict`, and what runs it."""
     add = predict.add_argument
     _add_places(predict)
-    add("--method", default="synchronous-sgd", help="such as pipe-sgd; `workbench methods` lists them")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the method, such as width=2")
-    add("--codec", help="in a ring's hops, such as truncate16: short for --set collective=ring:truncate16")
-    add("--backups", type=int, help="b, short for --method backup-sgd --set backups=")
+    add(
+        "--algorithm",
+        "--method",
+        default="synchronous-sgd",
+        help="such as pipe-sgd; `workbench algorithms` lists them",
+    )
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the algorithm, such as width=2")
+    add("--codec", help="codec of a ring's hops, such as truncate16: short for --set collective=ring:truncate16")
+    add("--backups", type=int, help="b: short for --algorithm backup-sgd --set backups=")
     predict.set_defaults(command=_predict)
 
 
@@ -55,17 +70,21 @@ def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
     """The options of `workbench recommend`, and what runs it."""
     add = recommend.add_argument
     _add_places(recommend)
-    add("--exact", action="store_true", help="only methods that change no numbers")
+    add("--exact", action="store_true", help="only algorithms with the same numerical results as synchronous SGD")
     add(
-        "--budget", type=float, default=60.0, metavar="SECONDS", help="for each number of workers and network; 60 by default; inf: no limit"
+        "--budget",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="limit for each number of workers and network; 60 by default; inf: no limit",
     )
-    add("--target-loss", type=float, help="rank by the time to this test loss; needs --runs")
+    add("--target-loss", type=float, help="sort by the time to this test loss; needs --runs")
     add(
         "--runs",
         action="append",
         default=[],
         metavar="RUN",
-        help="a run that tells how many steps its method needs to the loss; several times",
+        help="a run that shows how many steps its algorithm needs to the loss; may be repeated",
     )
     recommend.set_defaults(command=_recommend)
 
@@ -73,19 +92,19 @@ def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
 def _add_places(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("calibration", type=Path, help="a file of `workbench calibrate`")
-    add("--workers", default="", help="how many, or several with commas; those of the calibration by default")
-    add("--network", default="", help="such as ethernet-10g, or several with commas; the one that was measured by default")
-    add("--rate", default="", help="instead: other rates of the measured network, such as 100mbit,1gbit")
-    add("--latency", type=float, metavar="SECONDS", help="of the link, beyond what was measured")
+    add("--workers", default="", help="a number, or several separated by commas; that of the calibration by default")
+    add("--network", default="", help="such as ethernet-10g, or several separated by commas; the measured one by default")
+    add("--rate", default="", help="instead of --network: other rates of the measured network, such as 100mbit,1gbit")
+    add("--latency", type=float, metavar="SECONDS", help="latency of the link in addition to the measured one")
     add(
         "--cores",
         type=parse_cores,
         metavar="NUMBER|measured|own",
-        help="that all ranks share; `measured`: those of the calibration; `own`: a host for each rank. By default `measured` for as many "
-        "workers on the measured network, else `own`",
+        help="cores that all ranks share. `measured`: those of the calibration. `own`: a host for each rank. "
+        "By default `measured` for the measured number of workers on the measured network, else `own`",
     )
     add("--seed", type=int, default=0)
-    add("--json", action="store_true", help="one JSON object a row")
+    add("--json", action="store_true", help="print one JSON object per row")
 
 
 # -- calibrate -----------------------------------------------------------------------------------------------------------
@@ -105,13 +124,13 @@ def _calibrate(options: argparse.Namespace) -> int:
     folder = Path()
     if all(name.endswith((".json", ".json.gz")) for name in options.run):
         if problem is not None:
-            raise ConfigError("a profile says itself what each parameter takes: leave --problem out")
+            raise ConfigError("a profile contains the time of each parameter: leave --problem out")
         found = calibration.from_profile(options.run, batch_size=options.batch_size, workers=options.workers, **common)
     else:
         from workbench.trace import open_run
 
         if len(options.run) > 1:
-            raise ConfigError(f"{len(options.run)} runs: a calibration is of one run, or of the profiles of one DDP loop (*.json)")
+            raise ConfigError(f"{len(options.run)} runs: give one run, or the profiles of one DDP loop (*.json)")
         run = open_run(options.run[0])
         folder = run.folder or folder
         found = calibration.calibrate(run, problem=problem, **common)
@@ -123,7 +142,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace, found: Any) -> Any:
-    """Start ranks that measure, and read what rank 0 wrote."""
+    """Start ranks that measure, and read the result of rank 0."""
     import tempfile
 
     from workbench.calibration import Probe
@@ -134,12 +153,13 @@ def _probe(options: argparse.Namespace, found: Any) -> Any:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_info(folder, {"status": "starting", "id": "probe"})
-        spawn_ranks(runtime, options.workers or found.origin.num_workers, [*options.given, "--runtime", runtime], folder, lambda: None)
+        num_ranks = options.workers or found.origin.num_workers
+        spawn_ranks(runtime, num_ranks, [*options.given, "--runtime", runtime], folder, lambda: None)
         return Probe.from_record(json.loads((folder / PROBE_FILE).read_text()))
 
 
 def _probe_here(options: argparse.Namespace) -> int:
-    """Be one of the ranks that measure."""
+    """Run as one of the ranks that measure."""
     from workbench.calibration import probe
     from workbench.clusters.local.spawn import FOLDER_VARIABLE
     from workbench.replica.local_training import share_cores
@@ -192,7 +212,7 @@ def _recommend(options: argparse.Namespace) -> int:
 
     calibration = Calibration.load(options.calibration)
     if (options.target_loss is None) != (not options.runs):
-        raise ConfigError("--target-loss and --runs go together: the runs tell how many steps each method needs to that loss")
+        raise ConfigError("--target-loss and --runs need each other: the runs show how many steps each algorithm needs to the loss")
     convergence = Convergence.from_runs([open_run(name) for name in options.runs], options.target_loss) if options.runs else None
     for place in _places(options):
         workers = place.pop("workers") or calibration.origin.num_workers
@@ -203,7 +223,7 @@ def _recommend(options: argparse.Namespace) -> int:
             exact=options.exact,
             seed=options.seed,
             budget_s=options.budget,
-            progress=partial(_tell, workers),
+            progress=partial(_print_progress, workers),
             **place,
         )
         print(json.dumps(found.as_record()) if options.json else f"{workers} workers: {found}\n")
@@ -212,8 +232,8 @@ def _recommend(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(workers: int, done: int, most: int, left_s: float) -> None:
-    """One line on stderr for each candidate that was simulated."""
+def _print_progress(workers: int, done: int, most: int, left_s: float) -> None:
+    """Print a line on stderr for each simulated candidate."""
     print(f"{workers} workers: {done} of at most {most} candidates, at most {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
@@ -225,19 +245,19 @@ def _print_notes(notes: Sequence[str]) -> None:
 def _algorithm(options: argparse.Namespace) -> Any:
     from workbench import algorithms
 
-    settings, method = parse_pairs(options.set, "--set"), options.method
+    settings, name = parse_pairs(options.set, "--set"), options.algorithm
     if options.codec is not None:
         if "collective" in settings:
             raise ConfigError("--codec is short for --set collective=ring:CODEC: give one of the two")
         settings["collective"] = f"ring:{options.codec}"
     if options.backups is not None:
-        method = "backup-sgd" if method in ("synchronous-sgd", "parameter-server-sgd", "backup-sgd") else method
+        name = "backup-sgd" if name in ("synchronous-sgd", "parameter-server-sgd", "backup-sgd") else name
         settings["backups"] = options.backups
-    return algorithms.get(method, **settings)
+    return algorithms.get(name, **settings)
 
 
 def _places(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each number of workers on each network."""
+    """Every number of workers on every network."""
     if options.network and options.rate:
         raise ConfigError("--network and --rate: give one of the two")
     workers: list[int | None] = [_whole(word) for word in options.workers.split(",") if word]
@@ -248,7 +268,7 @@ def _places(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parse_cores(word: str) -> Any:
-    """`--cores`: a number above 0, `measured` or `own`.
+    """Parse `--cores`: a number, `measured` or `own`.
 
     >>> parse_cores("4"), parse_cores("own")
     (4.0, 'own')
@@ -265,24 +285,24 @@ def _whole(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise ConfigError(f"--workers {word!r}: whole numbers with commas, such as 4,16,64") from None
+        raise ConfigError(f"--workers {word!r}: give whole numbers separated by commas, such as 4,16,64") from None
 
 
-def parse_rates(words: str) -> list[float]:
-    """Rates of a link, in bytes per second.
+def parse_rates(text: str) -> list[float]:
+    """Return rates of a link, in bytes per second.
 
     >>> parse_rates("100mbit,1gbit")
     [12500000.0, 125000000.0]
 
     Raises:
-        ConfigError: a word that is none.
+        ConfigError: a rate does not have this form.
     """
     units = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
     found = []
-    for word in filter(None, (word.strip().lower() for word in words.split(","))):
+    for word in filter(None, (word.strip().lower() for word in text.split(","))):
         unit = next((unit for unit in units if word.endswith(unit)), None)
         try:
             found.append(float(word.removesuffix(unit or "")) * units[unit or ""])
         except (ValueError, KeyError):
-            raise ConfigError(f"--rate {word!r}: write it as a number and kbit, mbit or gbit, such as 500mbit") from None
+            raise ConfigError(f"--rate {word!r}: write a number and kbit, mbit or gbit, such as 500mbit") from None
     return found

@@ -1,4 +1,4 @@
-"""`workbench reproduce`: the notebooks that test a paper's claims, executed and recorded, from a shell."""
+"""`workbench reproduce`: executes the notebooks that test a paper's claims, and records the results."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.notebook import add_run_options, given_parameters
-from workbench.cli.submit import add_job_options, submit_words
+from workbench.cli.submit import add_job_options, submit_command
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from workbench.papers.claims import Size
 
 EXAMPLES = """
-  workbench reproduce li2018pipesgd                     # its notebooks at their smallest size
-  workbench reproduce all --size ci                     # the same command goes on where it stopped
-  workbench reproduce all --size ci --update            # in a checkout: records, figures and pages go into papers/
+  workbench reproduce li2018pipesgd                     # its notebooks at the smallest size
+  workbench reproduce all --size ci                     # the same command continues where it stopped
+  workbench reproduce all --size ci --update            # in a checkout: write records, figures and pages into papers/
   workbench reproduce all --size full --site lab-8-gpus -f data.yaml
   workbench reproduce all --size full -f data.yaml --submit slurm --partition gpu --time 12:00:00 --nodes 2 --gpus-per-rank 1
 
-Its folder holds the executed notebooks with their pages, the records, and index.html, which shows all of them.
+The output folder holds the executed notebooks, their pages and records, and index.html, which shows all of them.
 """
 
 
@@ -35,15 +35,15 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     add("name", help="key of a paper, such as chen2016revisiting, a notebook, or all")
     add("--claim", metavar="ID", help="only the notebook that tests this claim")
     add("--size", default="smoke", help="smoke (the default), ci or full")
-    add("--again", action="store_true", help="execute also what has a record of the same code, notebook, parameters and site")
-    add("--output", "-o", type=Path, metavar="FOLDER", help="under the run store by default")
-    add("--site", help="what records call this machine; $WORKBENCH_SITE, or its number of cores, by default")
+    add("--again", action="store_true", help="also execute notebooks with a record of the same code, parameters and site")
+    add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
+    add("--site", help="name of this machine in records; $WORKBENCH_SITE, or its number of cores, by default")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--records", type=Path, metavar="FOLDER", help="where records go; the output folder's `papers` by default")
-    where.add_argument("--update", action="store_true", help="in a checkout: write records and figures into papers/, and its pages")
+    where.add_argument("--records", type=Path, metavar="FOLDER", help="folder for records; the output folder's `papers` by default")
+    where.add_argument("--update", action="store_true", help="in a checkout: write records, figures and pages into papers/")
     add_run_options(parser)
-    job = parser.add_argument_group("in a job", "ranks are the job's tasks; the same command goes on where a job was ended")
-    job.add_argument("--submit", choices=["slurm"], help="have it run in a batch job; what follows says which")
+    job = parser.add_argument_group("in a job", "ranks are the job's tasks; the same command continues after a job's end")
+    job.add_argument("--submit", choices=["slurm"], help="run it in a batch job, with the following options")
     add_job_options(job, short=False)
     parser.set_defaults(command=_reproduce)
 
@@ -51,7 +51,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
 def _reproduce(options: argparse.Namespace) -> int:
     from workbench.experiments.sigterm import terminated_as_exit
 
-    with terminated_as_exit():  # while it looks for notebooks and draws pages too
+    with terminated_as_exit():  # also while it searches for notebooks and writes pages
         return _execute(options)
 
 
@@ -66,10 +66,10 @@ def _execute(options: argparse.Namespace) -> int:
 
     size, site, parameters = check_size(options.size), site_name(options.site), given_parameters(options)
     if options.update and parameters:
-        raise ConfigError("--update keeps records of a size as its file says: leave -p and -f out, or have --records FOLDER")
+        raise ConfigError("--update needs the parameters of the size: leave -p and -f out, or use --records FOLDER")
     jobs = plan(options.name, size, claim=options.claim, parameters=parameters)
     if options.submit:
-        return _submit(options, max([1, *(parse_ranks(words)[0] for job in jobs for words in job.ranks)]))
+        return _submit(options, max([1, *(parse_ranks(key)[0] for job in jobs for key in job.ranks)]))
     output = _output(options.output, size, site)
     records = resources.shared("papers") if options.update else (options.records or output / "papers").resolve()
     how = Reproduction(
@@ -77,14 +77,14 @@ def _execute(options: argparse.Namespace) -> int:
         site=site,
         output=output,
         records=records,
-        options=_again(options, size, parameters),
+        options=_reproducing_options(options, size, parameters),
         again=options.again,
         timeout_s=options.timeout,
-        say=lambda words: print(words, file=sys.stderr, flush=True),
+        say=lambda message: print(message, file=sys.stderr, flush=True),
     )
     outcomes = how.run(jobs)
-    for words in draw_pictures(outcomes, records, size, site):
-        print(words, file=sys.stderr)
+    for message in draw_pictures(outcomes, records, size, site):
+        print(message, file=sys.stderr)
     if options.update:
         from workbench.papers.table import update_pages
 
@@ -95,7 +95,7 @@ def _execute(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace, num_ranks: int) -> int:
-    """The same command in a job; its site is named there, where Slurm tells the cluster's name."""
+    """Run the same command in a job. The site is named there, because Slurm's variables name the cluster."""
     argv = ["reproduce", options.name, "--size", options.size]
     for name in ("claim", "site", "timeout"):
         argv += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
@@ -104,7 +104,7 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     argv += [f"--{name}" for name in ("again", "update") if getattr(options, name)]
     argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
     argv += [word for pair in options.parameter for word in ("--parameter", pair)]
-    return submit_words(options, num_ranks, argv, what="reproduce")
+    return submit_command(options, num_ranks, argv, what="reproduce")
 
 
 def _output(given: Path | None, size: str, site: str) -> Path:
@@ -114,8 +114,8 @@ def _output(given: Path | None, size: str, site: str) -> Path:
     return (given or runs_root() / "reproduce" / f"{site}-{size}").resolve()
 
 
-def _again(options: argparse.Namespace, size: Size, parameters: dict[str, Any]) -> str:
-    """The options that make such a record again, without paths."""
+def _reproducing_options(options: argparse.Namespace, size: Size, parameters: dict[str, Any]) -> str:
+    """The options that make the same record again, without paths."""
     from workbench.papers.site import without_paths
 
     words = ["--size", size, *(["--site", options.site] if options.site else [])]

@@ -1,4 +1,4 @@
-"""`workbench runs`: the runs of the store, listed, exported, removed."""
+"""`workbench runs`: lists, exports and removes runs of the run store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ EXAMPLES = """
   workbench runs export --sweep widths --format parquet --output widths
   workbench runs remove --where status=failed --yes
 
-Keys of conditions and columns: those of --json; settings of the method as set.width. Signs: = != < <= > >=, and ~ for a part of a word.
+Keys of conditions and columns are those of --json; settings of the algorithm are set.NAME, such as set.width.
+Signs are = != < <= > >=, and ~ for "contains".
 """
 
 
@@ -27,17 +28,25 @@ def add_runs_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("action", nargs="?", default="list", help="list (the default), export or remove")
-    add("names", nargs="*", metavar="RUN", help="of export and remove: these runs; names, beginnings of names, folders, or `last`")
-    add("--where", "-w", nargs="+", action="extend", default=[], metavar="CONDITION", help="such as method=pipe-sgd; all must hold")
-    add("--since", metavar="AGE|DATE", help="made within so long (30m, 3h, 2d, 1w), or since a date")
+    add("names", nargs="*", metavar="RUN", help="with export and remove: names, beginnings of names, folders, or `last`")
+    add(
+        "--where",
+        "-w",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CONDITION",
+        help="such as method=pipe-sgd (the algorithm); all conditions must hold",
+    )
+    add("--since", metavar="AGE|DATE", help="runs not older than an age (30m, 3h, 2d, 1w) or a date")
     add("--sweep", metavar="NAME", help="runs of this sweep")
-    add("--sort", default="created", metavar="KEY", help="least first; --sort=-KEY for greatest first")
-    add("--columns", type=lambda text: text.split(","), default=[], metavar="KEY,KEY", help="which to show")
-    add("--limit", "-n", type=int, help="the last so many")
-    add("--json", action="store_true", help="one JSON object a line")
-    add("--format", choices=("csv", "parquet", "tensorboard"), default="csv", help="of export")
-    add("--output", "-o", type=Path, default=Path("runs-export"), help="of export: the folder to write to")
-    add("--yes", action="store_true", help="of remove: do it")
+    add("--sort", default="created", metavar="KEY", help="smallest first; --sort=-KEY for largest first")
+    add("--columns", type=lambda text: text.split(","), default=[], metavar="KEY,KEY", help="columns to show")
+    add("--limit", "-n", type=int, help="show only the last N runs", metavar="N")
+    add("--json", action="store_true", help="print one JSON object per line")
+    add("--format", choices=("csv", "parquet", "tensorboard"), default="csv", help="with export: format of the files")
+    add("--output", "-o", type=Path, default=Path("runs-export"), help="with export: folder to write to")
+    add("--yes", action="store_true", help="with remove: do not only list the runs, but remove them")
     parser.set_defaults(command=_runs)
 
 
@@ -45,7 +54,7 @@ def _runs(options: argparse.Namespace) -> int:
     if options.action not in ACTIONS:
         raise ConfigError(f"runs {options.action}: give one of {', '.join(ACTIONS)}; `workbench show RUN` shows one run")
     if options.limit is not None and options.limit < 1:
-        raise ConfigError(f"--limit {options.limit}: 1 or more")
+        raise ConfigError(f"--limit {options.limit}: give 1 or more")
     table = _chosen(options)
     if options.action == "export":
         return _export(table, options)
@@ -62,7 +71,7 @@ def _chosen(options: argparse.Namespace) -> Any:
     from workbench.trace.store import find_run, runs_root
 
     if options.names and options.action == "list":
-        raise ConfigError("runs list takes no names: `workbench show RUN` shows one, --where chooses")
+        raise ConfigError("runs list takes no names: `workbench show RUN` shows a run, --where selects runs")
     limit = None if options.names else options.limit
     table = runs_table(
         where=options.where, since=options.since, sweep=options.sweep, sort=options.sort, columns=options.columns, limit=limit
@@ -72,7 +81,7 @@ def _chosen(options: argparse.Namespace) -> Any:
         folders = [find_run(name).resolve() for name in options.names]
         for folder in folders:
             if folder not in rows and folder.parent != runs_root().resolve():
-                raise ConfigError(f"{folder} is not in the store {runs_root()}: WORKBENCH_RUNS={folder.parent} workbench runs ... takes it")
+                raise ConfigError(f"{folder} is not in the store {runs_root()}: use WORKBENCH_RUNS={folder.parent} workbench runs ...")
         table = replace(table, rows=[row for folder, row in rows.items() if folder in folders][: options.limit])
     return table
 
@@ -99,7 +108,7 @@ def _export(table: Any, options: argparse.Namespace) -> int:
     from workbench.analysis.export import export_runs
 
     if not len(table):
-        raise ConfigError("no such runs: nothing is exported; `workbench runs` lists those there are")
+        raise ConfigError("no such runs: nothing is exported; `workbench runs` lists all runs")
     for path in export_runs(table.rows, options.output, options.format):
         print(path)
     return 0
@@ -110,19 +119,20 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
     from workbench.trace.store import OVER, remove_run
 
     if not (options.names or options.where or options.sweep or options.since):
-        raise ConfigError("runs remove: say which, by name or with --where, --sweep or --since; it does not remove all")
+        raise ConfigError("runs remove: select runs by name or with --where, --sweep or --since; it does not remove all")
     if not len(table):
-        raise ConfigError("no such runs: nothing is removed; `workbench runs` lists those there are")
-    named = {condition.value for condition in map(Condition.parse, options.where) if (condition.key, condition.sign) == ("status", "=")}
+        raise ConfigError("no such runs: nothing is removed; `workbench runs` lists all runs")
+    conditions = map(Condition.parse, options.where)
+    named = {condition.value for condition in conditions if (condition.key, condition.sign) == ("status", "=")}
     alive = [row["run"] for row in table if row["status"] not in OVER and row["status"] not in named]
     if alive:
         raise ConfigError(
-            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, choose it with --where status=running"
+            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where status=running"
         )
     if not options.yes:
         for row in table:
             print(f"{row['run']}  {row['status']}")
-        raise ConfigError(f"{len(table)} runs would be removed for good: the same with --yes does it")
+        raise ConfigError(f"{len(table)} runs would be removed permanently: add --yes to remove them")
     for row in table:
         remove_run(Path(row["folder"]))
         print(f"removed {row['run']}")

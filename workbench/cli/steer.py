@@ -1,4 +1,4 @@
-"""`workbench steer`: other settings for a run that goes on, or hold it, let it go on, end it; from a shell."""
+"""`workbench steer`: change settings of a running training, or pause, resume or stop it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from workbench.errors import ConfigError
 from workbench.naming import parse_pairs
 
 EXAMPLES = """
-The ranks take it at the end of a step, all at the same one where they go in step:
+The ranks apply the change at the end of a step. Synchronous algorithms apply it on all ranks at the same step:
 
   workbench steer last lr=0.05
   workbench steer last width=3 collective=ring:truncate16
   workbench steer 20240131-1200 pause
   workbench steer last resume
 """
-WORDS = ("pause", "resume", "stop")
+COMMANDS = ("pause", "resume", "stop")
 
 
 def add_steer_options(steer: argparse.ArgumentParser) -> None:
@@ -24,27 +24,25 @@ def add_steer_options(steer: argparse.ArgumentParser) -> None:
     steer.formatter_class = argparse.RawDescriptionHelpFormatter
     steer.epilog = EXAMPLES
     steer.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    steer.add_argument(
-        "what", nargs="+", metavar="NAME=VALUE", help="lr, or a setting of the method; or one of the words pause, resume, stop"
-    )
+    steer.add_argument("what", nargs="+", metavar="NAME=VALUE", help="lr, or a setting of the algorithm; or pause, resume or stop")
     steer.set_defaults(command=_steer)
 
 
 def _steer(options: argparse.Namespace) -> int:
-    from workbench.clusters.commands import say, say_set
+    from workbench.clusters.commands import send_command, send_settings
     from workbench.trace.store import find_run
 
     folder = find_run(options.run)
-    if options.what[0] in WORDS:
+    if options.what[0] in COMMANDS:
         if len(options.what) > 1:
-            raise ConfigError(f"{options.what[0]} stands alone: give {' '.join(options.what[1:])} in a command of its own")
-        say(folder, {options.what[0]: True})
+            raise ConfigError(f"{options.what[0]} takes no other arguments: give {' '.join(options.what[1:])} in a separate command")
+        send_command(folder, {options.what[0]: True})
         print(f"{folder.name}: asked to {options.what[0]} at the end of a step")
         return 0
     try:
         changes = parse_pairs(options.what, "workbench steer")
     except ConfigError as error:
-        raise ConfigError(f"{error}; or one of the words {', '.join(WORDS)}") from None
-    plain = say_set(folder, changes)
-    print(f"{folder.name}: asked to go on with {json.dumps(plain)}")
+        raise ConfigError(f"{error}; or give one of {', '.join(COMMANDS)}") from None
+    plain = send_settings(folder, changes)
+    print(f"{folder.name}: asked to continue with {json.dumps(plain)}")
     return 0

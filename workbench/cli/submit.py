@@ -1,4 +1,4 @@
-"""`workbench submit`: a training in a Slurm job, from a shell."""
+"""`workbench submit`: runs a training in a Slurm job."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import sys
 from typing import Any
 
 from workbench.errors import ConfigError, LaunchError
-from workbench.resources import PACKAGE
 from workbench.run_spec import add_train_options, check_train
 
 EXAMPLES = """
-What is after -- is given to `workbench`, inside the job; its --workers are the job's tasks:
+The job runs `workbench` with the arguments after --. Its --workers are the job's tasks:
 
   workbench submit --partition gpu --time 02:00:00 --nodes 2 --gpus-per-rank 1 -- train pipe-sgd --workers 4 --epochs 50
   workbench submit --time 04:00:00 --requeue -- train synchronous-sgd --workers 8 --steps 200000
 
-Before the time limit (--warn) the training is asked to stop at the end of a step, and leaves a checkpoint. With --requeue the
-job then goes back into the queue, and its next turn goes on from there; each turn is a run of its own in the run store.
+Before the time limit (--warn) the training is asked to write a checkpoint and stop at the end of a step. With --requeue the
+job then goes back into the queue, and its next turn continues from the checkpoint. Each turn is a separate run in the run
+store.
 """
-WORDS = ("partition", "account", "time_limit", "nodes", "gpus_per_rank")
-EXTRA = {"qos": "qos", "constraint": "constraint", "cpus_per_rank": "cpus-per-task", "memory": "mem"}
+SLURM_OPTIONS = ("partition", "account", "time_limit", "nodes", "gpus_per_rank")
+SBATCH_OPTIONS = {"qos": "qos", "constraint": "constraint", "cpus_per_rank": "cpus-per-task", "memory": "mem"}
 
 
 def add_submit_options(submit: argparse.ArgumentParser) -> None:
@@ -31,20 +31,23 @@ def add_submit_options(submit: argparse.ArgumentParser) -> None:
     submit.formatter_class = argparse.RawDescriptionHelpFormatter
     submit.epilog = EXAMPLES
     add_job_options(submit, short=True)
-    submit.add_argument("--requeue", action="store_true", help="go on from the checkpoint in a next turn, until the training has ended")
-    submit.add_argument("argv", nargs="*", metavar="train ...", help="after --")
+    submit.add_argument(
+        "--requeue", action="store_true", help="continue from the checkpoint in further turns, until the training has ended"
+    )
+    submit.add_argument("argv", nargs="*", metavar="train ...", help="command to run, after --")
     submit.set_defaults(command=_submit)
 
 
 def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, short: bool) -> None:
-    """What a job asks for.
+    """Add the options for a job's resources.
 
     Args:
-        short: also by sbatch's letters.
+        parser: the parser or group.
+        short: also add sbatch's short options.
     """
 
-    def add(name: str, letter: str, **about: Any) -> None:
-        parser.add_argument(name, *([letter] if short else []), **about)
+    def add(name: str, letter: str, **settings: Any) -> None:
+        parser.add_argument(name, *([letter] if short else []), **settings)
 
     add("--partition", "-p")
     add("--account", "-A")
@@ -55,47 +58,60 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
     more = parser.add_argument
     more("--gpus-per-rank", type=int, default=0)
     more("--cpus-per-rank", type=int)
-    more("--memory", help="of each node, such as 16G")
-    more("--warn", type=int, default=60, metavar="SECONDS", help="before the time limit: how long a step and a checkpoint may take")
+    more("--memory", help="memory of each node, such as 16G")
+    more(
+        "--warn",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="stop the training this time before the limit; a step and a checkpoint must fit into it",
+    )
     more("--extra", action="append", default=[], metavar="OPTION", help="another option of sbatch, such as --extra=--exclusive")
-    more("--dry-run", action="store_true", help="print the batch script, and submit nothing")
+    more("--dry-run", action="store_true", help="print the batch script; submit nothing")
 
 
 def _submit(options: argparse.Namespace) -> int:
-    return submit_words(options, _checked(options.argv), options.argv, what="train", requeue=options.requeue)
+    return submit_command(options, _checked(options.argv), options.argv, what="train", requeue=options.requeue)
 
 
-def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *, what: str, requeue: bool = False) -> int:
-    """Have `workbench ARGV` run in a job of so many ranks, which is interrupted before its time limit; returns the exit status.
+def submit_command(options: argparse.Namespace, num_ranks: int, argv: list[str], *, what: str, requeue: bool = False) -> int:
+    """Run `workbench ARGV` in a job that is interrupted before its time limit.
 
     Args:
         options: those of `add_job_options`.
-        what: how the job's name begins.
+        num_ranks: number of ranks.
+        argv: arguments of `workbench`.
+        what: beginning of the job's name.
+        requeue: whether the job goes back into the queue after the warning.
+
+    Returns:
+        The exit status.
 
     Raises:
-        ConfigError: this process is in a job.
-        LaunchError: Slurm does not take it.
+        ConfigError: this process runs in a job.
+        LaunchError: Slurm refuses the job.
     """
+    from workbench.clusters.slurm import batch_job
     from workbench.clusters.slurm.queue import Allocation, submit
     from workbench.clusters.slurm.request import WITHOUT_TASK_GPUS, Slurm
     from workbench.clusters.supervision.registry import state_folder
 
-    extra = [f"--{word}={getattr(options, name)}" for name, word in EXTRA.items() if getattr(options, name) is not None]
+    given = {word: getattr(options, name) for name, word in SBATCH_OPTIONS.items()}
+    extra = [f"--{word}={value}" for word, value in given.items() if value is not None]
     extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
-    slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in WORDS})
+    slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in SLURM_OPTIONS})
     name = f"{what}-{secrets.token_hex(4)}"
     folder = state_folder("jobs") / name
-    runner = PACKAGE / "clusters" / "slurm" / "batch_job.py"
-    command = [sys.executable, "-P", str(runner), str(folder / "job.json")]
+    command = [sys.executable, "-P", batch_job.__file__, str(folder / "job.json")]
     script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=requeue)
     if options.dry_run:
         print(script, end="")
         return 0
     if Allocation.here() is not None:
-        raise ConfigError(f"this shell is in a Slurm job already: `workbench {what}` runs in it, on all its nodes; or submit outside of it")
+        raise ConfigError(f"this shell runs in a Slurm job: use `workbench {what}` in it, on all its nodes; or submit outside of it")
     spec: dict[str, Any] = {
         "command": [*WITHOUT_TASK_GPUS, sys.executable, "-m", "workbench", *argv],
-        "environment": {"PYTHONUNBUFFERED": "1"},  # the job's output can be followed
+        "environment": {"PYTHONUNBUFFERED": "1"},  # the job's output appears at once
         "folder": str(folder),
         "controller": None,
         "connection": None,
@@ -114,22 +130,20 @@ def submit_words(options: argparse.Namespace, num_ranks: int, argv: list[str], *
 
 
 def _checked(argv: list[str]) -> int:
-    """The number of ranks; what would fail in the job, after hours in a queue, is refused now."""
+    """Check the command, so that it does not fail after hours in a queue. Return the number of ranks."""
     from workbench.clusters.jobs import checkpoint_of
 
     if argv[:1] != ["train"]:
-        raise ConfigError("say what to train, after --: workbench submit --time 01:00:00 -- train pipe-sgd --workers 4")
+        raise ConfigError("give a training after --: workbench submit --time 01:00:00 -- train pipe-sgd --workers 4")
     parser = argparse.ArgumentParser(prog="workbench submit ... -- train")
     add_train_options(parser)
     train = parser.parse_args(argv[1:])
     if train.runtime == "simulated":
-        raise ConfigError(
-            "simulated workers are one process: have them without a job, with `workbench train`, or in `srun workbench train`"
-        )
+        raise ConfigError("a simulation is one process and needs no job: use `workbench train`, or `srun workbench train`")
     if train.runtime == "torch":
-        raise ConfigError("ranks of a Slurm job are started by mpiexec: leave --runtime out, or have --runtime mpi")
+        raise ConfigError("mpiexec starts the ranks of a Slurm job: leave --runtime out, or use --runtime mpi")
     if train.json:
-        raise ConfigError("--json prints to who started it: leave it out, and ask `workbench show last --json` for the numbers")
+        raise ConfigError("--json prints to the job's output: leave it out, and use `workbench show last --json`")
     check_train(argv[1:])
     if train.resume:
         checkpoint_of(train.resume)

@@ -1,4 +1,4 @@
-"""`workbench sweep`: a grid of runs, from a shell."""
+"""`workbench sweep`: runs a grid of runs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 EXAMPLE = """
 A grid is a YAML file. Its entries are options of `workbench train` (or, under `notebook: NAME`, parameters of a notebook):
 
-  name: widths                 # the sweep's; the file's name by default. The same name goes on where it stopped
+  name: widths                 # of the sweep; the file's name by default. The same name continues where it stopped
   base: {problem: digits-mlp, runtime: mpi, epochs: 2}
   axes:
-    method: [synchronous-sgd, {pipe-sgd: {width: 2}}, {pipe-sgd: {width: 3}}]
+    method: [synchronous-sgd, {pipe-sgd: {width: 2}}, {pipe-sgd: {width: 3}}]    # the algorithm
     seed: [0, 1, 2]
-    size: [{workers: 2, lr: 0.1}, {workers: 4, lr: 0.2}]    # no option: its values set several at once
+    size: [{workers: 2, lr: 0.1}, {workers: 4, lr: 0.2}]    # not an option: each value sets several options
   exclude:
     - {method: pipe-sgd, workers: 4, seed: [1, 2]}
   include:
     - {method: dear, set.bucket_bytes: 1MiB}
-  timeout_s: 600               # of one cell
+  timeout_s: 600               # limit for one cell
 
-Exit status: 0 when every cell is finished, 1 when some failed, 2 for what is to be mended in the grid, 130 or 143 when ended.
+Exit status: 0 if every cell is finished, 1 if some failed, 2 for an error in the grid, 130 or 143 if interrupted or terminated.
 """
 
 
@@ -36,11 +36,11 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     add = parser.add_argument
     add("grid", help="a YAML file")
-    add("--jobs", "-j", type=int, help="cells at a time; the grid's own by default, else 1")
-    add("--timeout", type=float, metavar="SECONDS", help="how long one cell may take; the grid's own by default")
+    add("--jobs", "-j", type=int, help="number of cells that run at a time; that of the grid by default, else 1")
+    add("--timeout", type=float, metavar="SECONDS", help="limit for one cell; that of the grid by default")
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--dry-run", action="store_true", help="list the cells and their states; run nothing")
-    add("--json", action="store_true", help="one JSON object a cell at the end, and no progress")
+    add("--json", action="store_true", help="print one JSON object per cell at the end, and no progress")
     parser.set_defaults(command=_sweep)
 
 
@@ -54,7 +54,7 @@ def _sweep(options: argparse.Namespace) -> int:
     grid = read_grid(options.grid)
     if options.timeout is not None:
         if options.timeout <= 0:
-            raise ConfigError(f"--timeout {options.timeout:g}: seconds that one cell may take, above 0")
+            raise ConfigError(f"--timeout {options.timeout:g}: give the seconds that one cell may take, above 0")
         grid = replace(grid, timeout_s=options.timeout)
     if options.dry_run:
         _print(SweepResult(grid.name, states(grid), runs_root()), options.json)
@@ -65,7 +65,7 @@ def _sweep(options: argparse.Namespace) -> int:
     for item in result.failed:
         print(f"failed: {item.cell.key}  {item.cell.label}: {item.error}", file=sys.stderr)
         if item.attempt:
-            print(f"        what it said: {item.attempt.log}", file=sys.stderr)
+            print(f"        its output: {item.attempt.log}", file=sys.stderr)
     if result.failed:
         print(f"{len(result.failed)} of {len(result.cells)} cells failed: --retry-failed runs them again", file=sys.stderr)
     return result.exit_status
@@ -81,19 +81,20 @@ def _print(result: SweepResult, as_json: bool) -> None:
 
 
 class _Line:
-    """Progress: one line that is rewritten on a terminal; elsewhere one line for each cell that ends."""
+    """Progress: on a terminal, one line that is updated; elsewhere, one line for each cell that ends."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
 
     def show(self, now: Progress) -> None:
-        """Say where the sweep is."""
+        """Print the progress."""
         clear = "\r\x1b[K" if self._terminal else ""
         where = f"{now.num_done + now.num_failed}/{now.num_cells}"
         if now.ended is not None:
             took = now.ended.attempt.record["seconds"] if now.ended.attempt else 0.0
-            words = f"{now.ended.state} in {took:.1f} s" + (f": {now.ended.error.splitlines()[0]}" if now.ended.error else "")
-            print(f"{clear}{where}  {now.ended.cell.label}: {words}", file=sys.stderr, flush=True)
+            error = f": {now.ended.error.splitlines()[0]}" if now.ended.error else ""
+            state = f"{now.ended.state} in {took:.1f} s{error}"
+            print(f"{clear}{where}  {now.ended.cell.label}: {state}", file=sys.stderr, flush=True)
         if self._terminal:
             failed = f", {now.num_failed} failed" if now.num_failed else ""
             left = f", {clock(now.left_s)} left" if now.left_s is not None else ""
@@ -103,7 +104,7 @@ class _Line:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Return a time as hours, minutes and seconds.
 
     >>> clock(75), clock(3725.4)
     ('1:15', '1:02:05')

@@ -1,4 +1,4 @@
-"""`workbench train`: one run on real or simulated ranks, from a shell."""
+"""`workbench train`: one run on real or simulated ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def add_train_command(train: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     if "RANK" not in os.environ and options.runtime == "torch":
-        _check_ranks_here(options.workers)  # before the process that forks them is made
-    nursery = _nursery(options)
+        _check_ranks_here(options.workers)  # before the fork server starts
+    fork_server = _fork_server(options)
     here, algorithm, problem, settings = resolve(options)
     if options.runtime == "simulated":
         return report(run_simulated(options, algorithm, problem, settings), options)
@@ -38,47 +38,50 @@ def _train(options: argparse.Namespace) -> int:
     algorithm.check(options.workers)
     check_shrinks(algorithm, settings.on_failure)
     replaced = ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
-    problem.train_data()  # a missing folder is told once, here, and not by every rank
+    problem.train_data()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
-    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # the new run must not change what the name means
+    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # `last` would name the new run
     arguments, watch = [*options.given, *resolved], _progress(folder, options)
     try:
-        how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "nursery": nursery}
+        how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "fork_server": fork_server}
         spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
     except BaseException as error:
-        if read_info(folder).get("status") == "starting":  # no rank was, that could have told
+        if read_info(folder).get("status") == "starting":  # no rank has recorded the error
             update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
-        _tell_what_is_left(folder)
+        _print_checkpoint(folder)
         raise
     return report(folder, options)
 
 
 def _check_ranks_here(workers: int) -> None:
-    """Refuse, before anything is written, more ranks than this machine can start."""
+    """Check that this machine can start so many ranks, before anything is written."""
     from workbench.clusters.local.mpi_install import check_num_ranks
 
     check_num_ranks(workers)
 
 
-def _nursery(options: argparse.Namespace) -> Any:
-    """What ranks of torch are forked from, if this process starts any; to be made before anything else."""
+def _fork_server(options: argparse.Namespace) -> Any:
+    """A fork server for ranks of torch, if this process starts any. It must be made before anything else."""
     if options.runtime != "torch" or options.workers < 1 or "RANK" in os.environ:
         return None
-    from workbench.clusters.local.spawn import nursery_for
+    from workbench.clusters.local.spawn import fork_server_for
 
-    return nursery_for(options.workers)
+    return fork_server_for(options.workers)
 
 
-def _tell_what_is_left(folder: Path) -> None:
-    """Of a run that failed: how to go on from it, if it kept a checkpoint."""
+def _print_checkpoint(folder: Path) -> None:
+    """Print how to continue a failed run, if it has a checkpoint."""
     from workbench.runtimes.checkpoint.files import complete_checkpoints
 
     for checkpoint in complete_checkpoints(folder)[:1]:
-        print(f"it kept a checkpoint, {checkpoint}: the same command with --resume {folder.name} goes on", file=sys.stderr)
+        print(
+            f"there is a checkpoint, {checkpoint}: the same command with --resume {folder.name} continues from it",
+            file=sys.stderr,
+        )
 
 
 def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
-    """Be one of the ranks: of a command line that started us, or of the user's own torchrun or mpiexec."""
+    """Run as one rank, started by `workbench train` or by the user's own torchrun or mpiexec."""
     from workbench.clusters.local.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
     from workbench.replica.local_training import run_info
     from workbench.runtimes.rank.join import rejoin
@@ -88,7 +91,7 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
 
     spawned = os.environ.get(FOLDER_VARIABLE)
     if options.replace and not spawned:
-        raise ConfigError("--replace starts another process, which is your launcher's to do here: leave it out")
+        raise ConfigError("--replace starts new processes, but here your launcher starts them: leave it out")
     how: dict[str, Any] = {"algorithm": algorithm, "problem": problem, "settings": settings, "runtime": options.runtime, "resume": resume}
     if spawned and PLACE_VARIABLE in os.environ:
         rejoin(Job(**how, folder=spawned), int(os.environ["RANK"]))
@@ -107,7 +110,7 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
 
 
 def _progress(folder: Path, options: argparse.Namespace) -> Any:
-    """A line on the terminal that follows the run; nothing with --json or without a terminal."""
+    """Return a function that updates a progress line on the terminal; it does nothing with --json or without a terminal."""
     if options.json or not sys.stderr.isatty():
         return lambda: None
     from workbench.trace.follow import Follower

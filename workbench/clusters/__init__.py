@@ -1,6 +1,6 @@
 """Where ranks live: MPI engines behind a notebook, and plain mpiexec for the command line.
 
-`Cluster` needs ipyparallel, `mpi_install` does not: so nothing is imported before it is asked for.
+`Cluster` needs ipyparallel and `mpi_install` does not. So each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from workbench.clusters.cluster import Cluster
-    from workbench.clusters.detached import attach
+    from workbench.clusters.cluster import Cluster, attach
     from workbench.clusters.run_handle import RunHandle
     from workbench.clusters.slurm.request import Slurm
 
 __all__ = ["Cluster", "RunHandle", "Slurm", "attach"]
 
-_HOMES = {  # no module is called like a name of these: importing it would hide the name
+_HOMES = {  # no module may have one of these names: its import would hide the name
     "Cluster": "cluster",
     "RunHandle": "run_handle",
     "Slurm": "slurm.request",
-    "attach": "detached",
+    "attach": "cluster",
 }
 
 
@@ -36,5 +35,6 @@ def __getattr__(name: str) -> Any:
         if package == "workbench":
             raise
         raise ConfigError(f"clusters need {package}: pip install 'sgd-workbench[mpi,notebooks]'") from error
-    value = globals()[name] = getattr(module, name)  # in place of the module of that name, which its import put there
+    value = getattr(module, name)
+    globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""`Cluster`: ranks that stay, behind a notebook."""
+"""`Cluster`: ranks that stay alive between trainings, behind a notebook."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.analysis.table import Table
-from workbench.clusters.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime, gone_words, lost_words
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.folder_results import follow_ends
-from workbench.clusters.jobs import prepare, submit
+from workbench.clusters.jobs import checkpoints, prepare, submit
+from workbench.clusters.launchers.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime
 from workbench.clusters.local.mpi_install import MPIInstall
-from workbench.clusters.output import Echo, echo_wanted
+from workbench.clusters.output import RankOutput, shows_rank_output
 from workbench.clusters.run_handle import RunHandle
-from workbench.clusters.start import Start, end_engines, or_let_go
+from workbench.clusters.start import Start, detached_on_error, end_engines
 from workbench.clusters.status import status_table
-from workbench.clusters.supervision import registry as register
+from workbench.clusters.supervision import registry
 from workbench.clusters.supervision.start_progress import Progress, count
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
@@ -26,32 +26,38 @@ from workbench.program import Algorithm
 from workbench.runtimes.liveness.interrupts import deferred_interrupt
 
 START_S = 120.0
-RETURN_S = 5.0  # how long ranks may take to come back from a run that is over
+RETURN_S = 5.0  # how long ranks may take to return from a run that is over
 
 
 @final
 class Cluster:
-    """`n` ranks of one world behind this program or notebook: IPython engines, ended with this object.
+    """`n` ranks of one world behind this program or notebook. Each rank is an IPython engine.
 
-    It ends with `stop()`, with the `with` block, when it is no longer referred to, at the end of the program or kernel, and
-    also when that is killed: no process stays behind. After `detach()`: by `workbench cluster stop`, or with who attaches.
+    The ranks end with `stop()`, with the `with` block, when the object is garbage collected, and when the program or
+    kernel ends or is killed. No process stays behind. After `detach()` the ranks end by `workbench cluster stop`, or
+    with the process that attaches to them.
 
     Args:
-        n: how many ranks. They may outnumber the cores.
-        runtime: what carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL); None: MPI where it is.
-        launcher: where the ranks are: "local", on this machine, in one MPI world; "torch", without any MPI; "ssh:hostA:2,hostB:2",
-            on hosts that share the runs' folder; "slurm:partition=debug,time=00:30:00" or a `Slurm`, in a job; on an emulated
-            network, "emulated:1gbit", which ends with the cluster, or an `EmulatedNetwork` that you close; or a `Launcher`.
-        name: what its id begins with.
-        mpi: folder of the MPI to use (with bin/mpiexec in it), or what `find_mpi` returned; None to look for one.
+        n: number of ranks. It may exceed the number of cores.
+        runtime: library that carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL).
+            None: MPI where the launcher has it.
+        launcher: where the ranks run.
+            "local": on this machine, in one MPI world. "torch": on this machine, without MPI.
+            "ssh:hostA:2,hostB:2": on hosts that share the folder of runs.
+            "slurm:partition=debug,time=00:30:00" or a `Slurm`: in a Slurm job.
+            "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you close it.
+            Or a `Launcher`.
+        name: the cluster's id begins with it.
+        mpi: folder of the MPI to use (it holds bin/mpiexec), or the result of `find_mpi`. None: look for one.
         oversubscribe: allow more ranks than cores.
-        timeout_s: how long the start may take.
-        quiet: print nothing, nor what ranks print.
-        wait: until the ranks are ready; if False they start in the background, and what needs them waits.
+        timeout_s: limit for the start, in seconds.
+        quiet: print neither progress nor the ranks' output.
+        wait: wait until the ranks are ready. If False, they start in the background, and what needs them waits.
 
     Raises:
-        ConfigError: `n`, `runtime` or `launcher` cannot be.
-        LaunchError: no MPI, or no emulated network here, or the ranks did not start, or did not find each other; says what to do.
+        ConfigError: `n`, `runtime` or `launcher` is not valid.
+        LaunchError: there is no MPI or no emulated network here, or the ranks did not start or did not find each
+            other. The message names the fix.
 
     Example:
         with Cluster(4) as cluster:
@@ -92,36 +98,36 @@ class Cluster:
         if wait:
             try:
                 self._ranks = self._start.wait()
-            except BaseException:  # an interrupt too ends a start that the caller waits for
+            except BaseException:  # an interrupt also ends a start that the caller waits for
                 self.stop()
                 raise
 
     @property
     def id(self) -> str:
-        """Unique among clusters."""
+        """Identifier, unique among clusters."""
         return self._engines.id
 
     @property
     def mark(self) -> str:
-        """The variable that all its processes, and theirs, carry in their environment."""
+        """Name of an environment variable that all processes of the cluster and their descendants have."""
         return self._engines.mark
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks it was started with."""
+        """Number of ranks that were started."""
         return self._engines.num_ranks
 
     @property
     def ready(self) -> bool:
-        """Whether the ranks are there; never waits."""
+        """Whether the ranks have started and are alive. Never waits."""
         return self.state in ("ready", "training")
 
     def wait(self, timeout_s: float | None = None) -> Cluster:
-        """Until the ranks are ready.
+        """Wait until the ranks are ready.
 
         Raises:
-            LaunchError: they did not start: says why.
-            TimeoutError: not yet, after `timeout_s`; the start goes on.
+            LaunchError: the ranks did not start; the message says why.
+            TimeoutError: the ranks are not ready after `timeout_s` seconds. The start continues.
         """
         if self._start is not None:
             self._ranks = self._start.wait(timeout_s)
@@ -129,30 +135,30 @@ class Cluster:
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
-        """Who they are, in order: rank, size, host, pid, library. Waits until they are ready."""
+        """One mapping per rank, in order: rank, size, host, pid, library. Waits until the ranks are ready."""
         self.wait()
         return self._ranks
 
     @property
     def client(self) -> Any:
-        """The ipyparallel client, for whatever else the engines should do: `cluster.client[:]`, `%px`. Another one after `heal`.
+        """The ipyparallel client, for other work on the engines: `cluster.client[:]`, `%px`. `heal` replaces it.
 
         Raises:
-            LaunchError: the cluster was stopped, or detached, or did not start.
+            LaunchError: the cluster was stopped or detached, or it did not start.
         """
         self.wait()
         if self._engines.client is None:
-            raise LaunchError(gone_words(self.state, self.id))
+            raise LaunchError(_no_client_message(self.state, self.id))
         return self._engines.client
 
     @property
     def run(self) -> RunHandle | None:
-        """The training that runs, or the last one; after `attach`, that which ran when the cluster was detached."""
+        """The training that runs, or the last one. After `attach`: the one that ran when the cluster was detached."""
         return self._active
 
     @property
     def state(self) -> Literal["starting", "ready", "training", "lost", "stopped", "detached"]:
-        """ "lost": a rank's process has ended, and the rest of its MPI world with it. Never waits."""
+        """What the cluster does. "lost": a rank's process has ended, and its MPI world with it. Never waits."""
         if self._start is not None and not self._start.done:
             return "starting"
         if self._engines.client is None:
@@ -162,56 +168,66 @@ class Cluster:
         return "training" if self._active is not None and not self._active.done else "ready"
 
     def status(self) -> Table:
-        """A row for each rank: host, process, device, step, last beat, memory, bytes sent. Answers while they train."""
+        """One row per rank: host, process, device, step, last heartbeat, memory, bytes sent.
+
+        Works during a training.
+        """
         run = self._active
         return status_table(self._engines, self.ranks, run.folder if run is not None else None, repr(self)[1:-1])
 
     def train(self, algorithm: Algorithm, problem: Problem, **settings: Any) -> RunHandle:
-        """Train on all ranks; returns at once. One training at a time: a second one is refused while the first runs.
+        """Train on all ranks. Returns at once. A second training is refused while the first one runs.
 
         Args:
-            algorithm: the method.
-            problem: model, loss and data; what the notebook defines is sent along.
-            settings: of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ...; and resume=, a stopped run.
+            algorithm: how the ranks exchange and apply gradients.
+            problem: model, loss and data. Functions and classes of the notebook are sent to the ranks.
+            settings: fields of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ... Also
+                resume=, a stopped run.
 
         Raises:
-            ConfigError: bad settings, something that cannot be sent, or a training that still runs.
-            LaunchError: the cluster was stopped, or has lost ranks.
+            ConfigError: a setting is not valid, an object cannot be sent to the ranks, or a training still runs.
+            LaunchError: the cluster was stopped, or it has lost ranks.
         """
         job, info = prepare(algorithm, problem, settings, self.runtime, self.num_ranks)
         self._check_free()
-        with deferred_interrupt("the training has begun all the same, and goes on: it is `cluster.run`, end it with .stop()"):
-            self._active = self._followed(RunHandle(*submit(self._engines, job, info), self._engines))
+        with deferred_interrupt("the training has begun and continues: it is `cluster.run`, end it with .stop()"):
+            folder, results = submit(self._engines, job, info)
+            self._active = self._with_output(RunHandle(folder, results, self._engines))
         return self._active
 
-    def _followed(self, run: RunHandle, *, from_now: bool = False) -> RunHandle:
+    def _with_output(self, run: RunHandle, *, from_now: bool = False) -> RunHandle:
         run.quiet = self._quiet
-        if echo_wanted(self._quiet):
-            run.echo = Echo(run.folder, self.num_ranks, from_now=from_now)
-            run.echo.follow(lambda: run.done)
+        if shows_rank_output(self._quiet):
+            run.output = RankOutput(run.folder, self.num_ranks, from_now=from_now)
+            run.output.follow(lambda: run.done)
         return run
 
     def _check_free(self) -> None:
         client, run = self.client, self._active
         if run is not None and run.overdue(RETURN_S):
-            raise LaunchError(f"ranks have not come back from {run.id}, which {run.status}: heal() this cluster, or start a new Cluster")
+            raise LaunchError(f"ranks have not returned from {run.id} (status: {run.status}): heal() this cluster, or start a new Cluster")
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")
         if not self._engines.alive or len(client.ids) < self.num_ranks:
             raise LaunchError(f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_words()}")
 
     def restart(self) -> Cluster:
-        """End all ranks and start as many new ones, under the same id. What they held in memory is lost; a training fails."""
+        """End all ranks and start the same number of new ones under the same id.
+
+        The contents of their memory are lost, and a training that runs fails.
+        """
         return self.scale(self.num_ranks)
 
     def scale(self, n: int) -> Cluster:
         """Restart with `n` ranks.
 
         Raises:
-            ConfigError, LaunchError: so many cannot be; nothing has changed then. Or they did not start.
+            ConfigError, LaunchError: the launcher has no place for `n` ranks; then nothing has changed. Or the
+                new ranks did not start.
         """
-        self.client  # noqa: B018 - refuses what was stopped
-        check_places(launcher := self._engines.launcher, n)
+        self.client  # noqa: B018 - raises if the cluster was stopped
+        launcher = self._engines.launcher
+        check_places(launcher, n)
         if self._active is not None:
             self._active.abandon("the cluster was restarted while it trained")
         limit_s = self._timeout_s
@@ -219,61 +235,75 @@ class Cluster:
         return self
 
     def heal(self) -> Cluster:
-        """Start new ranks if some are gone, or do not come back from a run that is over; says what is lost. Else changes nothing."""
-        words = self._what_is_lost()
-        if words is not None:
+        """Restart all ranks if some are gone, or have not returned from a run that is over. Prints what is lost.
+
+        Without such ranks, nothing changes.
+        """
+        message = self._what_restart_loses()
+        if message is not None:
             self.restart()
-            self._say(words)
+            self._print(message)
         return self
 
-    def _what_is_lost(self) -> str | None:
+    def _what_restart_loses(self) -> str | None:
         present, run = set(self.client.ids), self._active
         gone = [rank for rank in range(self.num_ranks) if rank not in present]
         if self._engines.alive and not gone and (run is None or not run.overdue(RETURN_S)):
             return None
-        return lost_words(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
+        return _restart_message(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
 
     def detach(self) -> str:
-        """Let go: ranks and training go on when this notebook ends. Returns the name to `attach` by.
+        """Leave the ranks and their training running when this notebook ends.
+
+        Returns:
+            The name to give to `attach`.
 
         Raises:
             LaunchError: the launcher's ranks cannot outlive this process.
         """
-        self.client  # noqa: B018 - refuses what was stopped
+        self.client  # noqa: B018 - raises if the cluster was stopped
         run = self._active
         self._engines.detach(run=str(run.folder) if run is not None else None, ranks=self._ranks)
         self._finalizer.detach()
         if run is not None and not run.done:
             run.readdress(follow_ends(run.folder, None, self._ranks))
-        self._say(f"detached: wb.attach({self.id!r}) takes it up again, `workbench cluster stop {self.id}` ends it")
+        self._print(f"detached: wb.attach({self.id!r}) attaches to it, `workbench cluster stop {self.id}` ends it")
         return self.id
 
     @classmethod
     def attach(cls, name: str, *, quiet: bool = False) -> Cluster:
-        """Take up a cluster that was detached, by its id or the beginning of it; `run` is the training that was left to itself.
+        """Attach to a detached cluster. `run` is the training that continued without a notebook.
+
+        Args:
+            name: its id, or the beginning of it.
+            quiet: print nothing.
 
         Raises:
-            ConfigError: there is none of that name; names those there are.
-            LaunchError: somebody holds it, or its processes have ended.
+            ConfigError: no cluster has this name; the message names those that exist.
+            LaunchError: another process owns the cluster, or its processes have ended.
         """
-        engines = Engines.attach(entry := register.find(name))
-        told = entry.detached or {}
-        (cluster := cls.__new__(cls))._hold(engines, entry.record["runtime"], quiet, START_S)
-        with or_let_go(engines, told):
-            cluster._ranks = told["ranks"]
-            if told.get("run") and Path(told["run"]).is_dir():
-                folder = Path(told["run"])
+        entry = registry.find_entry(name)
+        engines = Engines.attach(entry)
+        left = entry.detached or {}
+        cluster = cls.__new__(cls)
+        cluster._hold(engines, entry.record["runtime"], quiet, START_S)
+        with detached_on_error(engines, left):
+            cluster._ranks = left["ranks"]
+            if left.get("run") and Path(left["run"]).is_dir():
+                folder = Path(left["run"])
                 cluster._active = RunHandle(folder, follow_ends(folder, engines, cluster._ranks), engines)
-            cluster._say(f"attached to {cluster!r}" + (f"\n{cluster._active}" if cluster._active is not None else ""))
-            cluster._active and cluster._followed(cluster._active, from_now=True)
+            run = cluster._active
+            cluster._print(f"attached to {cluster!r}" + (f"\n{run}" if run is not None else ""))
+            if run is not None:
+                cluster._with_output(run, from_now=True)
         return cluster
 
-    def _say(self, words: str) -> None:
+    def _print(self, message: str) -> None:
         if not self._quiet:
-            print(words)
+            print(message)
 
     def stop(self) -> None:
-        """End all processes of the cluster; a training that runs is recorded as failed. Once is enough."""
+        """End all processes of the cluster. A training that runs is recorded as failed. Further calls do nothing."""
         self._finalizer.detach()
         try:
             self._engines.stop()
@@ -292,3 +322,36 @@ class Cluster:
 
     def _repr_html_(self) -> str:
         return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"
+
+
+def attach(name: str, *, quiet: bool = False) -> Cluster:
+    """Attach to a detached cluster and its training: see `Cluster.attach`.
+
+    Args:
+        name: its id, or a beginning of the id that no other cluster has.
+        quiet: print nothing.
+
+    Raises:
+        ConfigError: no cluster has this name; the message names those that exist.
+        LaunchError: another process owns the cluster, or its processes have ended.
+    """
+    return Cluster.attach(name, quiet=quiet)
+
+
+def _no_client_message(state: str, name: str) -> str:
+    """The message for a cluster without a client: why, and what to do."""
+    if state == "detached":
+        return f"this cluster was detached: wb.attach({name!r}) attaches to it"
+    return "this cluster was stopped: start a new Cluster"
+
+
+def _restart_message(gone: list[int], run: Path | None, num_ranks: int) -> str:
+    """The message that says what is lost when all ranks restart."""
+    plural = "s" if len(gone) != 1 else ""
+    why = f"rank{plural} {', '.join(map(str, gone))} had ended" if gone else "ranks did not return"
+    message = f"{why}: {count(num_ranks)} were restarted, and the contents of their memory are lost."
+    if run is None:
+        return message
+    if checkpoints(run) == num_ranks:
+        return f"{message} train(..., resume={run.name!r}) continues {run.name} from its checkpoint"
+    return f"{message} {run.name} has no checkpoint: its metrics are kept, its parameters are lost"

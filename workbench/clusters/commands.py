@@ -1,4 +1,4 @@
-"""Words to a run under way, from a notebook or a shell: looked at here, so that what cannot be is refused before it is written."""
+"""Commands to a running training, from a notebook or a shell. They are checked here, before they are written."""
 
 from __future__ import annotations
 
@@ -15,66 +15,73 @@ from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.store import read_info
 
 
-def check_goes_on(folder: Path, what: str) -> dict[str, Any]:
-    """The `run.json` of a run that can be told something.
+def check_steerable(folder: Path, what: str) -> dict[str, Any]:
+    """Return the `run.json` of a run that accepts commands.
+
+    Args:
+        folder: the run's folder.
+        what: name of the command, for the message.
 
     Raises:
-        ConfigError: it is over, or simulated.
+        ConfigError: the run is over, or it is simulated.
     """
     info = with_true_status(folder, read_info(folder))
     if info.get("status") in OVER:
-        raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}), nothing hears it any more: start another one")
+        raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}): start another one")
     if info.get("runtime") == "simulated":
-        raise ConfigError(f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other ones")
+        raise ConfigError(
+            f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other settings"
+        )
     return info
 
 
-def say(folder: Path, word: Command) -> None:
+def send_command(folder: Path, command: Command) -> None:
     """Pause, resume or stop a run.
 
     Raises:
-        ConfigError: it is over, or simulated.
+        ConfigError: the run is over, or it is simulated.
     """
-    check_goes_on(folder, next(iter(word)))
-    write_command(folder, word)
+    check_steerable(folder, next(iter(command)))
+    write_command(folder, command)
 
 
-def say_set(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Ask a run to go on with other settings; returns them as they were written.
+def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """Ask a run to continue with other settings. Return them in the form in which they were written.
 
     Raises:
-        ConfigError: nothing is written; says what cannot be, and what can.
+        ConfigError: a setting cannot be changed, and nothing is written; the message names the settings that can be.
     """
-    info = check_goes_on(folder, "set")
-    method, objects = info.get("method") or {}, algorithms.named(changes)
-    algorithm = algorithms.recorded(method)
+    info = check_steerable(folder, "set")
+    recorded, objects = info.get("method") or {}, algorithms.named(changes)
+    algorithm = algorithms.recorded(recorded)
     if algorithm is None:
-        _check_names(str(method.get("name")), ["lr", *(method.get("settings") or {})], objects)
+        _check_names(str(recorded.get("name")), ["lr", *(recorded.get("settings") or {})], objects)
         plain = encoded(None, objects)
     else:
-        more = (int(info["num_workers"]), str(info.get("runtime", "mpi")), str((info.get("settings") or {}).get("progress", "auto")))
-        algorithm = _as_it_is_now(algorithm, read_commands(folder), more)
+        progress = str((info.get("settings") or {}).get("progress", "auto"))
+        context = (int(info["num_workers"]), str(info.get("runtime", "mpi")), progress)
+        algorithm = _current_algorithm(algorithm, read_commands(folder), context)
         plain = encoded(algorithm, objects)
-        changed(algorithm, plain, *more)
+        changed(algorithm, plain, *context)
     write_command(folder, {"set": plain})
     return plain
 
 
-def _as_it_is_now(algorithm: Algorithm, words: list[Command], more: tuple[int, str, str]) -> Algorithm:
-    """The method with all that was set before, taken by the ranks or not yet."""
-    for word in words:
+def _current_algorithm(algorithm: Algorithm, commands: list[Command], context: tuple[int, str, str]) -> Algorithm:
+    """The algorithm with all earlier changes, whether the ranks have applied them or not."""
+    for command in commands:
         try:
-            algorithm, _ = changed(algorithm, word.get("set") or {}, *more)
+            algorithm, _ = changed(algorithm, command.get("set") or {}, *context)
         except ConfigError:
             continue  # the ranks refuse it too
     return algorithm
 
 
-def _check_names(method: str, names: list[str], changes: dict[str, Any]) -> None:
-    """All that can be told of a method that is known to its ranks alone: they look at the values, and refuse what cannot be."""
+def _check_names(algorithm: str, names: list[str], changes: dict[str, Any]) -> None:
+    """Check only the names of settings, for an algorithm that is not the package's. Its ranks check the values."""
     if not changes:
         raise ConfigError(f"nothing to set: give one of {', '.join(names)}")
     for name in changes:
         if name not in names:
             meant = did_you_mean(name, names, cutoff=0.6)
-            raise ConfigError(f"{name} is no setting of {method}: {meant}There are {', '.join(names)}")
+            raise ConfigError(f"{name} is no setting of {algorithm}. {meant}There are {', '.join(names)}")

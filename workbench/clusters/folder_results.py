@@ -1,4 +1,4 @@
-"""The ranks' answers to a training that another notebook asked for, read from the run's folder."""
+"""The ranks' results of a training that another notebook started, read from the run's folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from workbench.errors import RunNotFound
 from workbench.trace.store import OVER, read_info
 
 POLL_S = 0.1
-LAST_S = 1.0  # how long the last files of ranks whose processes are gone may take to be seen
+LAST_S = 1.0  # how long the last files of a rank may take to appear after its process is gone
 
 
 @final
 class FolderResult:
-    """One rank's, with what a handle needs of an AsyncResult."""
+    """One rank's result, with the part of ipyparallel's AsyncResult that a handle needs."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -33,15 +33,15 @@ class FolderResult:
         self._lock = threading.Lock()
 
     def done(self) -> bool:
-        """Whether the rank has come back."""
+        """Return True if the rank has returned."""
         return self._over.is_set()
 
     def exception(self) -> BaseException | None:
-        """What it came back with, if with an error."""
+        """The rank's error; None if it has none."""
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call it when the rank has come back; at once if it has."""
+        """Call `callback` when the rank has returned, or at once if it has already."""
         with self._lock:
             if not self.done():
                 self._callbacks.append(callback)
@@ -49,7 +49,7 @@ class FolderResult:
         callback(self)
 
     def settle(self, error: BaseException | None) -> None:
-        """The rank has come back."""
+        """Set the result: the rank has returned, with an error or None."""
         with self._lock:
             self._error = error
             self._over.set()
@@ -58,14 +58,17 @@ class FolderResult:
 
 
 def follow_ends(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]]) -> list[FolderResult]:
-    """Answers of all ranks, settled as the ranks leave word in the folder, or are seen to be gone.
+    """Return the results of all ranks.
+
+    Each is set when the rank's end file appears in the folder, or its process is gone.
 
     Args:
-        engines: what shows whether they are there; None: the run's record does, and this machine of processes of its own.
-        ranks: who they are.
+        folder: the run's folder.
+        engines: they show which ranks are alive. None: the run's record and this machine's processes show it.
+        ranks: one mapping per rank, with host and pid.
     """
     results = [FolderResult() for _ in ranks]
-    _look(folder, results)
+    _read_ends(folder, results)
     if not all(result.done() for result in results):
         threading.Thread(target=_follow, args=(folder, engines, ranks, results), name="workbench-ends", daemon=True).start()
     return results
@@ -76,18 +79,18 @@ def _follow(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any
         info = _recorded(folder) if engines is None else {}
         over = info.get("status") in OVER
         if engines is None:
-            present = {rank for rank, who in enumerate(ranks) if not over and not ended_here(who)}
+            present = {rank for rank, process in enumerate(ranks) if not over and not ended_here(process)}
         else:
             client = engines.client
-            if client is None:  # stopped, or let go of again
+            if client is None:  # stopped, or detached again
                 return
             present = set(client.ids) if engines.alive else set()
         if len(present) < len(results):
             time.sleep(LAST_S)
-        _look(folder, results)
+        _read_ends(folder, results)
         for rank, result in enumerate(results):
             if rank not in present and not result.done():
-                result.settle(_without_word(rank, info) if over else _died(rank))
+                result.settle(_without_end_file(rank, info) if over else _died(rank))
         time.sleep(POLL_S)
 
 
@@ -98,8 +101,8 @@ def _recorded(folder: Path) -> dict[str, Any]:
         return {} if folder.is_dir() else {"status": "failed", "error": "the run's folder was removed"}
 
 
-def _without_word(rank: int, info: dict[str, Any]) -> BaseException | None:
-    """What to say of a rank that left none, in a run that is over as its record says."""
+def _without_end_file(rank: int, info: dict[str, Any]) -> BaseException | None:
+    """The result of a rank without an end file, in a run that is over by its record."""
     if info["status"] != "failed":
         return None
     return ipp_error.RemoteError("PeerFailed", info["error"], "") if info.get("error") else _died(rank)
@@ -110,7 +113,7 @@ def _died(rank: int) -> BaseException:
     return error
 
 
-def _look(folder: Path, results: list[FolderResult]) -> None:
+def _read_ends(folder: Path, results: list[FolderResult]) -> None:
     for rank, result in enumerate(results):
         if not result.done():
             with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What `Cluster.train` is given, checked and packed for the ranks."""
+"""Checks the arguments of `Cluster.train` and packs them into a job for the ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], runtime: Any, num_ranks: int) -> tuple[Any, dict[str, Any]]:
-    """The job of a training, still without a folder, and what its record begins with.
+    """Return the job of a training, without its folder, and the first content of its `run.json`.
 
     Raises:
-        ConfigError: what was given cannot be trained.
+        ConfigError: an argument is not valid.
     """
     from workbench.replica.local_training import check_what, run_info
     from workbench.runtimes.rank.main import Job
@@ -40,22 +40,23 @@ def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], ru
 
 
 def submit(engines: Engines, job: Any, info: dict[str, Any]) -> tuple[Path, list[Any]]:
-    """Send the job to all engines: the run's folder, and each rank's pending answer.
+    """Send the job to all engines. Return the run's folder and each rank's pending result.
 
     Raises:
-        ConfigError: something in the job cannot travel.
+        ConfigError: an object in the job cannot be pickled.
     """
     payload = pickled(job)
     folder = new_run(info).resolve()
     engines.begin_training(folder)
-    return folder, [engines.client[rank].apply_async(remote.run_job, payload, str(folder)) for rank in range(engines.num_ranks)]
+    results = [engines.client[rank].apply_async(remote.run_job, payload, str(folder)) for rank in range(engines.num_ranks)]
+    return folder, results
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
-    """The settings of a training.
+    """Return the settings of a training.
 
     Raises:
-        ConfigError: one that there is not; names the nearest.
+        ConfigError: there is no such setting; the message names the nearest one.
     """
     names = [item.name for item in fields(Settings)]
     for name in given:
@@ -66,41 +67,39 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
 
 def pickled(job: Any) -> bytes:
-    """The job as bytes, what the notebook defines included.
+    """Return the job as bytes, including functions and classes that the notebook defines.
 
     Raises:
-        ConfigError: something in it cannot travel.
+        ConfigError: an object in it cannot be pickled.
     """
     try:
         return bytes(cloudpickle.dumps(job))
     except Exception as error:  # noqa: BLE001 - pickling runs the user's own code, which may raise anything
         raise ConfigError(
-            f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot travel: "
-            "make them inside model= or train=, which every rank calls for itself"
+            f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot be pickled: "
+            "make them inside model= or train=, which every rank calls itself"
         ) from None
 
 
 def checkpoint_of(resume: Any) -> str:
-    """The folder of a run to go on from.
+    """Return the folder of the run to continue from.
 
     Args:
-        resume: a handle, a run, or what `open_run` takes.
+        resume: a handle, a run, or what `open_run` accepts.
 
     Raises:
-        ConfigError: it kept no checkpoint.
+        ConfigError: the run has no checkpoint.
     """
     folder = Path(find_run(getattr(resume, "folder", None) or resume)).resolve()
     if checkpoints(folder) == 0:
         before = read_info(folder).get("resumed")
-        hint = f"; it went on from {Path(before).name}, whose checkpoint may be there still" if before else ""
-        raise ConfigError(
-            f"{folder.name} kept no checkpoint; only a stopped run can be resumed, or one trained with checkpoint_every={hint}"
-        )
+        hint = f"; it continued from {Path(before).name}, which may still have a checkpoint" if before else ""
+        raise ConfigError(f"{folder.name} has no checkpoint; resume needs a stopped run, or one trained with checkpoint_every={hint}")
     return str(folder)
 
 
 def checkpoints(folder: Path) -> int:
-    """How many ranks of a run kept one."""
+    """Return how many ranks of a run wrote a checkpoint."""
     from workbench.runtimes.checkpoint.files import num_ranks_kept
 
     return num_ranks_kept(folder)

@@ -1,10 +1,11 @@
-"""Shows what ranks print while they train, as their files in the run's folder grow."""
+"""`RankOutput`: shows what ranks print during a training. It reads the ranks' output files in the run's folder."""
 
 from __future__ import annotations
 
 import html
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,24 +15,24 @@ from workbench.clusters.supervision.heartbeat import output_name
 from workbench.clusters.supervision.start_progress import in_notebook
 
 POLL_S = 0.2
-MOST_LINES_RANKS = 8  # of more ranks the lines are folded away
-KEPT_LINES = 500  # in what is folded away; the files hold all
+MOST_LINES_RANKS = 8  # with more ranks, a notebook shows the lines in a fold
+KEPT_LINES = 500  # lines in the fold; the files hold all of them
 
 
 @final
-class Echo:
-    """Lines of all ranks, each with its rank before it, in the order in which they were found.
+class RankOutput:
+    """Lines of all ranks, each after its rank's number, in the order of arrival.
 
     Args:
-        folder: the run's.
-        num_ranks: how many.
-        from_now: leave out what is there already.
-        print_line: where a line goes; for tests.
+        folder: the run's folder.
+        num_ranks: number of ranks.
+        from_now: skip the lines that the files hold already.
+        print_line: called with each line; tests set it.
     """
 
     def __init__(self, folder: Path, num_ranks: int, *, from_now: bool = False, print_line: Callable[[str], None] | None = None) -> None:
         self._paths = [folder / output_name(rank) for rank in range(num_ranks)]
-        self._read = [path.stat().st_size if from_now and path.exists() else 0 for path in self._paths]
+        self._offsets = [path.stat().st_size if from_now and path.exists() else 0 for path in self._paths]
         self._width = len(str(num_ranks - 1))
         self._lock = threading.Lock()
         self._folded: deque[str] = deque(maxlen=KEPT_LINES)
@@ -40,29 +41,32 @@ class Echo:
         self._print = print_line or self._show
 
     def follow(self, over: Callable[[], bool]) -> None:
-        """Look five times a second, in a thread, until it is over."""
+        """Poll in a thread until `over()` is true."""
 
-        def look() -> None:
+        def poll_until_over() -> None:
             while not over():
                 self.poll()
-                pause.wait(POLL_S)
+                time.sleep(POLL_S)
             self.poll(to_the_end=True)
 
-        pause = threading.Event()
-        threading.Thread(target=look, name="workbench-echo", daemon=True).start()
+        threading.Thread(target=poll_until_over, name="workbench-output", daemon=True).start()
 
     def poll(self, *, to_the_end: bool = False) -> None:
-        """Show what is new. The beginning of a line waits for its rest, or the end."""
+        """Show new lines.
+
+        Args:
+            to_the_end: also show an incomplete last line; otherwise it waits for its rest.
+        """
         with self._lock:
             for rank, path in enumerate(self._paths):
                 try:
                     with path.open("rb") as file:
-                        file.seek(self._read[rank])
+                        file.seek(self._offsets[rank])
                         new = file.read()
                 except OSError:
                     continue
                 whole = new if to_the_end else new[: new.rfind(b"\n") + 1]
-                self._read[rank] += len(whole)
+                self._offsets[rank] += len(whole)
                 for line in whole.decode(errors="replace").splitlines():
                     self._print(f"[{rank:>{self._width}}] {line}")
             self._draw()
@@ -81,9 +85,11 @@ class Echo:
 
         make, show = cast(Any, display.HTML), cast(Any, display.display)
         dropped = self._num_lines - len(self._folded)
-        note = f"<i>the last {len(self._folded)}; all are in {html.escape(str(self._paths[0].parent))}</i>\n" if dropped else ""
+        folder = html.escape(str(self._paths[0].parent))
+        note = f"<i>the last {len(self._folded)}; all are in {folder}</i>\n" if dropped else ""
         text = html.escape("\n".join(self._folded))
-        page = make(f"<details><summary>{self._num_lines} lines of {len(self._paths)} ranks</summary><pre>{note}{text}</pre></details>")
+        summary = f"{self._num_lines} lines of {len(self._paths)} ranks"
+        page = make(f"<details><summary>{summary}</summary><pre>{note}{text}</pre></details>")
         if self._display is None:
             self._display = show(page, display_id=True)
         else:
@@ -91,6 +97,6 @@ class Echo:
         self._display.num_lines = self._num_lines
 
 
-def echo_wanted(quiet: bool) -> bool:
-    """Whether somebody looks: a notebook, or a terminal."""
+def shows_rank_output(quiet: bool) -> bool:
+    """Return True in a notebook and on a terminal, unless `quiet`."""
     return not quiet and (in_notebook() or sys.stdout.isatty())

@@ -1,4 +1,4 @@
-"""A cluster's start, in a thread of its own, so that a notebook's cell need not wait for it."""
+"""Starts a cluster in a thread, so that a notebook's cell does not have to wait for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from workbench.errors import LaunchError
 
 @final
 class Start:
-    """`work` starts the engines; then they are asked who they are. If either fails, nothing is left running.
+    """Starts the engines by `work`, then checks that they form one world. If either fails, all processes end.
 
     Args:
-        timeout_s: for the answer.
+        engines: the engines to start.
+        progress: shows how many ranks are ready.
+        timeout_s: limit for the check, in seconds.
+        work: starts the engines.
     """
 
     def __init__(self, engines: Engines, progress: Progress, timeout_s: float, work: Callable[[], None]) -> None:
@@ -38,7 +41,7 @@ class Start:
                 change_record(engines.folder, ranks=self._ranks)
                 engines.client[:].apply_async(remote.warm_up)
                 progress.finish()
-            except BaseException as error:  # noqa: BLE001 - raised where somebody waits
+            except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 self._error = error
                 progress.fail(error)
                 engines.stop()
@@ -50,20 +53,20 @@ class Start:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the start has ended, with success or with an error."""
         return self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """Who the ranks are, in order.
+        """Wait for the start. Return one mapping per rank, in order: rank, size, host, pid, library.
 
         Raises:
-            LaunchError: they did not start.
-            TimeoutError: they are not ready after `timeout_s`; the start goes on.
+            LaunchError: the ranks did not start.
+            TimeoutError: the ranks are not ready after `timeout_s` seconds. The start continues.
         """
-        with Waiting(self._what, silent=self._progress.tells) as waiting:
-            there = waiting.until(self._over.wait, timeout_s)
-        if not there:
-            raise TimeoutError(f"the ranks are not ready after {timeout_s:g} s; the start goes on: wait() again, or stop()")
+        with Waiting(self._what, silent=self._progress.shows_line) as waiting:
+            ended = waiting.until(self._over.wait, timeout_s)
+        if not ended:
+            raise TimeoutError(f"the ranks are not ready after {timeout_s:g} s; the start continues: wait() again, or stop()")
         if isinstance(self._error, LaunchError):
             raise LaunchError(str(self._error)) from None
         if self._error is not None:
@@ -72,23 +75,24 @@ class Start:
 
 
 @contextlib.contextmanager
-def or_let_go(engines: Engines, told: dict[str, Any]) -> Iterator[None]:
-    """An error or an interrupt while a cluster is taken up leaves it as it was found, with its training: detached.
+def detached_on_error(engines: Engines, left: dict[str, Any]) -> Iterator[None]:
+    """Detach the cluster again, with its training, if attaching to it fails or is interrupted.
 
     Args:
-        told: what who detached it said.
+        left: what the process that detached the cluster wrote into its folder.
     """
     try:
         yield
     except BaseException:
-        engines.detach(**told)
+        engines.detach(**left)
         raise
 
 
 def end_engines(engines: Engines) -> None:
-    """When the cluster is no longer referred to: in the main thread at the program's end, else in a thread of its own,
+    """End the engines of a cluster that was garbage collected, or whose program ends.
 
-    because the collector may have been called in one of the threads that are to be ended.
+    The garbage collector may run in one of the threads that must end. So outside the main thread a new thread
+    ends them.
     """
     if threading.current_thread() is threading.main_thread():
         engines.stop()

@@ -1,4 +1,4 @@
-"""A table of a cluster's ranks that answers while they train: from what they leave in the run's folder, and asked where they are idle."""
+"""A table of a cluster's ranks. Training ranks are read from the run's folder; idle ranks are asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.analysis.table import Column, Table, ago, num_bytes
 from workbench.clusters.engines import remote
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
-from workbench.clusters.supervision import registry as register
+from workbench.clusters.supervision import registry
 from workbench.clusters.supervision.heartbeat import end_name, standing
 from workbench.errors import RunNotFound
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
@@ -24,7 +24,6 @@ from workbench.trace.store import OVER, read_info
 from workbench.trace.tail import last_step_row
 
 ASK_S = 1.0  # an idle engine answers in milliseconds
-
 
 COLUMNS = (
     Column("rank", "rank"),
@@ -40,74 +39,73 @@ COLUMNS = (
 
 
 def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None, caption: str) -> Table:
-    """One row a rank: host, process, state, device, last step, seconds since its last beat, memory, bytes sent.
+    """Return one row per rank: host, process, state, device, last step, seconds since its heartbeat, memory, bytes sent.
 
     Args:
-        ranks: who they are.
+        engines: the cluster's engines.
+        ranks: one mapping per rank, with host and pid.
         run: folder of the training that runs, or of the last one.
+        caption: caption of the table.
     """
     if engines.detached:
-        return look(register.find(engines.id))
-    there = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)  # a world of MPI ends as one
-    present = set(engines.client.ids) if there else set()
+        return entry_table(registry.find_entry(engines.id))
+    connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)  # an MPI world ends as one
+    present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
     training = run is not None and not _is_over(run) and any("ended" not in begun[rank] for rank in begun) and bool(present)
     asked = {} if training else _ask(engines, present)
     rows = []
-    for rank, who in enumerate(ranks):
+    for rank, process in enumerate(ranks):
         found = {key: value for key, value in begun.get(rank, {}).items() if key != "ended"}
         ended = "ended" in begun.get(rank, {}) or not training
         if ended:
             found.pop("beat_s", None)
-        row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, **asked.get(rank, {})}
-        row["state"] = (
-            "gone"
-            if rank not in present
-            else found.get("state", "training")
-            if not ended
-            else "ready"
-            if training or rank in asked
-            else "busy"
-        )
+        row = {"rank": rank, "host": process["host"], "pid": process["pid"], **found, **asked.get(rank, {})}
+        if rank not in present:
+            row["state"] = "gone"
+        elif not ended:
+            row["state"] = found.get("state", "training")
+        else:
+            row["state"] = "ready" if training or rank in asked else "busy"
         if row["state"] != "gone" and rank not in asked and (ended or "memory_bytes" not in row):
-            row["memory_bytes"] = _memory_here(who)
+            row["memory_bytes"] = _memory_here(process)
         rows.append(row)
     return Table(rows, COLUMNS, caption)
 
 
-def look(entry: register.Entry) -> Table:
-    """The same of a cluster that another process holds, or nobody: nothing is asked of the engines, only looked at."""
+def entry_table(entry: registry.Entry) -> Table:
+    """Return the same table for a cluster that this process does not own. It only reads files and processes."""
     ranks = (entry.detached or entry.record).get("ranks") or []
     run = Path(entry.record["run"]) if entry.record.get("run") else None
     over = run is None or _is_over(run)
     rows = []
-    for rank, who in enumerate(ranks):
+    for rank, process in enumerate(ranks):
         found = _of_run(run, rank) if run is not None else {}
         ended = found.pop("ended", False) or over
-        gone = ended_here(who)
+        gone = ended_here(process)
         state = "gone" if gone else "ready" if ended else found.get("state", "training")
-        row = {"rank": rank, "host": who["host"], "pid": who["pid"], **found, "state": state}
+        row = {"rank": rank, "host": process["host"], "pid": process["pid"], **found, "state": state}
         if ended and not gone:
-            row["memory_bytes"] = _memory_here(who)
+            row["memory_bytes"] = _memory_here(process)
         rows.append(row)
     return Table(rows, COLUMNS, f"{entry.id}: {entry.record['title']}, {entry.state}")
 
 
 def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
-    """What idle engines say now; one that runs a cell of the user's does not answer in time."""
-    pending = {rank: engines.client[rank].apply_async(remote.vitals) for rank in present}
+    """rank -> the state of an idle engine. An engine that runs a cell does not answer in time and is left out."""
+    pending = {rank: engines.client[rank].apply_async(remote.idle_status) for rank in present}
     deadline = time.monotonic() + ASK_S
     answers = {}
     for rank, answer in pending.items():
         answer.wait(max(0.0, deadline - time.monotonic()))
         if answer.done():
-            with contextlib.suppress(Exception):  # whatever a broken engine says, the table is of what is known
+            with contextlib.suppress(Exception):  # a broken engine may raise anything; the table shows what is known
                 answers[rank] = {**answer.result(0), "beat_s": 0.0}
     return answers
 
 
 def _is_over(run: Path) -> bool:
-    """Whether nobody trains in it any more, whatever word its ranks left: those of a killed one are new."""
+    """Whether the run's record says that it is over. The ranks' own files may look recent after a kill."""
     try:
         return read_info(run).get("status") in OVER
     except RunNotFound:
@@ -115,7 +113,7 @@ def _is_over(run: Path) -> bool:
 
 
 def _of_run(folder: Path, rank: int) -> dict[str, Any]:
-    """What a rank has left in the run's folder so far."""
+    """What a rank has written into the run's folder so far."""
     found: dict[str, Any] = {}
     if (beat := read_heartbeat(folder, rank)) is not None:
         found |= {"beat_s": beat["silent_s"], "memory_bytes": beat["memory_bytes"]}
@@ -125,15 +123,15 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
         found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
     state = standing(folder, rank)
     if state is not None:
-        found["state"] = state  # of a rank that trains
+        found["state"] = state  # only a training rank has one
     if (folder / end_name(rank)).exists():
         found["ended"] = True
     return found
 
 
-def _memory_here(who: dict[str, Any]) -> int | None:
-    """Of a process of this machine that does not answer."""
-    if who["host"] == socket.gethostname():
+def _memory_here(process: dict[str, Any]) -> int | None:
+    """Resident memory of a rank's process, in bytes; None if it runs on another machine or is gone."""
+    if process["host"] == socket.gethostname():
         with contextlib.suppress(psutil.Error):
-            return int(psutil.Process(who["pid"]).memory_info().rss)
+            return int(psutil.Process(process["pid"]).memory_info().rss)
     return None

@@ -1,4 +1,7 @@
-"""What a caller's wait says: for what, once that has lasted; one line, which moves where somebody looks at it, and goes with the wait."""
+"""`Waiting`: one line that says what a long wait waits for.
+
+On a terminal and in a notebook it is updated and then removed.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,26 @@ from workbench.clusters.supervision.start_progress import Line, in_notebook
 from workbench.errors import LaunchError
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
 
-SHOWN_S = 1.0  # how often a line moves
+SHOWN_S = 1.0  # time between two updates of a line
 POLL_S = 0.05
-SILENT_S = 5.0  # a rank that trains leaves its beat every second
-SIGNAL_S = 10.0  # how long an engine's nanny may take to pass an interrupt on
+SILENT_S = 5.0  # a training rank writes its heartbeat every second
+SIGNAL_S = 10.0  # how long an engine's nanny may take to forward an interrupt
 
 
 @final
 class Waiting:
-    """The line of one wait. In a notebook and on a terminal it is replaced; elsewhere it comes again when the time has doubled.
+    """The line of one wait.
+
+    In a notebook and on a terminal it is updated. Elsewhere it is printed when the time has doubled.
 
     Args:
-        what: for what; asked whenever it is said.
-        silent: say nothing.
+        what: what the wait is for; a function is called each time the line is printed.
+        silent: print nothing.
 
     Example:
         with Waiting("the ranks to start") as waiting:
-            while not there():
-                waiting.look()
+            while not started():
+                waiting.update()
                 time.sleep(0.05)
     """
 
@@ -42,27 +47,35 @@ class Waiting:
         self._begin = time.monotonic()
         self._next_s = units.SAYS_S
         self._display: Any = None
-        self._width = 0  # of the line on the terminal
+        self._width = 0  # width of the line on the terminal
 
-    def look(self) -> None:
-        """To be called now and then by who waits."""
+    def update(self) -> None:
+        """Print the line if it is due. The caller of a wait calls this repeatedly."""
         waited = time.monotonic() - self._begin
         if waited >= self._next_s and not self._silent:
-            moves = in_notebook() or sys.stderr.isatty()
+            replaced = in_notebook() or sys.stderr.isatty()
             while self._next_s <= waited:
-                self._next_s = waited + SHOWN_S if moves else 2 * self._next_s
+                self._next_s = waited + SHOWN_S if replaced else 2 * self._next_s
             self._show(f"waiting {waited:.0f} s for {self._what if isinstance(self._what, str) else self._what()}")
 
-    def until(self, there: Callable[[float], Any], timeout_s: float | None = None) -> bool:
-        """Until `there`, which waits for so long at most, says so; whether it did in time."""
+    def until(self, done: Callable[[float], Any], timeout_s: float | None = None) -> bool:
+        """Call `done(seconds)` until it returns True.
+
+        Args:
+            done: waits at most that many seconds, and returns whether the event has happened.
+            timeout_s: limit in seconds; None for no limit.
+
+        Returns:
+            Whether the event happened in time.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
-            if there(max(0.0, left)):
+            if done(max(0.0, left)):
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            self.look()
+            self.update()
 
     def _show(self, line: str) -> None:
         if in_notebook():
@@ -94,34 +107,39 @@ class Waiting:
 
 
 def silent_ranks(folder: Path, num_ranks: int) -> str:
-    """Words for a wait for a training, "; last heard of: rank 1 20 s ago": of the ranks whose beat is old, "" if there are none."""
+    """Return the ranks whose heartbeat is old, as "; last heartbeat: rank 1 20 s ago"; "" if there are none."""
     ages = {}
     for rank in range(num_ranks):
         if (beat := read_heartbeat(folder, rank)) is not None:
             ages[rank] = beat["silent_s"]
     old = [f"rank {rank} {age_s:.0f} s ago" for rank, age_s in ages.items() if age_s > SILENT_S]
-    return f"; last heard of: {', '.join(old[:4])}{', ...' if len(old) > 4 else ''}" if old else ""
+    return f"; last heartbeat: {', '.join(old[:4])}{', ...' if len(old) > 4 else ''}" if old else ""
 
 
 def interrupt_ranks(client: Any, ranks: Sequence[int], timeout_s: float = SIGNAL_S) -> None:
     """Send SIGINT to engines through their nannies.
 
+    Args:
+        client: the ipyparallel client.
+        ranks: which engines.
+        timeout_s: limit in seconds.
+
     Raises:
-        LaunchError: a nanny did not answer in time: it is gone, or stopped.
+        LaunchError: a nanny did not answer in time, because it is gone or stopped.
     """
     over, errors = threading.Event(), list[BaseException]()
 
     def send() -> None:
         try:
             client.send_signal(signal.SIGINT, targets=list(ranks), block=True)
-        except BaseException as error:  # noqa: BLE001 - raised where somebody waits
+        except BaseException as error:  # noqa: BLE001 - raised on the caller's thread
             errors.append(error)
         over.set()
 
-    threading.Thread(target=send, name="workbench-signal", daemon=True).start()  # the client's own wait has no end
-    whom = f"ranks {', '.join(map(str, ranks))}"
-    with Waiting(f"{whom} to be interrupted") as waiting:
+    threading.Thread(target=send, name="workbench-signal", daemon=True).start()  # the client's own wait has no time limit
+    targets = f"ranks {', '.join(map(str, ranks))}"
+    with Waiting(f"{targets} to be interrupted") as waiting:
         if not waiting.until(over.wait, timeout_s):
-            raise LaunchError(f"the interrupt did not reach all of {whom} in {timeout_s:g} s: heal() the cluster")
+            raise LaunchError(f"the interrupt did not reach all of {targets} in {timeout_s:g} s: heal() the cluster")
     if errors:
         raise errors[0]

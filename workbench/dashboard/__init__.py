@@ -1,4 +1,7 @@
-"""A dashboard for JupyterLab: choose a method, a problem and settings, start, compare, stop. Nothing is imported before it is used."""
+"""A dashboard for JupyterLab: choose an algorithm, a problem and settings; start, compare and stop trainings.
+
+The dashboard is imported when it is first used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The dashboard's widgets."""
+"""`Dashboard`: the widgets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench import algorithms, costs, problems
 from workbench.analysis import compare
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import three_digits
-from workbench.dashboard.form import LABEL, WIDE, MethodForm, optional_number
+from workbench.dashboard.form import LABEL, WIDE, AlgorithmForm, optional_number
 from workbench.dashboard.session import Choice, Entry, Session
 from workbench.plots import convergence
 from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
@@ -33,14 +33,17 @@ RANKS, SIMULATED = "MPI ranks", "simulated workers"
 
 @final
 class Dashboard:
-    """Choose a method, a problem and settings; start, hold, stop; compare. Show it as the last expression of a cell.
+    """Choose an algorithm, a problem and settings; start, pause, stop and compare trainings.
 
-    One training goes on at a time, in the background: cells run meanwhile, and the buttons answer while they do. The curves
-    below the controls move while it does and are a plain figure otherwise, which with the table is what a saved notebook keeps.
+    Show it as a cell's last expression.
+
+    One training runs at a time, in the background. Cells run meanwhile, and the buttons work during a cell. The
+    curves below the controls are live during a training and a static figure otherwise. A saved notebook keeps
+    this figure and the table.
 
     Args:
-        cluster: where to train; None to start one, of as many ranks as are asked for, when it is needed.
-        own: problems of yours, to choose from beside those of `workbench.problems`.
+        cluster: where to train. None: start a cluster with the chosen number of ranks when it is needed.
+        own: your own problems, in addition to those of `workbench.problems`.
 
     Example:
         dashboard = wb.Dashboard()
@@ -52,33 +55,37 @@ class Dashboard:
         self._own = {problem.name: problem for problem in own}
         self._lock = RLock()
         self._boxes: dict[int, Any] = {}
-        self._controls: Any = None  # where the widget is
-        self._figure: Any = None  # where the curves are as a plain figure
-        self._table: Any = None
+        self._controls: Any = None  # display of the widget
+        self._figure: Any = None  # display of the curves as a static figure
+        self._table: Any = None  # display of the table
         self._curves = MovingFigure()
-        self._stage = ipywidgets.VBox()  # where they are while one is training
+        self._stage = ipywidgets.VBox()  # holds the live curves during a training
         self._drawn: tuple[Any, ...] = ()
         self._compared: tuple[Any, ...] = ()
         self._ticker: Thread | None = None
         self._closed = False
         self._make_form(cluster)
         self._make_runs()
-        left = ipywidgets.VBox([self._method, self._form_box, self._problem, self._training, self._place])
+        left = ipywidgets.VBox([self._algorithm, self._form_box, self._problem, self._training, self._place])
         self.widget = ipywidgets.VBox([ipywidgets.HBox([left, self._right]), self._line, self._stage])
         answer_while_busy(self.widget)
 
     @property
     def runs(self) -> list[Run]:
-        """The session's runs, those that have begun, in order."""
-        return [run for entry in self._session.entries if (run := entry.look()) is not None]
+        """The session's runs that have begun, in order."""
+        runs = [entry.poll() for entry in self._session.entries]
+        return [run for run in runs if run is not None]
 
     @property
     def cluster(self) -> Any:
-        """The cluster that trains; None before one was needed."""
+        """The cluster that trains; None before the first training on ranks."""
         return self._session.cluster
 
     def close(self) -> None:
-        """Stop what goes on, and the cluster if the dashboard started it. A list of the runs replaces the controls; the rest stays."""
+        """Stop the training, and the cluster if the dashboard started it.
+
+        A list of the runs replaces the controls.
+        """
         self._session.close()
         if self._ticker is not None:
             self._ticker.join(10)
@@ -91,17 +98,17 @@ class Dashboard:
 
     def _make_form(self, cluster: Any) -> None:
         common = {"style": LABEL, "layout": WIDE}
-        self._method = ipywidgets.Dropdown(options=list(algorithms.names()), value="pipe-sgd", description="method", **common)
+        self._algorithm = ipywidgets.Dropdown(options=list(algorithms.names()), value="pipe-sgd", description="algorithm", **common)
         self._form_box = ipywidgets.VBox()
-        self._choose_method()
-        self._method.observe(self._choose_method, names="value")
+        self._choose_algorithm()
+        self._algorithm.observe(self._choose_algorithm, names="value")
         names = [*self._own, *(name for name in problems.names() if name not in self._own)]
         self._problem = ipywidgets.Dropdown(options=names, value=next(iter(self._own), "digits-mlp"), description="problem", **common)
         self._length = ipywidgets.BoundedIntText(value=5, min=1, max=10**9, description="length", style=LABEL, layout={"width": "210px"})
         self._unit = ipywidgets.Dropdown(options=["epochs", "steps"], layout={"width": "116px"})
         self._lr = ipywidgets.Text(description="lr", placeholder="the problem's own", tooltip="learning rate, above 0", **common)
         self._batch = ipywidgets.Text(
-            description="batch size", placeholder="the problem's own", tooltip="samples a worker and step", **common
+            description="batch size", placeholder="the problem's own", tooltip="samples per worker and step", **common
         )
         self._seed = ipywidgets.IntText(value=0, description="seed", tooltip="of data order, initial weights and dropout", **common)
         length = ipywidgets.HBox([self._length, self._unit])
@@ -125,12 +132,12 @@ class Dashboard:
         self._list = ipywidgets.VBox()
         self._ranks_table = ipywidgets.HTML()
         buttons = ipywidgets.HBox([self._start, self._buttons.widget])
-        title = ipywidgets.HTML("<b>Runs</b>, those to compare ticked")
+        title = ipywidgets.HTML("<b>Runs</b> (ticked ones are compared)")
         self._right = ipywidgets.VBox([buttons, title, self._list, self._axis, self._ranks_table], layout={"padding": "0 0 0 24px"})
         self._show_buttons()
 
-    def _choose_method(self, _: Any = None) -> None:
-        self._form = MethodForm(self._method.value)
+    def _choose_algorithm(self, _: Any = None) -> None:
+        self._form = AlgorithmForm(self._algorithm.value)
         answer_while_busy(self._form.widget)
         self._form_box.children = (self._form.widget,)
 
@@ -139,10 +146,10 @@ class Dashboard:
         self._place.children = (self._where, *fields)
 
     def _choice(self) -> Choice:
-        """What the fields say.
+        """The training that the fields describe.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: a value is not valid.
         """
         simulated = self._where.value == SIMULATED
         settings = {self._unit.value: self._length.value, "seed": self._seed.value}
@@ -159,7 +166,7 @@ class Dashboard:
         self._line.value = ""
         try:
             self._session.start(self._choice())
-        except Exception as error:  # noqa: BLE001 - a button has nobody above it to tell, whatever it is
+        except Exception as error:  # noqa: BLE001 - a button has no caller, so any error is shown
             self._line.value = error_line(error)
             return
         self._refresh()
@@ -168,7 +175,7 @@ class Dashboard:
             self._ticker.start()
 
     def _tick(self) -> None:
-        """Look again and again, until nothing goes on."""
+        """Refresh repeatedly, until no training runs."""
         while True:
             begin_s, active = time.monotonic(), self._session.active
             try:
@@ -180,12 +187,12 @@ class Dashboard:
             active.over.wait(pause_after(time.monotonic() - begin_s, INTERVAL_S))
 
     def _refresh(self) -> None:
-        """Show everything as it is now."""
+        """Show the present state."""
         with self._lock:
             entries = list(self._session.entries)
             for entry in entries:
                 if not entry.over.is_set() or entry.number not in self._boxes:
-                    entry.look()
+                    entry.poll()
             self._show_list(entries)
             self._show_buttons()
             if entries and entries[-1].error is not None and entries[-1].status == "failed":
@@ -196,7 +203,8 @@ class Dashboard:
 
     def _show_list(self, entries: list[Entry]) -> None:
         begun = [entry for entry in entries if entry.run is not None]
-        labels = {entry.number: label for entry, label in zip(begun, distinct_labels([e.run for e in begun if e.run]), strict=True)}
+        texts = distinct_labels([entry.run for entry in begun if entry.run])
+        labels = {entry.number: text for entry, text in zip(begun, texts, strict=True)}
         for entry in entries:
             if entry.number not in self._boxes:
                 box = ipywidgets.Checkbox(value=True, indent=False, layout={"width": "560px"})
@@ -214,14 +222,18 @@ class Dashboard:
         self._buttons.show(active is not None and active.status == "paused", active=active is not None)
 
     def _show_curves(self, shown: list[Entry]) -> None:
-        """Curves that move while one is training; JupyterLab draws a plain figure once only, so for a new one it is taken away first."""
+        """Show live curves during a training, else a static figure.
+
+        JupyterLab draws such a figure once, so the old one is cleared.
+        """
         active = self._session.active
         state = (active is None, self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
         if self._figure is None or state == self._drawn:
             return
         self._drawn = state
         runs = [entry.run for entry in shown if entry.run is not None and num_rows(entry)]
-        self._ranks_table.value = status_table([active.run])._repr_html_() if active is not None and active.run is not None else ""
+        training = active.run if active is not None else None
+        self._ranks_table.value = status_table([training])._repr_html_() if training is not None else ""
         if active is not None and runs:
             self._curves.draw(convergence(runs, self._axis.value, max_points=LIVE_POINTS))
         moving = active is not None and bool(runs)
@@ -240,7 +252,7 @@ class Dashboard:
         self._table.update({"text/html": compare(runs)._repr_html_() if runs else ""}, raw=True)
 
     def static(self) -> Any:
-        """The curves of the runs that are ticked, as a plain figure."""
+        """Return the curves of the ticked runs as a static figure."""
         runs = [entry.run for entry in self._session.entries if entry.run is not None and self._boxes[entry.number].value]
         return convergence(runs, self._axis.value)
 
@@ -249,7 +261,7 @@ class Dashboard:
         return f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, {'training' if self._session.active else 'idle'}>"
 
     def _ipython_display_(self) -> None:
-        if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws nothing
+        if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws no figures
             print(repr(self))
             return
         with self._lock:
@@ -261,12 +273,12 @@ class Dashboard:
 
 
 def num_rows(entry: Entry) -> int:
-    """How many rows of metrics it has written."""
+    """Return the number of rows of metrics that a training has written."""
     return sum(map(len, entry.run.metrics.values())) if entry.run is not None else 0
 
 
 def progress_of(entry: Entry) -> str:
-    """Where a training stands, in a few words."""
+    """Return the state of a training as a short text."""
     status = entry.status
     if status in ("starting", "simulating") or entry.run is None:
         return f"{status}, {entry.num_gradients} gradients" if entry.num_gradients else status

@@ -1,4 +1,4 @@
-"""Fields to fill in, made from what a method can be given."""
+"""A form with a field for each setting of an algorithm."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WIDE = {"width": "330px"}
 
 
 @final
-class MethodForm:
-    """A field for each setting of a method, and its rule above them.
+class AlgorithmForm:
+    """A field for each setting of an algorithm, below its update rule.
 
     Args:
-        name: as `workbench methods` lists it.
+        name: as `workbench algorithms` lists it.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,49 +34,58 @@ class MethodForm:
         rule = html.escape(" ".join(known["rule"]))
         facts = html.escape(f"{known['about']} Staleness: {known['staleness']}. Bytes a step: {known['bytes_per_step']}.")
         about = ipywidgets.HTML(
-            f'<div style="line-height: 1.35"><code>{rule}</code><br><small>{facts}</small></div>', layout={"max_width": "340px"}
+            f'<div style="line-height: 1.35"><code>{rule}</code><br><small>{facts}</small></div>',
+            layout={"max_width": "340px"},
         )
         self.widget = ipywidgets.VBox([about, *self.fields.values()])
 
     def options(self) -> dict[str, Any]:
-        """What `algorithms.get` is given: the settings that were changed."""
+        """Return the changed settings, for `algorithms.get`."""
         changed = {key: field.value for key, field in self.fields.items() if field.value != self._begin[key]}
         return {key: parse_value(value) if isinstance(value, str) else value for key, value in changed.items()}
 
 
 def field_of(setting: dict[str, Any], note: str) -> Any:
-    """A field for one setting of `catalogue.describe`: a tick, a choice, a number, or a text with what it may be."""
+    """Return a field for one setting of `catalogue.describe`: a checkbox, a choice, a number, or a text.
+
+    Args:
+        setting: one of the settings.
+        note: explanation, for the tooltip.
+    """
     types, choices, default = setting["type"], setting["choices"], setting["default"]
     common = {"description": setting["name"], "style": LABEL, "layout": WIDE}
-    words = [str(word) for word in choices or ()]
-    kinds = ", ".join([*words, *[{"int": "a whole number", "float": "a number"}.get(kind, kind.lower()) for kind in types]])
+    options = [str(word) for word in choices or ()]
+    kinds = ", ".join([*options, *[{"int": "a whole number", "float": "a number"}.get(kind, kind.lower()) for kind in types]])
     hint = {"tooltip": f"{note} ({kinds})" if note else kinds}
     if types == ["bool"]:
         return ipywidgets.Checkbox(value=bool(default), **common, **hint)
-    if words and not types:
-        return ipywidgets.Dropdown(options=words, value=str(default), **common, **hint)
-    if types == ["int"] and not words:
+    if options and not types:
+        return ipywidgets.Dropdown(options=options, value=str(default), **common, **hint)
+    if types == ["int"] and not options:
         return ipywidgets.IntText(value=default, **common, **hint)
-    if types == ["float"] and not words:
+    if types == ["float"] and not options:
         return ipywidgets.FloatText(value=default, **common, **hint)
     text = "none" if default is None else str(default)
-    if words:
-        return ipywidgets.Combobox(options=[*words, *(["none"] if "none" in types else [])], value=text, **common, **hint)
+    if options:
+        return ipywidgets.Combobox(options=[*options, *(["none"] if "none" in types else [])], value=text, **common, **hint)
     return ipywidgets.Text(value=text, placeholder=kinds, **common, **hint)
 
 
 def comments_of(make: Any) -> dict[str, str]:
-    """setting -> the comment behind it in the method's source, where it has one."""
+    """Return setting -> its comment in the algorithm's source, for settings with a comment."""
     found: dict[str, str] = {}
-    for part in reversed(inspect.getmro(make)) if isinstance(make, type) else ():
-        if part.__module__.startswith("workbench.algorithms"):
-            lines = inspect.getsource(part).splitlines()
-            found |= {match[1]: match[2] for line in lines if (match := re.fullmatch(r"    (\w+): [^#]+?  # (?!noqa|type:)(.+)", line))}
+    for base in reversed(inspect.getmro(make)) if isinstance(make, type) else ():
+        if not base.__module__.startswith("workbench.algorithms"):
+            continue
+        for line in inspect.getsource(base).splitlines():
+            match = re.fullmatch(r"    (\w+): [^#]+?  # (?!noqa|type:)(.+)", line)
+            if match:
+                found[match[1]] = match[2]
     return found
 
 
 def optional_number(text: str) -> Any:
-    """A number that may be left out: None for an empty text; what is no number is left to who takes it.
+    """Parse a number that may be left out. None for an empty text; other text is returned for the caller to refuse.
 
     >>> optional_number(" "), optional_number("0.1"), optional_number("much")
     (None, 0.1, 'much')

@@ -1,4 +1,4 @@
-"""The runs of a dashboard: started, held, stopped and looked at; no widgets."""
+"""The trainings of a dashboard: starts, pauses, stops and polls them. It has no widgets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.trace.run import Run
 
 
 class Cancelled(WorkbenchError):
-    """A simulated training was stopped from the dashboard."""
+    """The user stopped a simulated training from the dashboard."""
 
 
 @final
@@ -27,11 +27,11 @@ class Choice:
     """What to train.
 
     Attributes:
-        algorithm: the method.
+        algorithm: the algorithm.
         problem: one of `problems.names()`, or a problem.
-        workers: ranks to start, or simulated workers.
-        network: that simulated workers have; None for real ranks.
-        settings: of `Settings`.
+        workers: number of ranks or of simulated workers.
+        network: network of the simulated workers; None for real ranks.
+        settings: fields of `Settings`.
     """
 
     algorithm: Algorithm
@@ -52,15 +52,15 @@ class Entry:
         self.handle: Any = None
         self.over = threading.Event()
         self.stopped = threading.Event()
-        self.going = threading.Event()  # cleared while a simulation is held
+        self.going = threading.Event()  # cleared while a simulation is paused
         self.going.set()
         self.num_gradients = 0  # computed by simulated workers
         self._follower: Follower | None = None
-        self._lock = threading.Lock()  # whoever looked later must not be overtaken by who looked before
+        self._lock = threading.Lock()  # an earlier `poll` must not overwrite the result of a later one
 
     @property
     def status(self) -> str:
-        """starting, running, paused, finished, stopped or failed; simulating, for one that has no steps to show yet."""
+        """Status of the training: starting, running, paused, finished, stopped or failed; simulating before its first step."""
         if self.error is not None:
             return "stopped" if isinstance(self.error, Cancelled) else "failed"
         if self.handle is not None:
@@ -71,8 +71,8 @@ class Entry:
             return "starting"
         return "simulating" if self.going.is_set() else "paused"
 
-    def look(self) -> Run | None:
-        """The run as far as it is written."""
+    def poll(self) -> Run | None:
+        """Return the run as it is on disk at this moment."""
         with self._lock:
             if self.handle is not None:
                 self._follower = self._follower or Follower(self.handle.folder)
@@ -82,10 +82,10 @@ class Entry:
 
 @final
 class Session:
-    """Trainings one after the other, each in a thread of its own, on a cluster or simulated.
+    """Trainings one after the other, each in its own thread, on a cluster or simulated.
 
     Args:
-        cluster: where to train; None to start one when it is needed, which ends with `close`.
+        cluster: where to train. None: start a cluster when it is needed; it ends with `close`.
     """
 
     def __init__(self, cluster: Any = None) -> None:
@@ -95,60 +95,68 @@ class Session:
 
     @property
     def cluster(self) -> Any:
-        """The cluster that trains; None before one was needed."""
+        """The cluster that trains; None before the first training on ranks."""
         return self._cluster
 
     @property
     def active(self) -> Entry | None:
-        """The training that goes on."""
+        """The training that runs."""
         return self.entries[-1] if self.entries and not self.entries[-1].over.is_set() else None
 
     def start(self, choice: Choice) -> Entry:
-        """Begin to train; returns at once. What goes wrong later is the entry's `error`.
+        """Start a training. Returns at once. A later error is the entry's `error`.
 
         Raises:
-            ConfigError: one is going on already, or the settings cannot be.
+            ConfigError: a training runs already, or a setting is not valid.
         """
         choice.algorithm.check(choice.workers)
         Settings(**choice.settings)
         with self._lock:
             if self.active is not None:
-                raise ConfigError(f"run {self.active.number} still goes on: wait for it, or stop it")
+                raise ConfigError(f"run {self.active.number} still trains: wait for it, or stop it")
             entry = Entry(len(self.entries) + 1, choice)
             self.entries.append(entry)
         threading.Thread(target=self._train, args=(entry,), name="workbench-dashboard-train", daemon=True).start()
         return entry
 
     def pause(self) -> None:
-        """Hold the training that goes on after the step that runs.
+        """Pause the training after the present step.
 
         Raises:
-            ConfigError: nothing goes on, or it cannot be held.
+            ConfigError: no training runs, or it cannot pause.
         """
-        entry = self._need()
+        entry = self._active_entry()
         if entry.choice.network is not None:
             entry.going.clear()
         else:
-            _of(entry, "pause")()
+            _action(entry, "pause")()
 
     def resume(self) -> None:
-        """Go on with what is held."""
-        entry = self._need()
+        """Continue a paused training.
+
+        Raises:
+            ConfigError: no training runs.
+        """
+        entry = self._active_entry()
         if entry.choice.network is not None:
             entry.going.set()
         else:
-            _of(entry, "resume")()
+            _action(entry, "resume")()
 
     def stop(self) -> None:
-        """End the training that goes on after the step that runs."""
-        entry = self._need()
+        """Stop the training after the present step.
+
+        Raises:
+            ConfigError: no training runs.
+        """
+        entry = self._active_entry()
         entry.stopped.set()
         entry.going.set()
         if entry.handle is not None:
             entry.handle.stop()
 
     def close(self) -> None:
-        """Stop what goes on, and the cluster if it was started here."""
+        """Stop the training, and the cluster if this session started it."""
         entry = self.active
         if entry is not None:
             self.stop()
@@ -157,7 +165,7 @@ class Session:
             self._cluster.stop()
             self._cluster = None
 
-    def _need(self) -> Entry:
+    def _active_entry(self) -> Entry:
         if self.active is None:
             raise ConfigError("nothing is training: press Start")
         return self.active
@@ -168,11 +176,11 @@ class Session:
                 entry.run = self._simulate(entry, entry.choice)
             else:
                 self._on_ranks(entry, entry.choice)
-        except Exception as error:  # noqa: BLE001 - it is shown, whatever it is: a thread has nobody above it to tell
+        except Exception as error:  # noqa: BLE001 - a thread has no caller, so the dashboard shows any error
             entry.error = error
         finally:
-            with suppress(WorkbenchError, OSError):  # the folder was removed under us: what was seen of it stays
-                entry.look()  # nobody does any more once it is over
+            with suppress(WorkbenchError, OSError):  # the folder was removed: the last polled state stays
+                entry.poll()  # there is no poll after the end
             entry.over.set()
 
     def _simulate(self, entry: Entry, choice: Choice) -> Run:
@@ -185,12 +193,18 @@ class Session:
         def watched(*args: Any, **kwargs: Any) -> Any:
             entry.going.wait()
             if entry.stopped.is_set():
-                raise Cancelled("stopped from the dashboard; a simulation leaves nothing behind")
+                raise Cancelled("stopped from the dashboard; a stopped simulation keeps no results")
             entry.num_gradients += 1
             return loss(*args, **kwargs)
 
         assert choice.network is not None
-        return simulate(choice.algorithm, replace(problem, loss=watched), workers=choice.workers, network=choice.network, **choice.settings)
+        return simulate(
+            choice.algorithm,
+            replace(problem, loss=watched),
+            workers=choice.workers,
+            network=choice.network,
+            **choice.settings,
+        )
 
     def _on_ranks(self, entry: Entry, choice: Choice) -> None:
         problem = problems.get(choice.problem) if isinstance(choice.problem, str) else choice.problem
@@ -203,25 +217,26 @@ class Session:
         entry.handle.wait()
 
     def _ready_cluster(self, num_ranks: int) -> Any:
-        """The cluster there is, or a new one where it is ours and has another number of ranks or has lost some."""
+        """The present cluster.
+
+        This session's own one is replaced if it has another number of ranks or has lost some.
+        """
         from workbench.clusters import Cluster
 
-        if (
-            self._cluster is not None
-            and self._owned
-            and (self._cluster.num_ranks != num_ranks or self._cluster.state in ("lost", "stopped"))
-        ):
-            self._cluster.stop()
-            self._cluster = None
+        if self._cluster is not None and self._owned:
+            lost = self._cluster.state in ("lost", "stopped")
+            if lost or self._cluster.num_ranks != num_ranks:
+                self._cluster.stop()
+                self._cluster = None
         if self._cluster is None:
             self._cluster = Cluster(num_ranks, name="dashboard", quiet=True)
         return self._cluster
 
 
-def _of(entry: Entry, what: str) -> Any:
+def _action(entry: Entry, name: str) -> Any:
     if entry.handle is None:
         raise ConfigError("the ranks are still starting: wait a moment")
-    action = getattr(entry.handle, what, None)
+    action = getattr(entry.handle, name, None)
     if action is None:
-        raise ConfigError(f"this training cannot {what}: stop it instead")
+        raise ConfigError(f"this training cannot {name}: stop it instead")
     return action

@@ -1,4 +1,4 @@
-"""What works on this machine and what does not, found by trying; each fault with what mends it."""
+"""Tries what works on this machine and what does not. Each fault comes with its fix."""
 
 from workbench.doctor.examination import examine
 from workbench.doctor.finding import Finding

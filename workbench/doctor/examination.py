@@ -1,4 +1,4 @@
-"""All that is looked at, in order."""
+"""All checks, in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from workbench.doctor.finding import Finding
 
 
 def examine(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[Finding]:
-    """Look at everything; each finding as it comes.
+    """Run all checks. Yield each finding at once.
 
     Args:
-        start: start ranks and an emulated network, too; about ten seconds.
-        timeout_s: how long ranks may take to find each other.
+        start: also start ranks and an emulated network; this takes about ten seconds.
+        timeout_s: limit for ranks to find each other, in seconds.
     """
     yield from software.packages()
     devices = None

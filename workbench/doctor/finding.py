@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""`Finding`: the result of one check."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal, final
 @final
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        part: what.
-        state: "ok"; "missing", an optional part that is not there; "warning", it works but may not for long; "fault", it should
-            work and does not.
+        part: what was checked.
+        state: "ok". "missing": an optional part is not installed. "warning": it works, but it may fail later.
+            "fault": it should work and does not.
         found: what was found.
-        mend: the command, or the step, that mends it; empty where nothing is to be mended.
-        core: whether nothing can be trained without it.
+        mend: the command or the step that fixes it; empty if there is nothing to fix.
+        core: whether no training works without it.
     """
 
     part: str

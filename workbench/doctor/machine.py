@@ -1,4 +1,4 @@
-"""The machine: limits, shared memory, the run store, addresses, Slurm, GPUs, an emulated network."""
+"""Checks of the machine: limits, shared memory, the run store, addresses, Slurm, GPUs, an emulated network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWER_S = 10.0
 
 
 def limits() -> Iterator[Finding]:
-    """Cores, open files, processes, shared memory."""
+    """Check cores, open files, processes and shared memory."""
     yield Finding("cores", "ok", f"{num_cores()} for this process, {os.cpu_count()} in the machine")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < LEAST_FILES
@@ -38,7 +38,7 @@ def limits() -> Iterator[Finding]:
     if shared.is_dir():
         size = shutil.disk_usage(shared)
         small = size.free < LEAST_SHARED_BYTES
-        mend = "mount -o remount,size=1G /dev/shm; of a container: docker run --shm-size=1g" if small else ""
+        mend = "mount -o remount,size=1G /dev/shm; in a container: docker run --shm-size=1g" if small else ""
         found = f"{size.free / MB:.0f} MB free of {size.total / MB:.0f} MB in {shared}"
         yield Finding("shared memory", "warning" if small else "ok", found, mend)
 
@@ -48,25 +48,25 @@ def _limit(value: int) -> str:
 
 
 def store() -> Finding:
-    """Whether runs can be written, and how much room there is."""
+    """Check that runs can be written, and how much space is free."""
     root = runs_root().absolute()
-    place = next(path for path in (root, *root.parents) if path.exists())
+    existing = next(path for path in (root, *root.parents) if path.exists())
     try:
-        if not place.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{place} is no folder")
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-"):
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{existing} is no folder")
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-"):
             pass
     except OSError as error:
-        mend = "export WORKBENCH_RUNS=FOLDER, one that you can write to"
+        mend = "export WORKBENCH_RUNS=FOLDER, with a folder that you can write to"
         return Finding("run store", "fault", f"{root} cannot be written ({error.strerror})", mend, core=True)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing).free
     scarce = free < LEAST_FREE_BYTES
     mend = "workbench runs remove --where status=failed, or export WORKBENCH_RUNS=FOLDER" if scarce else ""
     return Finding("run store", "warning" if scarce else "ok", f"{root}, {free / GB:.1f} GB free", mend)
 
 
 def addresses() -> Iterator[Finding]:
-    """Whether a port of this machine can be reached over loopback, and by its own name, under which ranks look for each other."""
+    """Check that a port of this machine can be reached over loopback, and by the host name, which ranks use."""
     for part, name, mend, core in (
         ("loopback", "127.0.0.1", "ip link set lo up", True),
         ("host name", socket.gethostname(), f"add a line `127.0.1.1 {socket.gethostname()}` to /etc/hosts", False),
@@ -91,7 +91,7 @@ def _reach(name: str) -> int:
 
 
 def slurm() -> Finding:
-    """Whether there is a Slurm here that answers."""
+    """Check whether Slurm is installed and answers."""
     program = shutil.which("sinfo")
     if program is None:
         return Finding("slurm", "missing", "no sinfo: not a node of a Slurm cluster")
@@ -99,18 +99,26 @@ def slurm() -> Finding:
         done = subprocess.run([program, "-h", "-o", "%P %D"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return Finding(
-            "slurm", "missing", f"{program} does not answer within {ANSWER_S:g} s", "scontrol ping tells which controller is silent"
+            "slurm",
+            "missing",
+            f"{program} does not answer within {ANSWER_S:g} s",
+            "scontrol ping shows which controller does not answer",
         )
     if done.returncode != 0:
-        told = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        return Finding("slurm", "missing", f"{program}: {told}", "scontrol ping tells which controller is silent")
+        message = (done.stderr.strip().splitlines() or ["no error message"])[-1]
+        return Finding("slurm", "missing", f"{program}: {message}", "scontrol ping shows which controller does not answer")
     if not shutil.which("sbatch"):
         return Finding("slurm", "warning", "it answers, but there is no sbatch", "put Slurm's bin folder on PATH")
-    return Finding("slurm", "ok", "; ".join(f"partition {line}" for line in done.stdout.split("\n") if line) + " nodes")
+    partitions = "; ".join(f"partition {line}" for line in done.stdout.split("\n") if line)
+    return Finding("slurm", "ok", f"{partitions} nodes")
 
 
 def gpu(torch_devices: list[str] | None) -> Finding:
-    """GPUs that the driver tells of, and those that torch can use (None if torch could not be asked)."""
+    """Check the GPUs of the driver and those of torch.
+
+    Args:
+        torch_devices: names of the GPUs that torch can use; None if torch could not be asked.
+    """
     program = shutil.which("nvidia-smi")
     cards: list[str] = []
     if program is not None:
@@ -118,21 +126,22 @@ def gpu(torch_devices: list[str] | None) -> Finding:
             done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
             cards = [line for line in done.stdout.splitlines() if line.startswith("GPU")] if done.returncode == 0 else []
         except (OSError, subprocess.TimeoutExpired):
-            return Finding("gpu", "fault", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm tells why")
+            return Finding("gpu", "fault", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm shows why")
     if torch_devices:
         return Finding("gpu", "ok", f"{len(torch_devices)}: {', '.join(dict.fromkeys(torch_devices))}")
     if cards:
-        mend = "pip install torch --force-reinstall, a build for CUDA as https://pytorch.org/get-started tells"
+        mend = "pip install torch --force-reinstall, with a build for CUDA: see https://pytorch.org/get-started"
         return Finding("gpu", "fault", f"{len(cards)} here, but this build of torch uses none", mend)
     return Finding("gpu", "missing", "none: ranks compute on the CPU")
 
 
 def emulation() -> Finding:
-    """Whether hosts of an emulated network can be made: two are."""
+    """Check whether an emulated network of two hosts can be made."""
     try:
         with EmulatedNetwork(2):
-            who = "root" if os.geteuid() == 0 else "user namespaces"
-            return Finding("emulated network", "ok", f"two hosts were made, with {who}")
+            rights = "root" if os.geteuid() == 0 else "user namespaces"
+            return Finding("emulated network", "ok", f"two hosts were made, with {rights}")
     except WorkbenchError as error:
         first, _, rest = str(error).partition("\n")
-        return Finding("emulated network", "missing", first, rest.strip() or "as it says; or run as root on Linux with iproute2")
+        mend = rest.strip() or "see the message; or run as root on Linux with iproute2"
+        return Finding("emulated network", "missing", first, mend)

@@ -1,4 +1,4 @@
-"""Ranks, really started: two under mpiexec, two of torch.distributed, each with a time limit."""
+"""Starts two ranks under mpiexec and two of torch.distributed, each with a time limit."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ dist.destroy_process_group()
 @final
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of started ranks: what each told, seconds, and what went wrong (empty if nothing)."""
+    """The result of started ranks: each rank's report, the seconds, and the fault (empty if there is none)."""
 
-    told: tuple[dict[str, Any], ...]
+    reports: tuple[dict[str, Any], ...]
     took_s: float
     fault: str = ""
 
 
 def mpi_ranks(timeout_s: float) -> list[Finding]:
-    """Which MPI would be used, and whether two ranks of it find each other."""
+    """Check which MPI is used, and whether two of its ranks find each other."""
     try:
         install = find_mpi()
         command, env = mpiexec_command(install, NUM_RANKS, [sys.executable, "-c", MPI_CODE])
@@ -63,21 +63,22 @@ def mpi_ranks(timeout_s: float) -> list[Finding]:
         return [Finding("mpi ranks", "fault", str(error), core=True)]
     about = Finding("mpi", "ok", f"{install}: {install.mpiexec}")
     trial = _try([command], env, timeout_s)
-    if not trial.fault and [told.get("size") for told in trial.told] != [NUM_RANKS] * NUM_RANKS:
-        sizes = ", ".join(str(told.get("size")) for told in trial.told)
-        trial = Trial(
-            trial.told, trial.took_s, f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: they are of two MPIs"
-        )
+    if not trial.fault and [report.get("size") for report in trial.reports] != [NUM_RANKS] * NUM_RANKS:
+        sizes = ", ".join(str(report.get("size")) for report in trial.reports)
+        fault = f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: they are of two MPIs"
+        trial = Trial(trial.reports, trial.took_s, fault)
     if trial.fault:
         return [about, Finding("mpi ranks", "fault", trial.fault, _mend_mpi(), core=True)]
-    return [about, Finding("mpi ranks", "ok", f"{NUM_RANKS} found each other in {trial.took_s:.1f} s ({trial.told[0]['library']})")]
+    found = f"{NUM_RANKS} found each other in {trial.took_s:.1f} s ({trial.reports[0]['library']})"
+    return [about, Finding("mpi ranks", "ok", found)]
 
 
-def _no_mpi(words: str) -> Finding:
-    lacks_mpi4py = subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True, check=False, timeout=60).returncode != 0
-    if lacks_mpi4py:
-        return Finding("mpi", "missing", "no mpi4py: ranks run on torch.distributed and simulated ones", "pip install 'sgd-workbench[mpi]'")
-    return Finding("mpi", "fault", words, _mend_mpi(), core=True)
+def _no_mpi(message: str) -> Finding:
+    command = [sys.executable, "-c", "import mpi4py"]
+    if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0:
+        found = "no mpi4py: real ranks run only on torch.distributed"
+        return Finding("mpi", "missing", found, "pip install 'sgd-workbench[mpi]'")
+    return Finding("mpi", "fault", message, _mend_mpi(), core=True)
 
 
 def _mend_mpi() -> str:
@@ -88,17 +89,22 @@ def _mend_mpi() -> str:
 
 
 def torch_ranks(timeout_s: float) -> tuple[list[Finding], list[str] | None]:
-    """Whether two ranks of torch.distributed sum over gloo; and the GPUs that torch finds, None if it could not be asked."""
+    """Check whether two ranks of torch.distributed sum over gloo.
+
+    Returns:
+        The findings, and the names of the GPUs that torch can use; None if torch could not be asked.
+    """
     with tempfile.TemporaryDirectory(prefix="workbench-doctor-") as folder:
         commands = [[sys.executable, "-c", TORCH_CODE, str(rank), folder] for rank in range(NUM_RANKS)]
-        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-        trial = _try(commands, own, timeout_s)
-    if not trial.fault and [told.get("total") for told in trial.told] != [3.0] * NUM_RANKS:
-        trial = Trial(trial.told, trial.took_s, f"they told {trial.told} where both should have 3.0")
+        of_launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        variables = {name: value for name, value in os.environ.items() if name not in of_launcher}
+        trial = _try(commands, variables, timeout_s)
+    if not trial.fault and [report.get("total") for report in trial.reports] != [3.0] * NUM_RANKS:
+        trial = Trial(trial.reports, trial.took_s, f"they report {trial.reports}, but both totals should be 3.0")
     if trial.fault:
-        mend = "pip install --force-reinstall torch; where ranks hang, GLOO_SOCKET_IFNAME=lo names the interface to use"
+        mend = "pip install --force-reinstall torch; if ranks hang, set the interface to use, with GLOO_SOCKET_IFNAME=lo"
         return [Finding("torch ranks", "fault", trial.fault, mend, core=True)], None
-    about = trial.told[0]
+    about = trial.reports[0]
     build = f"for CUDA {about['cuda']}" if about["cuda"] else "for the CPU"
     backends = "gloo, NCCL" if about["nccl"] else "gloo"
     found = [
@@ -109,7 +115,7 @@ def torch_ranks(timeout_s: float) -> tuple[list[Finding], list[str] | None]:
 
 
 def _try(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: float) -> Trial:
-    """Start processes, read one JSON object a rank, and leave none behind."""
+    """Start processes, read one JSON object from each, and end all of them."""
     mark = f"WORKBENCH_DOCTOR_{secrets.token_hex(8).upper()}"
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="workbench-doctor-") as folder:
@@ -138,15 +144,16 @@ def _try(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: floa
             for process in processes:
                 process.wait()
         took_s = time.monotonic() - begun
-        words = "\n".join(path.read_text(errors="replace") for path in files if path.suffix == ".err")
+        errors = "\n".join(path.read_text(errors="replace") for path in files if path.suffix == ".err")
         lines = [line for path in files if path.suffix == ".out" for line in path.read_text(errors="replace").splitlines()]
     if late:
-        return Trial((), took_s, f"{NUM_RANKS} ranks had not found each other after {timeout_s:g} s. {_last(words)}".strip())
+        fault = f"{NUM_RANKS} ranks had not found each other after {timeout_s:g} s. {_last_lines(errors)}"
+        return Trial((), took_s, fault.strip())
     if any(codes):
-        return Trial((), took_s, f"they ended with {', '.join(map(str, codes))}. {_last(words)}".strip())
+        return Trial((), took_s, f"they ended with {', '.join(map(str, codes))}. {_last_lines(errors)}".strip())
     return Trial(tuple(json.loads(line) for line in lines if line.startswith("{")), took_s)
 
 
-def _last(words: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if line.strip(" -")]
+def _last_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
     return " / ".join(lines[-3:])

@@ -1,4 +1,4 @@
-"""What is installed: packages by extra, Jupyter's kernels, a browser."""
+"""Checks of the software: packages by extra, Jupyter's kernels, a browser."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def packages() -> Iterator[Finding]:
-    """The core's packages one by one; those of each extra together."""
+    """Check Python, this package, and the packages of the core and of each extra."""
     yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
     try:
         needed = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        yield Finding("workbench", "warning", "not installed: it runs from its folder", "pip install -c constraints.txt -e '.[all]'")
+        mend = "pip install -c constraints.txt -e '.[all]'"
+        yield Finding("workbench", "warning", "not installed: it runs from its folder", mend)
         return
     yield Finding("workbench", "ok", metadata.version(DISTRIBUTION))
     yield from one_installation()
     for extra in ("", *SHOWN_EXTRAS):
         found, lacking = _versions([name for name, of in map(_parsed, needed) if of == extra])
-        part, install = (f"extra {extra}", f"pip install '{DISTRIBUTION}[{extra}]'") if extra else ("core", f"pip install {DISTRIBUTION}")
+        name = f"extra {extra}" if extra else "core"
+        install = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
         if lacking:
-            words = f"not there: {', '.join(lacking)}" + (f"; there: {', '.join(found)}" if found else "")
-            yield Finding(part, "missing" if extra else "fault", words, install, core=not extra)
+            message = f"missing: {', '.join(lacking)}" + (f"; installed: {', '.join(found)}" if found else "")
+            yield Finding(name, "missing" if extra else "fault", message, install, core=not extra)
         elif found:
-            yield Finding(part, "ok", ", ".join(found))
+            yield Finding(name, "ok", ", ".join(found))
 
 
 def _parsed(requirement: str) -> tuple[str, str]:
-    """Name and extra of a requirement as the metadata tell it."""
+    """Name and extra of a requirement of the metadata."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
     return name[0].lower() if name else "", extra[1] if extra else ""
 
 
 def _versions(names: list[str]) -> tuple[list[str], list[str]]:
-    """Those that are there, with versions, and those that are not."""
+    """The installed packages with versions, and the missing ones."""
     found, lacking = [], []
     for name in names:
         try:
@@ -63,23 +65,23 @@ def _versions(names: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _has_files(name: str) -> bool:
-    """Whether a file that the distribution's own record lists is there; its module may have another name (pyzmq brings zmq)."""
+    """Whether a file of the distribution's RECORD exists. The import name may differ (pyzmq installs zmq)."""
     distribution = metadata.distribution(name)
-    record = distribution.read_text("RECORD") or ""  # `files` leaves out those that are gone, from Python 3.12 on
+    record = distribution.read_text("RECORD") or ""  # from Python 3.12 on, `files` omits missing files
     paths = [Path(row[0]) for row in csv.reader(record.splitlines()) if row and row[0]]
     files = [path for path in paths if ".dist-info" not in path.parts[0] and "__pycache__" not in path.parts]
     return not files or any(Path(str(distribution.locate_file(file))).exists() for file in files)
 
 
 def one_installation(folder: Path = PACKAGE) -> Iterator[Finding]:
-    """Whether another distribution has written into the package's folder: the import name is also that of an unrelated package."""
+    """Check whether another distribution has written into the package's folder: an unrelated package has the same import name."""
     found = mixed(folder)
     if found is not None:
         yield Finding("installation", "fault", *found)
 
 
 def kernels() -> Iterator[Finding]:
-    """Kernelspecs that Jupyter finds, ours among them, and whether their program is there."""
+    """Check that Jupyter finds this package's kernelspecs, and that the program of each kernelspec exists."""
     try:
         from jupyter_client.kernelspec import KernelSpecManager
     except ModuleNotFoundError:
@@ -89,12 +91,12 @@ def kernels() -> Iterator[Finding]:
     broken = {name: spec["spec"]["argv"][0] for name, spec in specs.items() if not _runs(spec["spec"]["argv"][0])}
     ours = sorted(name for name in specs if name.startswith("workbench"))
     if "workbench" not in specs:
-        words = f"Jupyter does not find the Workbench kernel; it finds {', '.join(sorted(specs)) or 'none'}"
-        yield Finding("kernels", "fault", words, "workbench kernels install")
+        message = f"Jupyter does not find the Workbench kernel; it finds {', '.join(sorted(specs)) or 'none'}"
+        yield Finding("kernels", "fault", message, "workbench kernels install")
     elif broken:
-        words = ", ".join(f"{name} starts {program}, which is not there" for name, program in broken.items())
+        message = ", ".join(f"{name} starts {program}, which does not exist" for name, program in broken.items())
         mend = "workbench kernels install" if set(broken) & set(ours) else f"jupyter kernelspec remove {' '.join(broken)}"
-        yield Finding("kernels", "fault", words, mend)
+        yield Finding("kernels", "fault", message, mend)
     else:
         yield Finding("kernels", "ok", f"{', '.join(ours)} (Jupyter finds {len(specs)} in all)")
 
@@ -104,7 +106,7 @@ def _runs(program: str) -> bool:
 
 
 def browser() -> Finding:
-    """Chrome or Chromium, which draws figures as images."""
+    """Check for Chrome or Chromium, which draws figures as images."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found:
         return Finding("browser", "ok", found)

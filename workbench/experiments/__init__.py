@@ -1,4 +1,4 @@
-"""Notebooks and grids of runs, as experiments."""
+"""Experiments: notebooks and grids of runs."""
 
 from workbench.experiments.grid import Cell, Grid, read_grid
 from workbench.experiments.notebooks import run_notebook

@@ -1,7 +1,10 @@
-"""What became of a sweep's cells, as files: one for each attempt, made by who claims the cell, written by nobody else.
+"""The states of a sweep's cells, as files.
 
-The newest attempt is the cell's state. A claim is taken over from who is gone by the next attempt's file, which only one can
-make; so several processes, on several machines that share the folder, may work at one sweep.
+Each attempt at a cell has a file, and only the process that made it writes to it.
+
+The newest attempt is the cell's state. To take over the cell of a process that is gone, another process makes the
+file of the next attempt, and only one process can make it. So several processes, on machines that share the
+folder, can run one sweep.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from workbench.trace.atomic import write_atomic
 from workbench.trace.processes import process_is_alive, this_process
 
 State = Literal["open", "running", "finished", "failed", "interrupted"]
-SILENT_S = 120.0  # a claim on another machine whose file was not touched for so long is nobody's
+SILENT_S = 120.0  # a claim of another machine expires if its file was not touched for this time
 NAME = re.compile(r"([0-9a-f]{12})-(\d{3,})\.json")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a cell: its file, its number, what the file says."""
+    """One attempt at a cell: its file, its number, and the file's content."""
 
     path: Path
     number: int
@@ -37,18 +40,18 @@ class Attempt:
 
     @property
     def state(self) -> State:
-        """How it ended, or "running"."""
-        said = self.record.get("status")
-        return said if said in ("finished", "failed", "interrupted") else "running"
+        """How the attempt ended, or "running"."""
+        status = self.record.get("status")
+        return status if status in ("finished", "failed", "interrupted") else "running"
 
     @property
     def log(self) -> Path:
-        """What the cell's processes wrote."""
+        """File with the output of the cell's processes."""
         return self.path.with_suffix(".log")
 
     @property
     def runs_file(self) -> Path:
-        """Names of its runs, one a line."""
+        """File with the names of its runs, one per line."""
         return self.path.with_suffix(".runs")
 
     @property
@@ -61,7 +64,7 @@ class Attempt:
 
 
 def read_attempts(folder: Path, key: str = "*") -> dict[str, Attempt]:
-    """key -> its newest attempt, of all cells or of one."""
+    """Return key -> newest attempt, for all cells or for one."""
     newest: dict[str, tuple[int, Path]] = {}
     for path in folder.glob(f"{key}-*.json"):
         match = NAME.fullmatch(path.name)
@@ -74,12 +77,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}  # being written; or cut off, and then its claim grows old
+        return {}  # being written, or incomplete, and then its claim expires
     return found if isinstance(found, dict) else {}
 
 
 def claim(folder: Path, sweep: str, cell: Cell, number: int) -> Attempt | None:
-    """Make the file of an attempt; None if somebody else did."""
+    """Make the file of an attempt. Return None if another process has made it."""
     path = folder / f"{cell.key}-{number:03d}.json"
     record = {
         "sweep": sweep,
@@ -101,20 +104,26 @@ def claim(folder: Path, sweep: str, cell: Cell, number: int) -> Attempt | None:
 
 
 def conclude(attempt: Attempt, status: State, **more: Any) -> Attempt:
-    """Write how an attempt ended; a reader sees the old file or the new one."""
+    """Write how an attempt ended. A reader sees the old file or the new one.
+
+    Args:
+        attempt: the attempt.
+        status: how it ended.
+        more: further entries of the record.
+    """
     record = {**attempt.record, "status": status, "ended": datetime.now(UTC).isoformat(), "runs": list(attempt.runs), **more}
     write_atomic(attempt.path, json.dumps(record, indent=1) + "\n")
     return Attempt(attempt.path, attempt.number, record)
 
 
 def beat(attempt: Attempt) -> None:
-    """Show that somebody is still at it."""
+    """Touch the attempt's file, to show that its process is alive."""
     with suppress(OSError):
         os.utime(attempt.path)
 
 
 def is_alive(attempt: Attempt) -> bool:
-    """Whether who made a running attempt may still be at it: on this machine, its process is there; elsewhere, it was heard of."""
+    """Return True if the process of a running attempt is alive, or, on another machine, has touched the file recently."""
     record = attempt.record
     if record.get("host") == socket.gethostname():
         return process_is_alive(record)
@@ -122,7 +131,7 @@ def is_alive(attempt: Attempt) -> bool:
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since a file was touched, on the file system's own clock."""
+    """Seconds since a file was touched, by the file system's clock."""
     probe = path.with_name(f".clock-{secrets.token_hex(4)}")
     try:
         probe.touch()

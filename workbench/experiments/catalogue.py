@@ -1,4 +1,4 @@
-"""Notebooks that come with the package: their questions, their parameters, the papers they are about."""
+"""The package's notebooks: their questions, their parameters, and the papers that they are about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench import resources
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 
-KEY = re.compile(r"\b[a-z]+(?:19|20)\d\d[a-z]+\b")  # of a paper
+KEY = re.compile(r"\b[a-z]+(?:19|20)\d\d[a-z]+\b")  # key of a paper
 
 
 @final
@@ -26,10 +26,10 @@ class Parameter:
 
 
 def find_notebook(name: str | Path) -> Path:
-    """The file of a notebook: one of yours, by path, or one that comes with the package, by name.
+    """Return the file of a notebook: your own by its path, or one of the package by its name.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: there is no such notebook; the message names the nearest one.
     """
     if Path(name).suffix == ".ipynb" and Path(name).is_file():
         return Path(name)
@@ -37,7 +37,7 @@ def find_notebook(name: str | Path) -> Path:
 
 
 def parameters_of(path: Path) -> tuple[Parameter, ...]:
-    """What can be given to a notebook, in its own order.
+    """Return the parameters of a notebook, in its order.
 
     Raises:
         ConfigError: papermill is missing, or the file is no notebook.
@@ -57,7 +57,7 @@ def _cells(path: Path) -> list[Any]:
     """The cells of a notebook.
 
     Raises:
-        ConfigError: papermill is missing, or the file is not there or no notebook.
+        ConfigError: papermill is missing, or the file does not exist or is no notebook.
     """
     try:
         import nbformat
@@ -73,27 +73,28 @@ def _cells(path: Path) -> list[Any]:
 
 
 def question_of(path: Path) -> str:
-    """The first line of a notebook."""
+    """Return the first line of a notebook, which is its question."""
     cells = _cells(path)
     return str(cells[0].source).partition("\n")[0].lstrip("# ") if cells else ""
 
 
 def papers_of(path: Path) -> tuple[str, ...]:
-    """Keys of the papers that a notebook is about: those that its text and code name."""
+    """Return the keys of the papers that a notebook is about: those in its text and code."""
     text = "\n".join(cell.source for cell in _cells(path))
     return tuple(dict.fromkeys(key for key in KEY.findall(text) if key in paper_keys()))
 
 
 def paper_keys() -> tuple[str, ...]:
-    """Keys of all papers that have a card."""
+    """Return the keys of all papers that have a card."""
     return tuple(sorted(folder.name for folder in resources.shared("papers").iterdir() if (folder / "card.md").is_file()))
 
 
 def notebooks_about(name: str) -> tuple[Path, ...]:
-    """The notebooks that reproduce what `name` stands for: a notebook's own name, or those about a paper.
+    """Return the notebooks for a name: the notebook of this name, or the notebooks about the paper with this key.
 
     Raises:
-        ConfigError: no such paper or notebook, or none is about that paper yet; says for which papers there are some.
+        ConfigError: there is no such paper or notebook, or no notebook is about the paper; then the message names
+            the papers with notebooks.
     """
     if Path(name).suffix == ".ipynb" or name in resources.notebooks():
         return (find_notebook(name),)
@@ -102,9 +103,9 @@ def notebooks_about(name: str) -> tuple[Path, ...]:
         raise unknown("paper or notebook", name, (*paper_keys(), *resources.notebooks()))
     found = tuple(path for path, keys in about.items() if name in keys)
     if not found:
-        have = sorted({key for keys in about.values() for key in keys})
+        covered = sorted({key for keys in about.values() for key in keys})
         raise ConfigError(
             f"no notebook is about {name} yet (its card: {resources.shared('papers') / name / 'card.md'}); "
-            f"there are some for {', '.join(have) or 'none'}"
+            f"there are notebooks about {', '.join(covered) or 'no paper'}"
         )
     return found

@@ -1,6 +1,6 @@
-"""Simulated cells without the five seconds that every fresh interpreter takes to import torch: children of a fork server.
+"""Runs simulated cells as children of a fork server. A new interpreter would take five seconds to import torch.
 
-The server is started as an interpreter of its own: a sweep may have threads, and have computed.
+The server is a new interpreter, because the process of a sweep may have threads and may have computed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import psutil
 from workbench.clusters.local.fork_server import ForkServer, serve
 from workbench.errors import WorkbenchError
 
-FIRST = ("torch", "workbench.run_spec", "workbench.runtimes.simulator.simulate", "workbench.costs", "workbench.analysis")
+IMPORTS = ("torch", "workbench.run_spec", "workbench.runtimes.simulator.simulate", "workbench.costs", "workbench.analysis")
 COMMAND = (sys.executable, "-c", "from workbench.experiments.fork_cells import main; main()")
 
 
-def warm_server(env: dict[str, str], command: Sequence[str] = COMMAND) -> ForkServer:
-    """Started at once, with `env` as its whole environment; its children run `workbench train ARGUMENTS`."""
+def start_fork_server(env: dict[str, str], command: Sequence[str] = COMMAND) -> ForkServer:
+    """Start a fork server. Its children run `workbench train ARGUMENTS`.
+
+    Args:
+        env: the server's whole environment.
+        command: starts the server; tests set it.
+    """
     here, there = Pipe()
     with there:
         process = psutil.Popen(command, env=env, stdin=there, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -30,8 +35,8 @@ def warm_server(env: dict[str, str], command: Sequence[str] = COMMAND) -> ForkSe
 
 
 def main() -> None:
-    """The server, whose parent is at its standard input, and each child."""
-    for name in FIRST:
+    """Run the server, which is connected to its parent by its standard input. Each child continues here too."""
+    for name in IMPORTS:
         import_module(name)
     arguments = serve(Connection(os.dup(0)))
     from workbench.run_spec import parse_train, report, resolve, run_simulated
@@ -45,4 +50,4 @@ def main() -> None:
         status = error.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # an interpreter that has imported torch takes 0.2 s of a core to end, which no cell needs
+    os._exit(status)  # a normal end takes 0.2 s of a core after an import of torch

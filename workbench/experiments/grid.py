@@ -1,4 +1,4 @@
-"""A grid of runs, as written in a YAML file: what all have in common, what varies, what is left out, what comes on top."""
+"""A grid of runs, from a YAML file: common options (base), axes, excluded cells, and additional cells (include)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workbench.naming import parse_value, unknown
 from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
-NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} gives settings too
-REPEATED = ("stragglers",)  # options that may be given several times: a list is one value of theirs
-REFUSED = ("json", "resume")  # options of `workbench train` that are not about what is run
+NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} also gives settings
+REPEATED = ("stragglers",)  # options that may be repeated: their value may be a list
+REFUSED = ("json", "resume")  # options of `workbench train` that do not define a run
 
 
 @final
@@ -28,9 +28,9 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        values: all that is asked for, by option; settings of a method as "set.width". It alone makes the key.
-        axes: those of the values that are not the same in all cells.
-        notebook: the notebook whose parameters the values are; None for a run of `workbench train`.
+        values: value of each option. "method" is the algorithm's name, and its settings are "set.width" and so on.
+        axes: the values that differ between cells.
+        notebook: the notebook with these parameters; None for a run of `workbench train`.
     """
 
     values: dict[str, Any]
@@ -39,24 +39,27 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits that stand for what is asked for, in whatever order it was written."""
+        """Twelve hexadecimal digits that identify the values and the notebook, in any order of the values."""
         content = {"notebook": self.notebook, **self.values} if self.notebook else self.values
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def label(self) -> str:
-        """What distinguishes it, for a reader.
+        """The values that distinguish the cell, as text.
 
         >>> Cell(values={}, axes={"method": "pipe-sgd", "set.width": 2, "seed": 0}).label
         'pipe-sgd width=2 seed=0'
         """
-        first = {"method": 0, "set": 1}  # a method's settings stand behind it
+        first = {"method": 0, "set": 1}  # the algorithm, then its settings
         names = sorted(self.axes, key=lambda name: first.get(name.split(".")[0], 2))
-        words = [word(self.axes[name]) if name == "method" else f"{name.split('.')[-1]}={word(self.axes[name])}" for name in names]
+        words = []
+        for name in names:
+            value = word(self.axes[name])
+            words.append(value if name == "method" else f"{name.split('.')[-1]}={value}")
         return " ".join(words) or str(self.values.get("method") or self.notebook)
 
     def train_arguments(self) -> list[str]:
-        """The words behind `workbench` that run it.
+        """Return the arguments of `workbench` that run the cell.
 
         >>> Cell(values={"method": "pipe-sgd", "set.width": 2, "lr": 0.1, "compile": True}).train_arguments()
         ['train', 'pipe-sgd', '--set=width=2', '--lr=0.1', '--compile']
@@ -77,12 +80,14 @@ class Cell:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Cells under a name.
+    """The cells of a sweep.
 
     Attributes:
-        name: the sweep's; the same name goes on where it stopped.
-        jobs: how many cells run at a time.
-        timeout_s: how long one cell may take; None for as long as it likes.
+        name: the sweep's name; a sweep of the same name continues where it stopped.
+        cells: the cells.
+        notebook: the notebook that all cells execute; None for runs of `workbench train`.
+        jobs: number of cells that run at a time.
+        timeout_s: limit for one cell, in seconds; None for no limit.
     """
 
     name: str
@@ -93,7 +98,7 @@ class Grid:
 
 
 def word(value: Any) -> str:
-    """A value as the command line reads it back.
+    """Return a value as text that the command line reads as the same value.
 
     >>> [word(value) for value in (True, None, 0.001, "ring:truncate16", [64, 32])]
     ['true', 'none', '0.001', 'ring:truncate16', '[64, 32]']
@@ -102,10 +107,11 @@ def word(value: Any) -> str:
 
 
 def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
-    """A grid from a YAML file, or from what such a file holds. Nothing is run; whatever `workbench train` would refuse is refused.
+    """Read a grid from a YAML file, or from the content of such a file. Checks each cell as `workbench train` does.
 
     Raises:
-        ConfigError: the file cannot be read, or names what there is not, or a cell cannot run; says which and why.
+        ConfigError: the file cannot be read, a name is unknown, or a cell is not valid; the message says which
+            and why.
     """
     if isinstance(source, Mapping):
         content, where = dict(source), "the grid"
@@ -123,9 +129,9 @@ def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     cells = _cells(content, reader, where)
     jobs, timeout_s = content.get("jobs", 1), content.get("timeout_s")
     if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
-        raise ConfigError(f"{where}: jobs: {jobs!r}: how many cells at a time, 1 or more")
+        raise ConfigError(f"{where}: jobs: {jobs!r}: give the number of cells that run at a time, 1 or more")
     if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0):
-        raise ConfigError(f"{where}: timeout_s: {timeout_s!r}: seconds that one cell may take, above 0")
+        raise ConfigError(f"{where}: timeout_s: {timeout_s!r}: give the seconds that one cell may take, above 0")
     for cell in cells:
         try:
             reader.check(cell)
@@ -146,7 +152,7 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
     for number, rule in enumerate(_list(content, "exclude", where), 1):
         left = [values for values in found if not _matches(values, reader.pattern(rule))]
         if len(left) == len(found):
-            raise ConfigError(f"{where}: exclude: entry {number}, {rule}, matches no cell: mend it or take it away")
+            raise ConfigError(f"{where}: exclude: entry {number}, {rule}, matches no cell: correct or remove it")
         found = left
     found += [_merged(base, reader.options(extra)) for extra in _list(content, "include", where)]
     try:
@@ -163,8 +169,8 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
     )
 
 
-def _merged(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for part in parts for name, value in part.items()}
+def _merged(*mappings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for mapping in mappings for name, value in mapping.items()}
 
 
 def _mapping(content: dict[str, Any], entry: str, where: str) -> dict[str, Any]:
@@ -182,7 +188,7 @@ def _list(content: dict[str, Any], entry: str, where: str) -> list[dict[str, Any
 
 
 def _matches(values: dict[str, Any], pattern: dict[str, Any]) -> bool:
-    """Whether all that the pattern names is so; a list stands for any of its values."""
+    """Whether the values match a pattern; a list in it matches any of its values."""
     return all(
         name in values and (values[name] == wanted or (isinstance(wanted, list) and values[name] in wanted))
         for name, wanted in pattern.items()
@@ -200,30 +206,37 @@ class _Train:
         self._known = [name for name in train_options() if name not in REFUSED]
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options with plain values, settings flat."""
+        """Return option -> value, with settings as "set.width" and so on."""
         found = _merged(*(self._option(str(name), value) for name, value in given.items()))
         for name, value in found.items():
             self._check_one(name, value)
         return found
 
     def choice(self, axis: str, value: Any) -> dict[str, Any]:
-        """What one value of an axis sets; an axis that is no option sets those that its mappings name."""
+        """Return the options that one value of an axis sets.
+
+        If the axis is no option, its values are mappings of options.
+        """
         known = axis.split(".")[0] in self._known
         return self.options({axis: value}) if known or not isinstance(value, Mapping) else self.options(value)
 
     def pattern(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What `exclude` looks for; a list stands for any of its values."""
+        """Return the pattern of an entry of `exclude`; a list matches any of its values."""
         return _merged(*(self._option(str(name), value) for name, value in given.items()))
 
     def _check_one(self, name: str, value: Any) -> None:
-        """The command line would take the last of a list."""
+        """Refuse a list, of which the command line would use only the last value."""
         if isinstance(value, list) and "." not in name and name not in REPEATED:
-            raise ConfigError(f"{self._where}: {name}: {value}: one value; several, to be run one by one, belong under axes")
+            raise ConfigError(f"{self._where}: {name}: {value}: give one value; several values belong under axes")
 
     def check(self, cell: Cell) -> None:
-        """Raise `ConfigError` for what `workbench train` would refuse."""
+        """Check a cell as `workbench train` does.
+
+        Raises:
+            ConfigError: the cell is not valid.
+        """
         if "method" not in cell.values:
-            raise ConfigError("it has no method: name one under base or axes; `workbench methods` lists them")
+            raise ConfigError("it has no algorithm: set method under base or axes; `workbench algorithms` lists them")
         check_train(cell.train_arguments()[1:])
 
     def _option(self, name: str, value: Any) -> dict[str, Any]:
@@ -232,7 +245,7 @@ class _Train:
         if group not in self._known:
             raise ConfigError(f"{self._where}: {unknown('option of `workbench train`', name, self._known)}")
         if inner and group not in OPTION_GROUPS:
-            raise ConfigError(f"{self._where}: {name}: {group} has no parts; those of {', '.join(OPTION_GROUPS)} are written so")
+            raise ConfigError(f"{self._where}: {name}: {group} has no settings; only {', '.join(OPTION_GROUPS)} have this form")
         if group in OPTION_GROUPS and not inner:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{self._where}: {name}: give `name: value` pairs, such as {{width: 2}}, not {value!r}")
@@ -259,26 +272,28 @@ class _Notebook:
         self._known = [parameter.name for parameter in parameters_of(find_notebook(str(notebook)))]
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters with their values."""
+        """Return parameter -> value."""
         for name in given:
             if name not in self._known:
                 raise ConfigError(f"{self._where}: {unknown(f'parameter of {self.notebook}', str(name), self._known)}")
         return dict(given)
 
     def choice(self, axis: str, value: Any) -> dict[str, Any]:
-        """What one value of an axis sets."""
-        return self.options(value) if axis not in self._known and isinstance(value, Mapping) else self.options({axis: value})
+        """Return the parameters that one value of an axis sets."""
+        if axis not in self._known and isinstance(value, Mapping):
+            return self.options(value)
+        return self.options({axis: value})
 
     def pattern(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What `exclude` looks for."""
+        """Return the pattern of an entry of `exclude`."""
         return self.options(given)
 
     def check(self, cell: Cell) -> None:
-        """All is said by now."""
+        """Check nothing: the names were checked before."""
 
 
 def _plain(value: Any) -> Any:
-    """The value as the command line would read it: 1e-3 is a number, whoever wrote it as a word."""
+    """The value as the command line reads it: the text "1e-3" is a number."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return parse_value(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Runs a notebook from start to end, as papermill does, with an honest outcome."""
+"""Runs a notebook by papermill, and raises an error for a failed cell, a time limit or a dead kernel."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ def run_notebook(
     timeout_s: float | None = None,
     kernel: str | None = None,
 ) -> Path:
-    """Execute a notebook into `output`, which is written whatever happens. No process is left behind, even if this one is killed.
+    """Execute a notebook and write the result to `output`, also after an error.
 
-    Beside it, in a file that ends in `.record.json`, is how it went: see `record.read_record`.
+    No process stays behind, even after a kill.
+
+    A file next to it, which ends in `.record.json`, says how the notebook ended: see `record.read_record`.
 
     Args:
+        path: the notebook.
+        output: the executed notebook.
         parameters: values for its cell tagged `parameters`.
-        timeout_s: how long the whole notebook may take; None for as long as it likes.
-        kernel: name of the kernel; None for the one the notebook names.
+        timeout_s: limit for the whole notebook, in seconds; None for no limit.
+        kernel: name of the kernel; None: that of the notebook.
 
     Returns:
         The path of the executed notebook.
 
     Raises:
-        ConfigError: no such notebook, parameter or kernel.
-        WorkbenchError: a cell failed, or the time was up; says which, and where the notebook is.
+        ConfigError: there is no such notebook, parameter or kernel.
+        WorkbenchError: a cell failed, or the time limit was reached; the message names the cell and the executed
+            notebook.
     """
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
@@ -47,8 +52,11 @@ def run_notebook(
     from workbench.experiments.papermill_engine import WorkbenchEngine
 
     path, output = Path(path), Path(output)
-    parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in (parameters or {}).items()}
-    _check(path, output, parameters)  # a tuple, as "1,4" is read, papermill would hand over as text
+    parameters = dict(parameters or {})
+    for name, value in parameters.items():
+        if isinstance(value, tuple):  # "1,4" is read as a tuple, which papermill would pass as text
+            parameters[name] = list(value)
+    _check(path, output, parameters)
     output.parent.mkdir(parents=True, exist_ok=True)
     papermill_engines.register("workbench", WorkbenchEngine)
     where = f"the notebook as far as it ran: {output}"
@@ -67,18 +75,21 @@ def run_notebook(
         failure.add_note(COLOURS.sub("", "\n".join(error.traceback)))
         raise failure from None
     except CellTimeoutError:
-        raise WorkbenchError(f"{path} had not ended after {timeout_s:g} s: give it more with timeout_s ({where})") from None
+        raise WorkbenchError(f"{path} had not ended after {timeout_s:g} s: set timeout_s to more ({where})") from None
     except DeadKernelError:
         raise WorkbenchError(f"{path}: its kernel died (out of memory?) ({where})") from None
     except NoSuchKernel as error:
-        raise ConfigError(f"{path}: there is no kernel {error.name!r}; `jupyter kernelspec list` shows those there are") from None
+        raise ConfigError(f"{path}: there is no kernel {error.name!r}; `jupyter kernelspec list` shows all kernels") from None
     return output
 
 
 def _check(path: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Papermill only warns of a parameter that the notebook does not have, and runs it with other values than asked for."""
+    """Check the output's name and the parameters.
+
+    Papermill only warns of an unknown parameter, and ignores its value.
+    """
     if output.suffix != ".ipynb" or output.is_dir():
-        raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are put beside it")
+        raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are written next to it")
     known = [parameter.name for parameter in parameters_of(path)]
     for name in parameters:
         if name not in known:
@@ -86,9 +97,11 @@ def _check(path: Path, output: Path, parameters: dict[str, Any]) -> None:
 
 
 def tagged_text(notebook: Path, tag: str) -> str:
-    """What the cells of an executed notebook that carry a tag show, as plain text."""
+    """Return the plain text of the outputs of all cells with a tag, in an executed notebook."""
     import nbformat
 
     content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-    outputs = [output for cell in content.cells if tag in cell.metadata.get("tags", []) for output in cell.get("outputs", [])]
-    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs).rstrip()
+    tagged = [cell for cell in content.cells if tag in cell.metadata.get("tags", [])]
+    outputs = [output for cell in tagged for output in cell.get("outputs", [])]
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    return "\n".join(texts).rstrip()

@@ -1,4 +1,4 @@
-"""What became of a sweep's cells, as a table and as an exit status."""
+"""The states of a sweep's cells, as a table and as an exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.trace.store import runs_root
 @final
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """A cell and what became of it."""
+    """A cell, its state and its newest attempt."""
 
     cell: Cell
     state: State
@@ -23,7 +23,7 @@ class CellState:
 
     @property
     def error(self) -> str:
-        """Why it failed; empty otherwise."""
+        """Why the cell failed; empty if it did not fail."""
         return str(self.attempt.record.get("error") or "") if self.attempt else ""
 
     @property
@@ -48,7 +48,7 @@ class SweepResult:
 
     @property
     def exit_status(self) -> int:
-        """0 when all cells are finished, else 1."""
+        """0 if all cells are finished, else 1."""
         return 0 if all(item.state == "finished" for item in self.cells) else 1
 
     @property
@@ -57,7 +57,7 @@ class SweepResult:
         return tuple(name for item in self.cells if item.state == "finished" for name in item.runs)
 
     def table(self) -> Table:
-        """One row a cell."""
+        """Return a table with one row per cell."""
         rows = [
             {
                 "key": item.cell.key,
@@ -69,46 +69,59 @@ class SweepResult:
             }
             for item in self.cells
         ]
-        columns = (Column("key", "key"), Column("cell", "cell"), Column("state", "state"), Column("seconds", "took", seconds))
-        return Table(rows, (*columns, Column("run", "run"), Column("error", "error")))
+        columns = (
+            Column("key", "key"),
+            Column("cell", "cell"),
+            Column("state", "state"),
+            Column("seconds", "took", seconds),
+            Column("run", "run"),
+            Column("error", "error"),
+        )
+        return Table(rows, columns)
 
     def __repr__(self) -> str:
-        return f"<SweepResult {self.name}: {sum(item.state == 'finished' for item in self.cells)} of {len(self.cells)} cells finished>"
+        num_finished = sum(item.state == "finished" for item in self.cells)
+        return f"<SweepResult {self.name}: {num_finished} of {len(self.cells)} cells finished>"
 
 
 def cells_folder(name: str, store: Path) -> Path:
-    """Where the states of a sweep's cells are kept."""
+    """Return the folder of the attempts at a sweep's cells."""
     return store / "sweeps" / name
 
 
 def states(grid: Grid, root: Path | None = None) -> tuple[CellState, ...]:
-    """What became of each cell so far: "open" is one that was not begun, was cut off, or whose run is no longer in the store."""
+    """Return the state of each cell.
+
+    A cell is "open" if it has not begun, was interrupted, or its run is not in the store.
+
+    Args:
+        grid: the grid.
+        root: the run store; None: `runs_root()`.
+    """
     store = Path(root if root is not None else runs_root())
     attempts = read_attempts(cells_folder(grid.name, store))
     return tuple(state_of(cell, attempts.get(cell.key), store) for cell in grid.cells)
 
 
 def state_of(cell: Cell, attempt: Attempt | None, store: Path) -> CellState:
-    """What its newest attempt makes of a cell."""
+    """Return the state of a cell, from its newest attempt."""
     if attempt is None:
         return CellState(cell, "open")
     state: State = attempt.state
-    if (
-        (state == "finished" and not _is_there(cell, attempt, store))
-        or state == "interrupted"
-        or (state == "running" and not is_alive(attempt))
-    ):
+    removed = state == "finished" and not _has_results(cell, attempt, store)
+    abandoned = state == "running" and not is_alive(attempt)
+    if removed or abandoned or state == "interrupted":
         state = "open"
     return CellState(cell, state, attempt)
 
 
-def _is_there(cell: Cell, attempt: Attempt, store: Path) -> bool:
-    """Whether what a finished cell left is still in the store."""
+def _has_results(cell: Cell, attempt: Attempt, store: Path) -> bool:
+    """Whether the results of a finished cell are still in the store."""
     if cell.notebook is not None:
         return notebook_of(attempt).is_file()
     return bool(attempt.runs) and all((store / name / "run.json").is_file() for name in attempt.runs)
 
 
 def notebook_of(attempt: Attempt) -> Path:
-    """Where a cell's notebook is, as executed."""
+    """Return the path of a cell's executed notebook."""
     return attempt.path.with_suffix(".ipynb")

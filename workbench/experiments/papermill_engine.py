@@ -1,7 +1,8 @@
 """A papermill engine for notebooks that start clusters: `papermill --engine workbench in.ipynb out.ipynb`.
 
-Papermill by itself leaves a notebook's processes behind when it is terminated, saves five megabytes with every live
-figure, and marks each cell of a notebook that ran out of time as completed. This engine does none of it.
+Papermill's own engine leaves a notebook's processes behind when it is terminated. It saves five megabytes with
+every live figure. It marks all cells of a notebook as completed when the time limit is reached. This engine
+avoids all three.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
-from workbench.clusters.supervision.reaper import end_marked, start_warden
+from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.experiments.record import begin_record, end_record
 from workbench.experiments.sigterm import terminated_as_exit
 
 
 @final
 class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships no types
-    """Runs a notebook, and ends whatever it started when it ends, fails, runs out of time, is terminated or is killed.
+    """Runs a notebook and ends its processes when it ends, fails, reaches its time limit, is terminated or is killed.
 
-    A record of how it ended is put beside the notebook (see `record`).
+    A record of how it ended is written next to the notebook (see `record`).
     """
 
     @classmethod
     def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any) -> None:
-        """Execute; called by papermill.
+        """Execute a notebook. Papermill calls this.
 
         Args:
-            options: those of `NBClientEngine`, nbclient's traits, and `total_timeout_s`: how long the whole notebook may take
-                (`execution_timeout` is each cell's).
+            nb_man: papermill's manager of the notebook.
+            kernel_name: name of the kernel.
+            options: those of `NBClientEngine`, nbclient's traits, and `total_timeout_s`, the limit for the whole
+                notebook in seconds (`execution_timeout` is the limit for each cell).
         """
         mark = f"WORKBENCH_NOTEBOOK_{secrets.token_hex(8).upper()}"
         total_timeout_s = options.pop("total_timeout_s", None)
@@ -51,9 +54,9 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
         options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
         options["config"] = _encrypted(options.get("config"))
         variables = {"IPP_NONINTERACTIVE": "1", mark: "1"}
-        # A kernel that computes and is asked to shut down prints a traceback of its closed sockets: it is ended before it is asked.
+        # A computing kernel that is asked to shut down prints a traceback of its closed sockets. So it is ended before that.
         ended = terminated_as_exit(lambda: end_marked(mark))
-        with ended, _recorded(nb_man, kernel_name), _warded(mark), _environment(variables):
+        with ended, _recorded(nb_man, kernel_name), _reaped(mark), _environment(variables):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
             except BaseException as error:
@@ -65,7 +68,10 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
 
 
 def _encrypted(config: Config | None) -> Config:
-    """With words to and from the kernel encrypted, where pyzmq and the kernel's specification can; what the caller has set stands."""
+    """Add encryption of the kernel's messages, if pyzmq and the kernelspec support it.
+
+    The caller's settings have priority.
+    """
     found = Config(KernelManager={"transport_encryption": "auto"}) if zmq.has("curve") else Config()
     found.merge(config or {})
     return found
@@ -73,7 +79,7 @@ def _encrypted(config: Config | None) -> Config:
 
 @contextmanager
 def _recorded(nb_man: NotebookExecutionManager, kernel_name: str) -> Iterator[None]:
-    """The record beside the notebook, if that goes to a file of this machine."""
+    """Write the record next to the notebook, if the notebook is a file on this machine."""
     output = str(nb_man.output_path or "-")
     if output == "-" or "://" in output:
         yield
@@ -89,7 +95,7 @@ def _recorded(nb_man: NotebookExecutionManager, kernel_name: str) -> Iterator[No
 
 
 def _failure(nb_man: NotebookExecutionManager) -> BaseException | None:
-    """The exception of a cell, which papermill raises after its engine has returned."""
+    """The exception of a cell. Papermill raises it after its engine has returned."""
     for cell in nb_man.nb.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "error" and (output.ename, output.evalue) not in (("SystemExit", ""), ("SystemExit", "0")):
@@ -99,7 +105,7 @@ def _failure(nb_man: NotebookExecutionManager) -> BaseException | None:
 
 @final
 class _CellFailed(Exception):
-    """What a cell raised."""
+    """The exception of a cell."""
 
     def __init__(self, ename: str, evalue: str) -> None:
         super().__init__(evalue)
@@ -107,21 +113,21 @@ class _CellFailed(Exception):
 
 
 @contextmanager
-def _warded(mark: str) -> Iterator[None]:
-    """Ends what is marked when it leaves, and when this process is killed."""
+def _reaped(mark: str) -> Iterator[None]:
+    """End the marked processes at the end of the block, and when this process is killed."""
     scratch = tempfile.mkdtemp(prefix="workbench-notebook-")
-    warden = start_warden(mark, scratch)
+    reaper = start_reaper(mark, scratch)
     try:
         yield
     finally:
         end_marked(mark)
-        warden.kill()
-        warden.wait()
+        reaper.kill()
+        reaper.wait()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None:
-    """Say in the notebook that it did not end, and where: papermill does so only for an exception raised by the cell."""
+    """Write the error into the notebook, at its last cell. Papermill does this only for exceptions of a cell."""
     begun = [cell for cell in nb_man.nb.cells if cell.metadata.papermill.get("start_time")]
     if not begun:
         nb_man.nb.metadata.papermill["exception"] = True
@@ -129,14 +135,14 @@ def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None
     cell = begun[-1]
     nb_man.cell_exception(cell)
     if cell.cell_type == "code":
-        words = str(error).splitlines() or [""]
-        told = {"output_type": "error", "ename": type(error).__name__, "evalue": words[0], "traceback": words}
-        cell.outputs.append(NotebookNode(told))  # type: ignore[no-untyped-call] # nbformat's annotations are partial
+        lines = str(error).splitlines() or [""]
+        output = {"output_type": "error", "ename": type(error).__name__, "evalue": lines[0], "traceback": lines}
+        cell.outputs.append(NotebookNode(output))  # type: ignore[no-untyped-call] # nbformat's annotations are partial
 
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Those variables in the environment, which the kernel inherits."""
+    """Set variables in the environment within the block. The kernel inherits them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,7 +1,7 @@
-"""What papermill finds under the name `workbench`, without papermill.
+"""The entry point `workbench` of papermill. It imports the real engine when it is called.
 
-Papermill loads its entry points while it is itself being imported. A class derived from one of papermill's own cannot be
-found then, if it was our module that was imported first and that imports papermill; so the real engine stands behind this one.
+Papermill loads its entry points during its own import. If this package's engine is imported first and imports
+papermill, papermill's base class does not exist yet at that time.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any, final
 
 @final
 class WorkbenchEngine:
-    """`workbench.experiments.papermill_engine.WorkbenchEngine`, found when it is called."""
+    """Forwards to `workbench.experiments.papermill_engine.WorkbenchEngine`, and imports it when it is called."""
 
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Execute the notebook; returns it."""
+        """Execute the notebook and return it."""
         from workbench.experiments.papermill_engine import WorkbenchEngine as Engine
 
         return Engine.execute_notebook(nb, kernel_name, **options)
 
     @classmethod
     def nb_kernel_name(cls, nb: Any, name: str | None = None) -> Any:
-        """The kernel to use: the one asked for, or the notebook's own."""
+        """Return the kernel to use: the given one, or that of the notebook."""
         from papermill.utils import nb_kernel_name
 
         return nb_kernel_name(nb, name)
 
     @classmethod
     def nb_language(cls, nb: Any, language: str | None = None) -> Any:
-        """The language of the parameters cell: the one asked for, or the notebook's own."""
+        """Return the language of the parameters cell: the given one, or that of the notebook."""
         from papermill.utils import nb_language
 
         return nb_language(nb, language)

@@ -1,4 +1,4 @@
-"""The record beside an executed notebook: with what it was run, when, on what, and how it ended."""
+"""The record of an executed notebook, in a file next to it: its parameters, times, versions, and how it ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIT_S = 10.0
 
 
 def record_path(output: Path | str) -> Path:
-    """Where the record of an executed notebook is.
+    """Return the path of the record of an executed notebook.
 
     >>> record_path("runs/tour.ipynb").name
     'tour.record.json'
@@ -30,7 +30,7 @@ def record_path(output: Path | str) -> Path:
 
 
 def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Write that a notebook runs."""
+    """Write the record of a notebook that begins. Return the record."""
     record = {
         "notebook": notebook,
         "output": str(output),
@@ -49,36 +49,35 @@ def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str,
 
 
 def end_record(output: Path, record: dict[str, Any], error: BaseException | None) -> None:
-    """Write how it ended: "finished", "failed", "timed out", "terminated" (SIGTERM) or "interrupted" (Ctrl-C)."""
-    _write(record_path(output), {**record, "status": _word(error), "error": _told(error), "ended": datetime.now(UTC).isoformat()})
+    """Write how a notebook ended: "finished", "failed", "timed out", "terminated" (SIGTERM) or "interrupted" (Ctrl-C)."""
+    end = {"status": _status(error), "error": _describe(error), "ended": datetime.now(UTC).isoformat()}
+    _write(record_path(output), {**record, **end})
 
 
 def read_record(output: Path | str) -> dict[str, Any]:
-    """The record of an executed notebook. One that says "running" though its process is gone was killed, and says so here.
+    """Return the record of an executed notebook. Its status is "killed" if it is "running" but its process is gone.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no record.
     """
     path = record_path(output)
     try:
         record: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}): it is written by `workbench notebook run` and papermill --engine workbench"
-        ) from None
+        raise ConfigError(f"{path} cannot be read ({error}): `workbench notebook run` and papermill --engine workbench write it") from None
     if record.get("status") == "running" and record.get("host") == socket.gethostname():
         return record if process_is_alive(record) else {**record, "status": "killed"}
     return record
 
 
-def _word(error: BaseException | None) -> str:
+def _status(error: BaseException | None) -> str:
     if error is None:
         return "finished"
     named = {"CellTimeoutError": "timed out", "SystemExit": "terminated", "KeyboardInterrupt": "interrupted"}
     return named.get(type(error).__name__, "failed")
 
 
-def _told(error: BaseException | None) -> str | None:
+def _describe(error: BaseException | None) -> str | None:
     if error is None:
         return None
     name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
@@ -86,7 +85,7 @@ def _told(error: BaseException | None) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that results depend on."""
+    """Return the versions of the packages that results depend on."""
     found = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -95,11 +94,11 @@ def versions() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> dict[str, Any] | None:
-    """The git commit of the notebook's folder, and whether something there differs from it; None outside of a repository."""
+    """The git commit of the notebook's folder, and whether files differ from it; None outside of a repository."""
     answers = []
-    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            done = subprocess.run(["git", *words], cwd=folder or None, capture_output=True, text=True, timeout=GIT_S, check=False)
+            done = subprocess.run(["git", *arguments], cwd=folder or None, capture_output=True, text=True, timeout=GIT_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""SIGTERM leaves through the `finally` clauses."""
+"""Turns SIGTERM into an exception, so that `finally` clauses run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ TERMINATED = 128 + signal.SIGTERM
 
 @contextmanager
 def terminated_as_exit(first: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Within it SIGTERM raises `SystemExit` with the usual exit status.
+    """Within it, SIGTERM raises `SystemExit` with the usual exit status.
 
     Args:
         first: called before that, at the first SIGTERM.
     """
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
 
-    heard = False
+    received = False
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        nonlocal heard
-        if not heard:
-            heard = True
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        if not received:
+            received = True
             first()
         raise SystemExit(TERMINATED)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, handle)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""YAML files as their writer means them: 1e-3 is a number, and a key that is written twice is an error."""
+"""Reads YAML files: 1e-3 is a number, and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML ships no types
-    """YAML 1.1 as PyYAML reads it, but for numbers such as 1e-3, which it takes for words, and keys given twice, of which it takes one."""
+    """PyYAML's loader with two changes: 1e-3 is a number and not a text, and a repeated key is an error."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -36,7 +36,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+
 
 
 def _value(text: str) -> Any:
-    """What the text says: plain values alone, and of aliases no more than a reader could write out."""
+    """The value of a YAML text. The number of values is limited, with aliases expanded."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -50,21 +50,21 @@ def _value(text: str) -> Any:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node stands for with its aliases written out; infinitely many where it is inside itself."""
+    """The number of values in a node with its aliases expanded; infinite if the node contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1.0
     if id(node) not in known:
         known[id(node)] = math.inf
-        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1.0 + sum(_size(part, known) for part in parts)
+        children = [child for item in node.value for child in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1.0 + sum(_size(child, known) for child in children)
     return known[id(node)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; an empty file holds none.
+    """Return the mapping in a YAML file; empty for an empty file.
 
     Raises:
-        ConfigError: no such file, not YAML (with line and column), or no mapping.
+        ConfigError: there is no such file, it is not YAML (the message names line and column), or it is no mapping.
     """
     try:
         with open_file(path) as file:
@@ -74,16 +74,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no text: give the path of a YAML file") from None
     if len(text) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes: such files are written by hand; split it")
+        raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes: split it")
     try:
         found = _value(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place}: {getattr(error, 'problem', None) or error}: mend it there") from None
+        raise ConfigError(f"{path}{place}: {getattr(error, 'problem', None) or error}: correct it there") from None
     except RecursionError:
-        raise ConfigError(f"{path}: lists in lists, too many of them: write fewer") from None
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:  # of a value that is not of its tag
+        raise ConfigError(f"{path}: the nesting is too deep: use fewer levels") from None
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:  # a value does not fit its tag
         raise ConfigError(f"{path}: a value in it cannot be read ({error}): write it in quotes") from None
     if found is None:
         return {}

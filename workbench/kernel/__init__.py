@@ -11,14 +11,14 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """From now on cells of this notebook run on ranks; `%%local` is the way back for one of them."""
+    """Run the notebook's cells on ranks. A cell with `%%local` runs in the notebook's own process."""
     from workbench.kernel.ranks import Ranks
 
     Ranks.attach_to(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Cells run in the notebook's own process again; the ranks end."""
+    """End the ranks, and run cells in the notebook's own process again."""
     from workbench.kernel.ranks import Ranks
 
     Ranks.detach_from(shell)

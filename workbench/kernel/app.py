@@ -1,4 +1,4 @@
-"""The kernel: IPython's, whose cells run on ranks.
+"""The kernel: IPython's kernel with cells that run on ranks.
 
 python -m workbench.kernel -f CONNECTION_FILE
 """
@@ -17,7 +17,7 @@ from workbench.kernel.ranks import Ranks
 
 @final
 class RanksKernel(IPythonKernel):
-    """Cells run on all ranks; completion and inspection are answered by rank 0 when it is free, else by the kernel itself."""
+    """Cells run on all ranks. Rank 0 answers completion and inspection when it is free, else the kernel itself."""
 
     implementation = "workbench"
     banner = "Cells run on all ranks of a cluster: %ranks N, %%rank 0,2, %%local, %status, %restart_ranks, %launcher, %attach, %detach"
@@ -28,7 +28,9 @@ class RanksKernel(IPythonKernel):
         self._plain = TransformerManager()  # type: ignore[no-untyped-call]
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
-        answer = None if _is_local(code) else self.ranks.ask(_complete, code, len(code) if cursor_pos is None else cursor_pos)
+        answer = None
+        if not _is_local(code):
+            answer = self.ranks.ask(_complete, code, len(code) if cursor_pos is None else cursor_pos)
         return answer or super().do_complete(code, cursor_pos)  # type: ignore[no-untyped-call]
 
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
@@ -38,7 +40,7 @@ class RanksKernel(IPythonKernel):
         return super().do_inspect(code, cursor_pos, detail_level, omit_sections)  # type: ignore[no-untyped-call]
 
     def do_is_complete(self, code: str) -> Any:
-        """Of the cell as it was typed: what it becomes on its way to the ranks is always complete."""
+        """Check the cell as the user typed it, because the transformed cell is always complete."""
         status, indent = self._plain.check_complete(code)
         return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
 
@@ -55,19 +57,19 @@ def _is_local(code: str) -> bool:
 
 
 def _complete(code: str, cursor_pos: int) -> Any:
-    """On rank 0."""
+    """Runs on rank 0."""
     from IPython import get_ipython
 
     return get_ipython().kernel.do_complete(code, cursor_pos)
 
 
 def _inspect(code: str, cursor_pos: int, detail_level: int) -> Any:
-    """On rank 0."""
+    """Runs on rank 0."""
     from IPython import get_ipython
 
     return get_ipython().kernel.do_inspect(code, cursor_pos, detail_level)
 
 
 def main() -> None:
-    """Be the kernel of a connection file."""
+    """Run the kernel for a connection file."""
     IPKernelApp.launch_instance(kernel_class=RanksKernel)

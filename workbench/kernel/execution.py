@@ -1,4 +1,4 @@
-"""Running a cell on ranks: what they say while it runs, the first failure, and the release of those that would wait for ever."""
+"""Runs a cell on ranks: shows their output, raises the first failure, and interrupts ranks that would wait forever."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, final
 
 from IPython.display import display
 
-from workbench.clusters.engines.execute import execute_heard
+from workbench.clusters.engines.execute import execute_with_output
 from workbench.clusters.waiting import Waiting, interrupt_ranks
 from workbench.errors import LaunchError, WorkbenchError
-from workbench.kernel.cells import spoken_ranks
+from workbench.kernel.cells import format_ranks
 from workbench.kernel.outputs import Merger, label
 
 POLL_S = 0.02
-GRACE_S = 1.0  # how long the others may take to fail or end by themselves after one rank failed
-INTERRUPT_S = 3.0  # how long an interrupt may take to be heard
-LAST_WORDS_S = 2.0  # output may come after the answer
+GRACE_S = 1.0  # how long the other ranks may take to end by themselves after one has failed
+INTERRUPT_S = 3.0  # how long an interrupt may take
+LAST_OUTPUT_S = 2.0  # how much later than the result the last output may arrive
 
 
 class RanksFailed(WorkbenchError):
-    """A cell failed on some ranks; shows their own traceback."""
+    """A cell failed on some ranks. The notebook shows the ranks' own traceback."""
 
-    def __init__(self, words: str, lines: Sequence[str]) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, lines: Sequence[str]) -> None:
+        super().__init__(message)
         self.lines = list(lines)
 
     def _render_traceback_(self) -> list[str]:
@@ -41,59 +41,59 @@ class Execution:
 
     Args:
         client: the cluster's ipyparallel client; engine numbers are ranks.
-        ranks: which.
-        num_ranks: how many there are in all.
+        ranks: the ranks that run the cell.
+        num_ranks: number of all ranks.
     """
 
     def __init__(self, client: Any, ranks: Sequence[int], num_ranks: int) -> None:
         self._client, self._ranks, self._num_ranks = client, list(ranks), num_ranks
-        self._heard: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # what the client's own thread hears
+        self._messages: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # filled by the client's own thread
         self._merger = Merger(self._ranks, self._show)
         self._results: dict[int, Any] = {}
-        self._released = False  # the others of a rank that failed were interrupted
+        self._released = False  # whether the other ranks were interrupted after a failure
 
     @property
     def busy(self) -> list[int]:
-        """Ranks that have not come back."""
+        """Ranks that still run the cell."""
         return [rank for rank, result in self._results.items() if not result.done()]
 
     def run(self, code: str) -> None:
-        """Run it and show what the ranks say, until all have come back.
+        """Run the code and show the ranks' output, until all have returned.
 
         Raises:
-            RanksFailed: at the end, the first failure among them.
-            KeyboardInterrupt: the ranks were interrupted too.
+            RanksFailed: a rank failed; raised after all have returned, for the first failure.
+            KeyboardInterrupt: the user interrupted; the ranks were interrupted too.
         """
         for rank in self._ranks:
-            self._results[rank] = execute_heard(self._client, rank, code, partial(self._hear, rank))
+            self._results[rank] = execute_with_output(self._client, rank, code, partial(self._on_message, rank))
         try:
-            with Waiting(self._who_is_busy) as waiting:
+            with Waiting(self._describe_busy) as waiting:
                 self._follow(waiting)
         except KeyboardInterrupt:
             self._interrupted()
             raise
         finally:
             self._drain(final=True)
-        self._judge()
+        self._raise_failure()
 
-    def _hear(self, rank: int, message: dict[str, Any]) -> None:
-        self._heard.put((rank, message))
+    def _on_message(self, rank: int, message: dict[str, Any]) -> None:
+        self._messages.put((rank, message))
 
-    def _who_is_busy(self) -> str:
+    def _describe_busy(self) -> str:
         busy = self.busy
-        done = spoken_ranks([rank for rank in self._ranks if rank not in busy])
-        return f"ranks {spoken_ranks(busy)} to come back from this cell" + (f"; {done} have" if done else "")
+        done = format_ranks([rank for rank in self._ranks if rank not in busy])
+        return f"ranks {format_ranks(busy)} to return from this cell" + (f"; returned: {done}" if done else "")
 
     def _follow(self, waiting: Waiting) -> None:
         failed_s: float | None = None
         ended: dict[int, float] = {}
-        while len(ended) < len(self._ranks) or not all(self._said_all(rank, since) for rank, since in ended.items()):
+        while len(ended) < len(self._ranks) or not all(self._output_complete(rank, since) for rank, since in ended.items()):
             for rank in self._ranks:
                 if rank not in ended and self._results[rank].done():
                     ended[rank] = time.monotonic()
             self._drain()
             for rank, since in ended.items():
-                if self._said_all(rank, since):
+                if self._output_complete(rank, since):
                     self._merger.ended(rank)
             if failed_s is None and self._failures():
                 failed_s = time.monotonic()
@@ -101,17 +101,17 @@ class Execution:
                 self._release()
                 return
             self._merger.flush()
-            waiting.look()
+            waiting.update()
             time.sleep(POLL_S)
 
-    def _said_all(self, rank: int, ended_s: float) -> bool:
+    def _output_complete(self, rank: int, ended_s: float) -> bool:
         result = self._results[rank]
-        return bool(result.wait_for_output(0)) or time.monotonic() - ended_s > LAST_WORDS_S
+        return bool(result.wait_for_output(0)) or time.monotonic() - ended_s > LAST_OUTPUT_S
 
     def _drain(self, final: bool = False) -> None:
         while True:
             try:
-                rank, message = self._heard.get_nowait()
+                rank, message = self._messages.get_nowait()
             except Empty:
                 break
             kind, content = message["header"]["msg_type"], message["content"]
@@ -137,7 +137,7 @@ class Execution:
             print(before.rstrip(), flush=True)
         display(content["data"], metadata=content["metadata"], raw=True)  # type: ignore[no-untyped-call]
 
-    # -- when it does not end well ---------------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------------------------
 
     def _failures(self) -> dict[int, Any]:
         done = {rank: result for rank, result in self._results.items() if result.done()}
@@ -145,11 +145,11 @@ class Execution:
         return {rank: error for rank, error in errors.items() if error is not None}
 
     def _signal(self, ranks: list[int]) -> None:
-        with suppress(LaunchError):  # a nanny that does not answer: whose rank is still busy then is named
+        with suppress(LaunchError):  # a nanny does not answer: its rank is named as busy later
             interrupt_ranks(self._client, ranks)
 
     def _release(self) -> None:
-        """Interrupt those that may wait for the one that failed."""
+        """Interrupt the ranks that may wait for the failed one."""
         self._released = True
         self._interrupt(self.busy)
 
@@ -168,37 +168,35 @@ class Execution:
         if self.busy:
             print(stuck(self.busy), file=sys.stderr, flush=True)
 
-    def _judge(self) -> None:
+    def _raise_failure(self) -> None:
         failures = self._failures()
         if not failures:
             return
-        victims = {rank for rank, error in failures.items() if self._released and _name(error) == "KeyboardInterrupt"}
-        causes = {rank: error for rank, error in failures.items() if rank not in victims} or failures
+        interrupted = {rank for rank, error in failures.items() if self._released and _name(error) == "KeyboardInterrupt"}
+        causes = {rank: error for rank, error in failures.items() if rank not in interrupted} or failures
         first = min(causes)
-        alike = [
-            rank
-            for rank, error in causes.items()
-            if (_name(error), str(_value(error))) == (_name(causes[first]), str(_value(causes[first])))
-        ]
-        lines = (
-            [f"On rank {spoken_ranks(alike)}:" if len(alike) == 1 else f"On ranks {spoken_ranks(alike)}:"] if self._num_ranks > 1 else []
-        )
+        name, value = _name(causes[first]), _value(causes[first])
+        same = [rank for rank, error in causes.items() if (_name(error), str(_value(error))) == (name, str(value))]
+        lines = []
+        if self._num_ranks > 1:
+            lines.append(f"On rank{'s' if len(same) > 1 else ''} {format_ranks(same)}:")
         lines += _traceback(causes[first])
         for rank, error in causes.items():
-            if rank not in alike:
+            if rank not in same:
                 lines.append(f"Also, on rank {rank}: {_name(error)}: {_value(error)}")
-        if victims:
-            lines.append(f"Interrupted, for they might have waited for ever: rank {spoken_ranks(sorted(victims))}")
+        if interrupted:
+            lines.append(f"Interrupted, because they might have waited forever: rank {format_ranks(sorted(interrupted))}")
         if self.busy:
             lines.append(stuck(self.busy))
-        raise RanksFailed(f"rank {spoken_ranks(alike)}: {_name(causes[first])}: {_value(causes[first])}", lines)
+        raise RanksFailed(f"rank {format_ranks(same)}: {name}: {value}", lines)
 
 
 def stuck(ranks: list[int]) -> str:
-    """What to say of ranks that do not hear an interrupt."""
+    """Return the message for ranks that do not react to an interrupt."""
     return (
-        f"rank {spoken_ranks(ranks)} does not hear an interrupt: it is inside a call that cannot be left, such as a blocking MPI "
-        "receive or sum whose partner does not come. If that goes on, %restart_ranks begins with new ranks; their variables are lost then"
+        f"rank {format_ranks(ranks)} does not react to an interrupt: it is inside a call that cannot be interrupted, such as "
+        "a blocking MPI receive or sum without its partner. If this continues, %restart_ranks starts new ranks; "
+        "their variables are lost then"
     )
 
 
@@ -211,5 +209,5 @@ def _value(error: Any) -> Any:
 
 
 def _traceback(error: Any) -> list[str]:
-    told = getattr(error, "traceback", None)
-    return told.splitlines() if isinstance(told, str) and told else [f"{_name(error)}: {_value(error)}"]
+    text = getattr(error, "traceback", None)
+    return text.splitlines() if isinstance(text, str) and text else [f"{_name(error)}: {_value(error)}"]

@@ -1,4 +1,4 @@
-"""The ranks behind a notebook: started by its first cell that runs on them, and the commands that steer them."""
+"""The ranks behind a notebook: the first cell that runs on ranks starts them, and commands control them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.kernel.execution import Execution, stuck
 
 DEFAULT_RANKS = 4
 PREPARE_S = 60.0
-FETCH_S = 600.0  # of one variable
+FETCH_S = 600.0  # limit for the copy of one variable
 PREPARE = """
 import workbench as wb
 rank, world_size = {rank}, {world_size}
@@ -26,13 +26,13 @@ rank, world_size = {rank}, {world_size}
 
 @final
 class Ranks:
-    """What a notebook's cells run on.
+    """The ranks on which a notebook's cells run.
 
     Args:
         shell: the notebook's IPython shell.
     """
 
-    _of: dict[int, Ranks] = {}  # id of a shell -> its ranks  # noqa: RUF012 - one for the whole process on purpose
+    _of: dict[int, Ranks] = {}  # id of a shell -> its ranks  # noqa: RUF012 - shared by the whole process on purpose
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -44,7 +44,7 @@ class Ranks:
 
     @classmethod
     def attach_to(cls, shell: Any) -> Ranks:
-        """The ranks of a shell, whose cells run on them from now on."""
+        """Return the ranks of a shell. From now on its cells run on them."""
         if id(shell) not in cls._of:
             ranks = cls._of[id(shell)] = cls(shell)
             shell.input_transformers_cleanup.append(ranks.transform)
@@ -54,7 +54,7 @@ class Ranks:
 
     @classmethod
     def detach_from(cls, shell: Any) -> None:
-        """End the ranks of a shell, whose cells run in it again."""
+        """End the ranks of a shell. Its cells run in the shell's process again."""
         ranks = cls._of.pop(id(shell), None)
         if ranks is not None:
             shell.input_transformers_cleanup.remove(ranks.transform)
@@ -63,28 +63,28 @@ class Ranks:
     # -- cells -----------------------------------------------------------------------------------------------------
 
     def transform(self, lines: list[str]) -> list[str]:
-        """A cell as IPython is to run it: `%%local` ones as they are, behind a call of `prepare`, all others as a call of `run`."""
+        """Return the cell that IPython runs: a `%%local` cell after a call of `prepare`, any other cell as a call of `run`."""
         text = "".join(lines)
         if not text.strip() or text.startswith("__ranks__."):
             return lines
         try:
             cell = parse_cell(text)
         except ConfigError:
-            cell = Cell(body=text)  # `run` says what is wrong with it
+            cell = Cell(body=text)  # `run` raises the error
         if cell.local:
             before = [f"__ranks__.prepare({cell.commands!r}, {cell.names!r})\n"] if cell.commands or cell.names else []
             return [*before, *cell_magic(cell.body.splitlines(keepends=True))]  # type: ignore[no-untyped-call]
         return [f"__ranks__.run({text!r})\n"]
 
     def run(self, text: str) -> None:
-        """Run a cell on the ranks it is for.
+        """Run a cell on its ranks.
 
         Raises:
-            WorkbenchError: it cannot run, or failed on a rank.
+            WorkbenchError: the cell cannot run, or it failed on a rank.
         """
         with _without_frames():
             cell = parse_cell(text)
-            assert not cell.local, "runs in the notebook's own process"
+            assert not cell.local, "a local cell runs in the notebook's own process"
             for name, argument in cell.commands:
                 self.command(name, argument)
             if not cell.body.strip():
@@ -95,10 +95,14 @@ class Ranks:
             self._last.run(cell.body)
 
     def prepare(self, commands: Iterable[tuple[str, str]], names: tuple[str, ...]) -> None:
-        """What a local cell needs: its commands carried out, and copies of rank 0's variables of these names.
+        """Prepare a local cell: run its commands, and copy variables from rank 0.
+
+        Args:
+            commands: (name, argument) of each command.
+            names: names of the variables.
 
         Raises:
-            WorkbenchError: one of them cannot be.
+            WorkbenchError: a command or a copy failed.
         """
         with _without_frames():
             for name, argument in commands:
@@ -112,15 +116,18 @@ class Ranks:
         for name in names:
             try:
                 self.shell.user_ns[name] = _pulled(self.cluster.client[0], name)
-            except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
-                why = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
-                raise ConfigError(f"%%local {name}: rank 0 cannot give it ({why})") from None
+            except Exception as error:  # noqa: BLE001 - an object's own pickling may raise anything
+                reason = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
+                raise ConfigError(f"%%local {name}: it cannot be copied from rank 0 ({reason})") from None
 
     def ask(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
-        """What a function answers on rank 0; None if there are no ranks yet, it is busy or training, or takes longer."""
+        """Call a function on rank 0 and return its result.
+
+        None if there are no ranks yet, if rank 0 is busy or training, or if it takes longer than `timeout_s` seconds.
+        """
         if self.cluster is None or self.cluster.state != "ready" or self.busy():
             return None
-        with suppress(Exception):  # an answer that does not come, whatever the reason, is none
+        with suppress(Exception):  # without a result, for whatever reason, the caller uses its own
             return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
         return None
 
@@ -131,16 +138,16 @@ class Ranks:
     def _check_free(self) -> None:
         state = self.cluster.state
         if state == "training":
-            raise ConfigError("the ranks are training: wait for the run or stop it, or look at it from a %%local cell")
+            raise ConfigError("the ranks are training: wait for the run or stop it, or inspect it from a %%local cell")
         if state in ("lost", "stopped"):
-            raise LaunchError(f"the ranks are gone ({state}): %restart_ranks begins with new ones; their variables are lost")
+            raise LaunchError(f"the ranks have ended ({state}): %restart_ranks starts new ones; their variables are lost")
         if self.busy():
             raise LaunchError(stuck(self.busy()))
 
     # -- the ranks -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have ranks; they start when there are none."""
+        """Start the ranks, if there are none."""
         if self.cluster is not None:
             return
         from workbench.clusters import Cluster
@@ -156,7 +163,7 @@ class Ranks:
             for rank in range(self.num_ranks)
         ]
         if cluster.state == "training":
-            return  # they take it up behind the training
+            return  # the ranks run it after the training
         try:
             with Waiting(f"the ranks of {cluster.id} to be free") as waiting:
                 waiting.until(lambda seconds: all(result.wait(seconds) or result.done() for result in pending), PREPARE_S)
@@ -164,34 +171,38 @@ class Ranks:
                 result.result(0)
         except TimeoutError:
             raise LaunchError(
-                f"the ranks of {cluster.id} do not answer: they run something that another notebook gave them. Wait for it, "
-                "or interrupt it there; %restart_ranks begins with new ones"
+                f"the ranks of {cluster.id} do not answer: they run code of another notebook. Wait for its end, "
+                "or interrupt it there; %restart_ranks starts new ranks"
             ) from None
 
     def stop(self) -> None:
-        """End the ranks that this notebook started; those it attached to go on."""
+        """End the ranks that this notebook started. Ranks that it attached to are detached and continue."""
         cluster, self.cluster = self.cluster, None
         self.shell.user_ns.pop("cluster", None)
-        if cluster is not None:
-            cluster.stop() if self._owns else cluster.detach()
+        if cluster is None:
+            return
+        if self._owns:
+            cluster.stop()
+        else:
+            cluster.detach()
 
-    def _make_room(self) -> None:
-        """`stop`, and say what becomes of the ranks there are."""
+    def _leave_ranks(self) -> None:
+        """Stop or detach the ranks, and print which."""
         if self.cluster is None:
             return
         if self._owns:
-            print(f"the {self.num_ranks} ranks end, and their variables with them", file=sys.stderr)
+            print(f"the {self.num_ranks} ranks end, and their variables are lost", file=sys.stderr)
         else:
-            print(f"the {self.num_ranks} ranks are let go: %attach {self.cluster.id} goes on with them", file=sys.stderr)
+            print(f"the {self.num_ranks} ranks are detached: %attach {self.cluster.id} continues with them", file=sys.stderr)
         self.stop()
 
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, name: str, argument: str) -> None:
-        """One of the commands that may stand above a cell, or an installer, which runs here, once.
+        """Run a command that stands above a cell. An installer runs once, in the notebook's own process.
 
         Raises:
-            ConfigError: it does not go like that.
+            ConfigError: the argument is not valid.
         """
         if name in INSTALLERS:
             self.shell.run_line_magic(name, argument)
@@ -200,42 +211,42 @@ class Ranks:
         getattr(self, f"_command_{name}")(argument)
 
     def _command_ranks(self, argument: str) -> None:
-        """%ranks N: have so many."""
+        """%ranks N: start N ranks."""
         if argument:
             number = _number(argument)
             if number != self.num_ranks:
-                self._make_room()
+                self._leave_ranks()
             self.num_ranks = number
         self.start()
 
     def _command_launcher(self, argument: str) -> None:
-        """%launcher WORDS: where ranks are from now on, as `launcher=` of Cluster."""
+        """%launcher TEXT: where further ranks start, as `launcher=` of Cluster."""
         if not argument:
-            raise ConfigError("%launcher wants words, as Cluster(launcher=...) does: local, emulated:1gbit, slurm:partition=debug")
+            raise ConfigError("%launcher needs the argument of Cluster(launcher=...): local, emulated:1gbit, slurm:partition=debug")
         if argument != self.launcher:
-            self._make_room()
+            self._leave_ranks()
         self.launcher = argument
 
     def _command_attach(self, argument: str) -> None:
-        """%attach NAME: go on with the ranks of a detached cluster."""
+        """%attach NAME: use the ranks of a detached cluster."""
         from workbench import clusters
 
         if not argument:
-            raise ConfigError("%attach wants the name of a cluster: `workbench cluster list` shows those there are")
-        taken = clusters.attach(argument)  # before those there are go: there may be none of that name
+            raise ConfigError("%attach needs the name of a cluster: `workbench cluster list` shows all clusters")
+        cluster = clusters.attach(argument)  # raises for an unknown name, before the present ranks end
         self.stop()
-        self._use(taken, owns=False)
+        self._use(cluster, owns=False)
 
     def _command_detach(self, _: str) -> None:
-        """%detach: let the ranks go on without this notebook."""
+        """%detach: leave the ranks running without this notebook."""
         if self.cluster is None:
-            raise ConfigError("there are no ranks to detach")
-        print(f"%attach {self.cluster.id} goes on with these ranks")
+            raise ConfigError("there are no ranks to detach: the next cell starts some")
+        print(f"%attach {self.cluster.id} continues with these ranks")
         self._owns = False
         self.stop()
 
     def _command_status(self, _: str) -> None:
-        """%status: who the ranks are."""
+        """%status: show the ranks and their states."""
         from IPython.display import display
 
         if self.cluster is None:
@@ -244,49 +255,52 @@ class Ranks:
         display(self.cluster.status())  # type: ignore[no-untyped-call]
 
     def _command_restart_ranks(self, _: str) -> None:
-        """%restart_ranks: end the ranks, also those that were attached, and have new ones; their variables are lost."""
+        """%restart_ranks: end the ranks, also attached ones, and start new ones. Their variables are lost."""
         self._owns = True
         self.stop()
         self.start()
 
     def _command_stop_ranks(self, _: str) -> None:
-        """%stop_ranks: end them, also those that were attached; the next cell starts new ones."""
+        """%stop_ranks: end the ranks, also attached ones. The next cell starts new ones."""
         self._owns = True
         self.stop()
 
 
 @contextmanager
 def _without_frames() -> Iterator[None]:
-    """IPython shows what `_render_traceback_` gives; frames of this package tell nobody anything."""
+    """Let IPython show an error without this package's frames, by `_render_traceback_`."""
     try:
         yield
     except (WorkbenchError, KeyboardInterrupt) as error:
         if not hasattr(error, "_render_traceback_"):
-            words = f"{type(error).__name__}: {error}" if isinstance(error, WorkbenchError) else "KeyboardInterrupt"
-            shown: Any = error  # a name that outlives the clause
-            shown._render_traceback_ = lambda: [words, *getattr(shown, "__notes__", ())]
+            message = f"{type(error).__name__}: {error}" if isinstance(error, WorkbenchError) else "KeyboardInterrupt"
+            shown: Any = error  # `error` is deleted at the end of the clause
+            shown._render_traceback_ = lambda: [message, *getattr(shown, "__notes__", ())]
         raise
 
 
 def _pulled(engine: Any, name: str) -> Any:
-    """A variable; by `result`, for an answer is there a moment before ipyparallel's `wait` and `get` know of it."""
+    """The value of a variable.
+
+    It is read by `result`: ipyparallel's `wait` and `get` may see a result a moment later.
+    """
     pending = engine.pull(name, block=False)
     with Waiting(f"rank 0 to give {name}") as waiting:
         waiting.until(lambda seconds: pending.wait(seconds) or pending.done(), FETCH_S)
     return pending.result(0)
 
 
-def _number(words: str) -> int:
-    if not words.isdigit() or int(words) < 1:
-        raise ConfigError(f"%ranks {words}: a whole number, 1 or more")
-    return int(words)
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"%ranks {text}: give a whole number, 1 or more")
+    return int(text)
 
 
 def _from_environment() -> int:
-    words = os.environ.get("WORKBENCH_RANKS", "")
-    if not words:
+    text = os.environ.get("WORKBENCH_RANKS", "")
+    if not text:
         return DEFAULT_RANKS
     try:
-        return _number(words)
+        return _number(text)
     except ConfigError:
-        raise ConfigError(f"WORKBENCH_RANKS={words!r}: a whole number, 1 or more") from None
+        raise ConfigError(f"WORKBENCH_RANKS={text!r}: give a whole number, 1 or more") from None

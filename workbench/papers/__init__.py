@@ -1,6 +1,6 @@
-"""What papers claim, what was measured of it here, and the verdicts: `papers/KEY/`, from claims to a page.
+"""Claims of papers, the measurements here, and the verdicts, in `papers/KEY/`: from claims to pages.
 
-In a notebook: `ranks` lends it workers, `finding` tells what it measured of a claim.
+In a notebook, `ranks` provides a cluster, and `finding` reports the values that it measured for a claim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`workbench artefact`: what a paper's claims rest on, in one file for whoever evaluates it."""
+"""`workbench artefact`: bundles the evidence for a paper's claims in one file, for an artefact evaluation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from workbench.papers.rows import Paper, Row, number, read_paper
 from workbench.papers.sizes import sizes_file
 from workbench.papers.table import BEGIN, END
 
-DAY = (1980, 1, 1, 0, 0, 0)  # of every file in it, so that the same content is the same archive
+DAY = (1980, 1, 1, 0, 0, 0)  # date of every file in the archive, so that equal content gives equal bytes
 
 CONTENTS = """
-- `notebooks/`, with `notebooks/sizes/`: what each is run with at the sizes smoke, ci and full
+- `notebooks/`, with `notebooks/sizes/`: the notebooks, and their parameters at the sizes smoke, ci and full
 - `papers/{key}/card.md`: what is implemented, what deviates from the paper, what the paper does not say
-- `papers/{key}/claims/`: what is expected, in files that are older than the records
-- `papers/{key}/records/`, `papers/{key}/figures/`: what was measured and drawn, by size and site
-- `environment.txt`, `constraints.txt`: the versions of everything installed, and those that are tested
+- `papers/{key}/claims/`: the expectations, in files that are older than the records
+- `papers/{key}/records/`, `papers/{key}/figures/`: measured values and figures, by size and site
+- `environment.txt`, `constraints.txt`: the versions of all installed packages, and the tested versions
 """.strip()
 INSTALL = """
-The package sgd-workbench {version}, with these versions, in an environment of its own:
+The package sgd-workbench {version}, with these versions, in a new environment:
 
     pip install --constraint constraints.txt 'sgd-workbench[mpi,notebooks]'
     workbench doctor
@@ -40,23 +40,30 @@ In this folder:
     workbench reproduce {key} --size smoke
     workbench reproduce {key} --size ci
 
-The same command goes on where it stopped. Its folder holds `index.html`, the verdicts with links to every executed notebook.
+The same command continues where it stopped. Its folder holds `index.html`: the verdicts, with links to every executed notebook.
 """.strip()
 
 
 def write_artefact(key: str, path: Path) -> Path:
-    """Bundle notebooks, sizes, claims, records, figures, card, the environment's versions, and an appendix that says how to run it.
+    """Write an archive: notebooks, sizes, claims, records, figures, card, package versions, and an appendix with instructions.
 
-    The folder in it is laid out as $WORKBENCH_SHARE wants it. The same content gives the same bytes.
+    Its folder has the layout of $WORKBENCH_SHARE. Equal content gives equal bytes.
+
+    Args:
+        key: key of the paper.
+        path: the archive.
+
+    Returns:
+        The path.
 
     Raises:
-        ConfigError: nothing is claimed of such a paper, or the file cannot be written.
+        ConfigError: the paper does not exist or has no claims, or the file cannot be written.
     """
     if key not in paper_keys():
         raise unknown("paper", key, paper_keys())
     names = [name for name, keys in claimed_notebooks().items() if key in keys]
     if not names:
-        raise ConfigError(f"nothing is claimed of {key} here yet: there is nothing to bundle")
+        raise ConfigError(f"{key} has no claims yet: there is nothing to bundle")
     content = {**_files(key, names), **_written(key, names)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +78,10 @@ def write_artefact(key: str, path: Path) -> Path:
 
 
 def _files(key: str, names: list[str]) -> dict[str, bytes]:
-    """name in the archive -> content, of what is taken as it is; of other papers the claims that these notebooks test too."""
+    """name in the archive -> content, for copied files.
+
+    They include claims of other papers that these notebooks test.
+    """
     papers, found = resources.shared("papers"), {}
     for name in names:
         notebook = resources.notebook(name)
@@ -79,8 +89,8 @@ def _files(key: str, names: list[str]) -> dict[str, bytes]:
         if sizes_file(notebook).is_file():
             found[f"notebooks/sizes/{name}.yaml"] = sizes_file(notebook).read_bytes()
         for other in claimed_notebooks()[name]:
-            for part in ("card.md", f"claims/{name}.yaml"):
-                found[f"papers/{other}/{part}"] = (papers / other / part).read_bytes()
+            for file in ("card.md", f"claims/{name}.yaml"):
+                found[f"papers/{other}/{file}"] = (papers / other / file).read_bytes()
     for folder in ("records", "figures"):
         for path in sorted((papers / key / folder).glob("[!.]*")):
             found[f"papers/{key}/{folder}/{path.name}"] = path.read_bytes()
@@ -102,19 +112,19 @@ def _written(key: str, names: list[str]) -> dict[str, bytes]:
 
 
 def appendix(paper: Paper, names: list[str]) -> str:
-    """The appendix for artefact evaluation, in Markdown, from claims and records."""
+    """Return the appendix for an artefact evaluation, in Markdown, from claims and records."""
     key = paper.key
     commit = history.commit_of(resources.shared("papers"))
     at = f", at commit {commit['sha'][:12]}" if commit else ""
     abstract = (
-        f"{len(paper.rows)} claims of {key}, or of its reviewers about it, each with the values that are expected of it, tested by "
-        f"{len(names)} notebooks; {len(paper.records)} records of earlier executions. One rule turns measured values into a verdict."
+        f"{len(names)} notebooks test {len(paper.rows)} claims of {key} or of its reviewers. Each claim has expected values. "
+        f"There are {len(paper.records)} records of earlier executions. One rule turns measured values into a verdict."
     )
     parts = [
-        f"# Artefact: what is claimed of {key}, and how it was measured",
+        f"# Artefact: the claims of {key} and their measurements",
         "## Abstract",
         abstract,
-        "## What is in it",
+        "## Contents",
         CONTENTS.format(key=key),
         "## Requirements",
         _requirements(paper),
@@ -125,7 +135,7 @@ def appendix(paper: Paper, names: list[str]) -> str:
         _notebooks(paper, names),
         "## Claims, one by one",
         *[_claim(row) for row in paper.rows],
-        "## How long",
+        "## Durations",
         _times(paper.records),
     ]
     return "\n\n".join(parts) + "\n"
@@ -167,14 +177,16 @@ def _claim(row: Row) -> str:
         "",
         f"- run: `workbench reproduce {claim.paper} --claim {claim.id} --size {size}`{seconds}",
         f"- measured: {claim.metric}",
-        f"- expected: {expected if expected is not None else f'{claim.expected}, at size full alone'}",
+        f"- expected: {expected if expected is not None else f'{claim.expected}, only at size full'}",
     ]
     if row.record:
         lines.append(f"- recorded: {row.ours}, {row.spread} ({row.where}): **{row.verdict.word}**")
         lines.append(f"- variation to expect: {_variation(row)}")
     else:
         lines.append(f"- recorded: nothing yet: **{row.verdict.word}**")
-    return "\n".join([*lines, *([f"- our explanation, not tested: {' '.join(claim.explanation.split())}"] if claim.explanation else [])])
+    if claim.explanation:
+        lines.append(f"- our explanation, not tested: {' '.join(claim.explanation.split())}")
+    return "\n".join(lines)
 
 
 def _variation(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Our methods beside torch's DistributedDataParallel: the same model, batches and processes, step times and parameters."""
+"""Compares algorithms with torch's DistributedDataParallel: step times and parameters, for the same model and batches."""
 
 from __future__ import annotations
 
@@ -34,20 +34,29 @@ def beside_ddp(
     seed: int = 0,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Train the same from the same start by torch DDP, by DDP with our all-reduce as its hook, and by methods of ours. On every rank.
+    """Train by torch DDP, by DDP with this package's all-reduce as its hook, and by algorithms.
 
-    Blocks of steps alternate, in an order that rotates from round to round. Every rank has one minibatch, its own, all the time.
+    Call this on every rank.
+
+    All start from the same parameters. Blocks of steps alternate, and their order rotates from round to round.
+    Each rank uses one minibatch all the time.
 
     Args:
-        ours: name -> method.
+        problem: what to train.
+        ours: name -> algorithm.
         store: a path that all ranks share and that was not used before.
-        bucket_bytes: DDP's.
-        rounds, block: how often, and how many steps at once.
-        seed: of weights and batches.
+        bucket_bytes: size of DDP's buckets.
+        rounds: number of blocks of each.
+        block: number of steps per block.
+        batch_size: samples per worker and step; None: that of the problem.
+        seed: seed of weights and batches.
+        threads: compute threads per rank.
 
     Returns:
-        seconds: name -> seconds a step of each round, the slowest rank's. off: name -> largest difference of a parameter from
-        DDP's, over the largest parameter. moved: DDP's from the start. ranks: how many.
+        seconds: name -> seconds per step of the slowest rank, for each round.
+        off: name -> largest difference of a parameter from DDP's, relative to the largest parameter.
+        moved: the same difference between DDP's end and its start.
+        ranks: number of ranks.
     """
     with process_group(store) as (rank, num_ranks), compute_threads(threads), ExitStack() as stack:
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Claims, notebooks, sizes, records and pages against each other: what `workbench papers check` says."""
+"""`workbench papers check`: checks claims, notebooks, sizes, records and pages against each other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from workbench.papers.claims import Claim, Claims, Experiment, Question, read_cl
 from workbench.papers.records import Record, read_record
 from workbench.papers.rows import MEASURED
 from workbench.papers.sizes import read_sizes
-from workbench.papers.table import PART, stale_pages
+from workbench.papers.table import GENERATED_PART, stale_pages
 from workbench.papers.verdicts import judge
 
-DIGITS = re.compile(r"^['\"]?(digits|synthetic)")  # problems that are no data set of a paper's
+DIGITS = re.compile(r"^['\"]?(digits|synthetic)")  # problems whose data are not those of a paper
 ROW = re.compile(r"^\| \[(\w+)\]\(\w+/card\.md\) \| `([a-z0-9-]+)`: .*?(?<!\\) \| ([a-z ]+) \| ", re.MULTILINE)
 
 
 @final
 @dataclass(slots=True)
 class Result:
-    """What was found: a line for each problem; notes tell what could not be looked at."""
+    """The result: a line for each problem, and notes about what could not be checked."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -35,12 +35,12 @@ class Result:
 
 
 def check_papers() -> Result:
-    """Check everything there is; see `Result`."""
+    """Check all papers."""
     result = Result()
     root = resources.shared("papers")
     with_history = history.has_history(root)
     if not with_history:
-        result.notes.append("no git history here: only the digests of expectations are checked, not when they were written down")
+        result.notes.append("no git history here: only the digests of expectations are checked, not when they were committed")
     recorded: set[str] = set()
     for key in paper_keys():
         try:
@@ -67,7 +67,7 @@ def check_papers() -> Result:
 
 
 def _check_notebooks(key: str, claims: Claims, result: Result) -> None:
-    """Every notebook that is spoken of is there, with its sizes and the cells that answer."""
+    """Check that every named notebook exists, with its sizes and the cells that answer questions."""
     items: list[Claim | Experiment | Question] = [*claims.claims, *claims.experiments, *claims.questions]
     for name in sorted({item.notebook for item in items}):
         about = f"{key}/claims/{name}.yaml"
@@ -85,7 +85,7 @@ def _check_notebooks(key: str, claims: Claims, result: Result) -> None:
 
 
 def cell_tags(notebook: Path) -> set[str]:
-    """All tags of a notebook's cells."""
+    """Return all tags of a notebook's cells."""
     import nbformat
 
     cells = nbformat.read(notebook, as_version=4).cells  # type: ignore[no-untyped-call]
@@ -95,24 +95,24 @@ def cell_tags(notebook: Path) -> set[str]:
 def _check_record(record: Record, key: str, claims: dict[str, Claim], result: Result) -> None:
     about = f"{key}/records/{record.path.name}"
     if record.facts["paper"] != key:
-        result.problems.append(f"{about} says that it is of {record.facts['paper']}")
+        result.problems.append(f"{about} is a record of {record.facts['paper']}")
     for name, found in record.facts["findings"].items():
         claim = claims.get(name)
         if claim is None or claim.notebook != record.facts["notebook"]:
-            result.problems.append(f"{about}: {name} is claimed nowhere in {key}/claims/{record.facts['notebook']}.yaml")
+            result.problems.append(f"{about}: {key}/claims/{record.facts['notebook']}.yaml has no claim {name}")
             continue
         if found["digest"] != claim.digest:
-            result.problems.append(f"{about}: what {claim.name} expects was edited after this record: undo that, or measure anew")
+            result.problems.append(f"{about}: the expectation of {claim.name} was edited after this record: undo that, or measure again")
             continue
         word = judge(claim, found["values"], record.size).word
         if found["verdict"] != word:
-            result.problems.append(f"{about}: {claim.name} is called {found['verdict']!r}; its values make it {word!r}")
+            result.problems.append(f"{about}: the verdict of {claim.name} is {found['verdict']!r}; by its values it is {word!r}")
         if claim.scale == "paper" and word == "reproduced" and DIGITS.match(_problem(record)):
-            result.problems.append(f"{about}: {claim.name} is about the paper's own data, and was measured on {_problem(record)}")
+            result.problems.append(f"{about}: {claim.name} is about the paper's own data, but was measured on {_problem(record)}")
 
 
 def _problem(record: Record) -> str:
-    """The problem that a record's notebook trained on; empty if it is no parameter of it."""
+    """The problem that a record's notebook trained; empty if it is not a parameter of the notebook."""
     given = record.facts["parameters"].get("problem")
     if given is not None:
         return str(given)
@@ -124,32 +124,30 @@ def _problem(record: Record) -> str:
 
 
 def _check_history(record: Record, key: str, root: Path, result: Result) -> None:
-    """At the record's commit the claims were there, and expected the same."""
+    """Check that the claims existed at the record's commit, with the same expectations."""
     about = f"{key}/records/{record.path.name}"
     sha = str((record.facts["commit"] or {}).get("sha", ""))
     if not sha or not history.knows_commit(root, sha):
-        result.notes.append(f"{about}: its commit {sha[:10] or '(none)'} is not in the history here: only digests are checked")
+        result.notes.append(f"{about}: its commit {sha[:10] or '(none)'} is not in this history: only digests are checked")
         return
     then = history.claims_at(root, key, record.facts["notebook"], sha)
     for name, found in record.facts["findings"].items():
         if then is None or name not in then:
-            result.problems.append(
-                f"{about}: {key}/{name} was not yet claimed at the record's commit {sha[:10]}: commit claims before records"
-            )
+            result.problems.append(f"{about}: {key}/{name} did not exist at the record's commit {sha[:10]}: commit claims before records")
         elif then[name].digest != found["digest"]:
-            result.problems.append(f"{about}: {key}/{name} expected something else at the record's commit {sha[:10]}")
+            result.problems.append(f"{about}: {key}/{name} had another expectation at the record's commit {sha[:10]}")
 
 
 def _check_pages(root: Path, recorded: set[str], result: Result) -> None:
-    """No verdict is shown without a record, and every page is what claims and records make of it."""
-    part = PART.search((root / "README.md").read_text(encoding="utf-8"))
-    for key, name, word in ROW.findall(part[0] if part else ""):
+    """Check that no verdict is shown without a record, and that every page is up to date."""
+    generated = GENERATED_PART.search((root / "README.md").read_text(encoding="utf-8"))
+    for key, name, word in ROW.findall(generated[0] if generated else ""):
         if word in MEASURED and f"{key}/{name}" not in recorded:
-            result.problems.append(f"README.md: {key}/{name} is called {word!r} without a record")
+            result.problems.append(f"README.md: {key}/{name} has the verdict {word!r} without a record")
     if result.problems:
-        return  # the pages are made of what is wrong
+        return  # pages cannot be right if claims or records are wrong
     try:
         for page in stale_pages():
-            result.problems.append(f"{page.relative_to(root)} is not what claims and records make of it: run `workbench papers table`")
+            result.problems.append(f"{page.relative_to(root)} is not up to date with claims and records: run `workbench papers table`")
     except ConfigError as error:
         result.problems.append(str(error))

@@ -1,4 +1,4 @@
-"""Claims of papers, read from `papers/KEY/claims/NOTEBOOK.yaml` and checked: what is expected, before anything is measured."""
+"""Claims of papers, from `papers/KEY/claims/NOTEBOOK.yaml`: expectations that are written before any measurement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 @final
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The values that a claim allows: those between `low` and `high`, the ends too unless `strict`.
+    """The values that a claim allows: from `low` to `high`, without the ends if `strict`.
 
     >>> str(Expectation.of({"above": 1})), str(Expectation.of({"value": 2.0, "rel": 0.1}))
     ('> 1', '1.8 to 2.2')
@@ -43,13 +43,13 @@ class Expectation:
     strict: bool = False
 
     @classmethod
-    def of(cls, words: Any) -> Expectation:
-        """From `{above: x}`, `{below: x}`, `{between: [x, y]}`, `{value: x, abs: t}` or `{value: x, rel: t}`.
+    def of(cls, content: Any) -> Expectation:
+        """Make it from `{above: x}`, `{below: x}`, `{between: [x, y]}`, `{value: x, abs: t}` or `{value: x, rel: t}`.
 
         Raises:
             ConfigError: it is none of these.
         """
-        match _finite(words):
+        match _finite(content):
             case {"above": float() | int() as low, **rest} if not rest:
                 return cls(low, math.inf, True)
             case {"below": float() | int() as high, **rest} if not rest:
@@ -62,10 +62,10 @@ class Expectation:
                 off = abs(value) * share
                 return cls(value - off, value + off)
         forms = "{above: x}, {below: x}, {between: [x, y]}, {value: x, abs: t} or {value: x, rel: t}"
-        raise ConfigError(f"{brief(words)} is no expectation: write {forms}")
+        raise ConfigError(f"{brief(content)} is no expectation: write {forms}")
 
     def holds(self, value: float) -> bool:
-        """Whether a value is allowed."""
+        """Return True if a value is allowed."""
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
     def __str__(self) -> str:
@@ -79,22 +79,27 @@ class Expectation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One statement that can turn out wrong.
+    """One testable statement.
 
     Attributes:
         paper, id: key of the paper; name of the claim within it.
-        notebook: which one tests it.
-        source: where the paper says so, or who asked ("Fig. 6", "P1 review 2").
-        metric: what is computed, so that two people would compute the same.
-        expected: at the paper's own scale, or at any (`scale`).
-        reduced: at sizes below "full", for claims about the paper's own scale; None where these cannot test it.
-        scale: "any" if size does not matter (equalities, formulas, laws), "paper" if the claim is about its hardware or data.
-        provenance: "verified" in the paper's text, "recalled" (then no number of the paper's is given) or "derived" here.
+        notebook: name of the notebook that tests it.
+        source: its place in the paper, or the review that asked for it ("Fig. 6", "P1 review 2").
+        statement: the claim as a sentence.
+        kind: "exact", "numeric", "ordering", "scaling" or "qualitative".
+        metric: the computed quantity, defined so that two people compute the same.
+        expected: expectation at the paper's own scale, or at any size, depending on `scale`.
+        reduced: for a claim about the paper's own scale: expectation at sizes below "full"; None if these cannot
+            test it.
+        scale: "any" if size does not matter (equalities, formulas), "paper" if the claim is about the paper's
+            hardware or data.
+        provenance: "verified" in the paper's text, "recalled" (then no number of the paper is quoted), or
+            "derived" here.
         theirs: the number that the paper prints.
-        sizes: at which of the notebook's sizes it is tested.
+        sizes: the notebook's sizes at which it is tested.
         needs: what is missing here to test it at the paper's scale.
-        deterministic: one value is enough; otherwise five or more paired seeds are asked for.
-        explanation: our best one, where it does not reproduce; pages call it untested.
+        deterministic: whether one value is enough; otherwise five or more paired seeds are needed.
+        explanation: our explanation if it is not reproduced; pages mark it as untested.
     """
 
     paper: str
@@ -120,14 +125,14 @@ class Claim:
         return f"{self.paper}/{self.id}"
 
     def expectation_at(self, size: Size) -> Expectation | None:
-        """What is expected of a run of that size; None where it cannot test the claim."""
+        """Return the expectation for a run of this size; None if such a run cannot test the claim."""
         if size not in self.sizes:
             return None
         return self.expected if self.scale == "any" or size == "full" else self.reduced
 
     @property
     def digest(self) -> str:
-        """A hash of what is expected: a record keeps it, so that an expectation edited after its record is found out."""
+        """A hash of the expectation. A record keeps it, so that a later edit of the expectation is detected."""
         what = [
             self.name,
             self.kind,
@@ -144,7 +149,7 @@ class Claim:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A row of a paper's experiments: a figure or table of it, and the notebook that runs it here."""
+    """An experiment of a paper: a figure or table, and the notebook that runs it here."""
 
     paper: str
     notebook: str
@@ -156,7 +161,7 @@ class Experiment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a reviewer asked, and the tag of the notebook's cell that answers."""
+    """A reviewer's question, and the tag of the notebook's cell that answers it."""
 
     paper: str
     notebook: str
@@ -169,7 +174,7 @@ class Question:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """All that `papers/KEY/claims/` holds."""
+    """The content of `papers/KEY/claims/`."""
 
     claims: tuple[Claim, ...]
     experiments: tuple[Experiment, ...]
@@ -177,13 +182,14 @@ class Claims:
 
 
 def read_claims(key: str, papers: Path | None = None) -> Claims:
-    """The claims, experiments and questions of a paper, notebook by notebook.
+    """Read the claims, experiments and questions of a paper, in the order of notebooks.
 
     Args:
-        papers: the folder of papers; the one that comes with the package by default.
+        key: key of the paper.
+        papers: folder of papers; that of the package by default.
 
     Raises:
-        ConfigError: a file that does not follow the schema; says where and what to write.
+        ConfigError: a file does not follow the schema; the message says where, and what to write.
     """
     folder = (papers or resources.shared("papers")) / key
     if not folder.is_dir():
@@ -192,26 +198,26 @@ def read_claims(key: str, papers: Path | None = None) -> Claims:
     experiments: list[Experiment] = []
     questions: list[Question] = []
     for path in sorted((folder / "claims").glob("*.yaml")):
-        words = read_yaml(path)
-        _only(path, words, (), ("experiments", "claims", "questions"))
+        content = read_yaml(path)
+        _only(path, content, (), ("experiments", "claims", "questions"))
         about = {"paper": key, "notebook": path.stem}
-        for item in _items(path, words, "experiments"):
+        for item in _items(path, content, "experiments"):
             experiments.append(Experiment(**about, **_texts(path, item, ("id", "artefact", "about"))))
-        for item in _items(path, words, "questions"):
+        for item in _items(path, content, "questions"):
             questions.append(Question(**about, **_texts(path, item, ("id", "asked", "question", "cell"))))
-        claims += [_claim(path, item, about) for item in _items(path, words, "claims")]
+        claims += [_claim(path, item, about) for item in _items(path, content, "claims")]
     for what, names in (("claim", [item.id for item in claims]), ("question", [item.id for item in questions])):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"{folder / 'claims'}: {what} {', '.join(twice)} is there twice: give each its own id")
+            raise ConfigError(f"{folder / 'claims'}: {what} {', '.join(twice)} exists twice: give each its own id")
     return Claims(claims=tuple(claims), experiments=tuple(experiments), questions=tuple(questions))
 
 
 def find_claim(name: str, papers: Path | None = None) -> Claim:
-    """The claim called `KEY/ID`.
+    """Return the claim with the name `KEY/ID`.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: there is no such claim; the message names the nearest one.
     """
     key, slash, identity = name.partition("/")
     if not slash:
@@ -231,11 +237,11 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
     scale = _word(where, "scale", item.get("scale", "any"), get_args(Scale))
     sizes = tuple(_word(where, "sizes", size, SIZES) for size in listed(item.get("sizes", SIZES)))
     if not isinstance(item["id"], str) or not ID.fullmatch(item["id"]):
-        raise ConfigError(f"{where}: an id is made of a-z, 0-9 and hyphens")
+        raise ConfigError(f"{where}: an id must consist of a-z, 0-9 and hyphens")
     if not isinstance(item.get("deterministic", False), bool):
-        raise ConfigError(f"{where}: deterministic is true or false")
+        raise ConfigError(f"{where}: deterministic must be true or false")
     if provenance == "recalled" and "theirs" in item:
-        raise ConfigError(f"{where}: a number that is only recalled is not quoted as the paper's: leave out `theirs`, or verify it")
+        raise ConfigError(f"{where}: a recalled number must not be quoted as the paper's: leave out `theirs`, or verify it")
     if scale == "any" and "reduced" in item:
         raise ConfigError(f"{where}: `reduced` is for claims with `scale: paper`; this one is expected at any size: leave it out")
     try:
@@ -245,7 +251,7 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
         raise ConfigError(f"{where}: {error}") from None
     if scale == "paper" and reduced is None and not texts.get("needs"):
         raise ConfigError(
-            f"{where}: it is about the paper's scale: say in `reduced` what smaller sizes can show, or in `needs` what is missing"
+            f"{where}: it is about the paper's scale: write in `reduced` what smaller sizes can show, or in `needs` what is missing"
         )
     return Claim(
         **about,
@@ -261,15 +267,15 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
     )
 
 
-def _finite(words: Any) -> Any:
-    """The same; None where one of its numbers is none that a value could be compared with."""
-    values = words.values() if isinstance(words, dict) else ()
+def _finite(content: Any) -> Any:
+    """The argument; None if one of its numbers is not finite or not a number."""
+    values = content.values() if isinstance(content, dict) else ()
     numbers = [one for value in values for one in listed(value)]
-    return words if all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in numbers) else None
+    return content if all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in numbers) else None
 
 
-def _items(path: Path, words: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    found = words.get(name) or []
+def _items(path: Path, content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = content.get(name) or []
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise ConfigError(f"{path}: {name} is a list of mappings: begin each with `- id: NAME`")
     return found

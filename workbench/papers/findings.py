@@ -1,4 +1,7 @@
-"""What a notebook measured of a claim: shown with its verdict, and kept in the notebook for whoever executes it."""
+"""`finding`: reports the values that a notebook measured for a claim.
+
+It shows the verdict and stores the values in the notebook.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Where = Literal["local ranks", "emulated network", "simulated cluster", "cluster
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Values of a claim's metric, one a seed, and how they came about."""
+    """Values of a claim's metric, one per seed, and how they were measured."""
 
     claim: str
     size: Size
@@ -30,7 +33,7 @@ class Finding:
 
 @final
 class Shown:
-    """A finding as a cell shows it: text, HTML, and the finding itself as JSON in the notebook's file."""
+    """The output of a finding in a cell: text, HTML, and the finding as JSON for the notebook's file."""
 
     def __init__(self, claim: Claim, finding: Finding) -> None:
         self.claim, self.finding = claim, finding
@@ -54,21 +57,24 @@ class Shown:
 def finding(
     claim: str, values: float | Sequence[float] | Iterable[float], *, size: Size, where: Where, how: str, seeds: Sequence[int] = ()
 ) -> Verdict:
-    """Tell what was measured of a claim: shows it with its verdict in the cell, where `workbench reproduce` takes it from.
+    """Report the values measured for a claim.
+
+    The cell shows them with the verdict, and `workbench reproduce` reads them there.
 
     Args:
         claim: `PAPER/CLAIM`, as in `papers/PAPER/claims/`.
-        values: the claim's metric, one value a seed (paired where two methods are compared); one for a deterministic claim.
-        size: of the notebook: "smoke", "ci" or "full".
+        values: the claim's metric, one value per seed (paired if two algorithms are compared); one for a
+            deterministic claim.
+        size: size of the notebook: "smoke", "ci" or "full".
         where: what it was measured on.
-        how: in words: how many ranks of what, which network, with what calibration.
-        seeds: of the values; 0, 1, ... where it is left out.
+        how: a text: number and kind of ranks, network, calibration.
+        seeds: seeds of the values; 0, 1, ... by default.
 
     Returns:
-        The verdict, for the notebook's own words.
+        The verdict, for the notebook's text.
 
     Raises:
-        ConfigError: no such claim, or it is not tested at that size.
+        ConfigError: there is no such claim, or it is not tested at this size.
     """
     known = find_claim(claim)
     numbers = tuple(float(value) for value in ([values] if isinstance(values, int | float) else values))
@@ -79,17 +85,15 @@ def finding(
     if known.expectation_at(size) is None:
         raise ConfigError(f"{claim} is not tested at size {size} (sizes: {', '.join(known.sizes)}): leave its finding out there")
     if not numbers or (seeds and len(seeds) != len(numbers)):
-        raise ConfigError(f"{claim}: {len(numbers)} values of {len(seeds)} seeds: give one value a seed")
-    shown = Shown(
-        known,
-        Finding(claim=claim, size=size, values=numbers, seeds=tuple(seeds) or tuple(range(len(numbers))), where=where, how=how),
-    )
+        raise ConfigError(f"{claim}: {len(numbers)} values of {len(seeds)} seeds: give one value per seed")
+    chosen = tuple(seeds) or tuple(range(len(numbers)))
+    shown = Shown(known, Finding(claim=claim, size=size, values=numbers, seeds=chosen, where=where, how=how))
     _display(shown)
     return shown.verdict
 
 
 def _display(shown: Shown) -> None:
-    """In a notebook beneath the cell; elsewhere printed."""
+    """Display it in a notebook; print it elsewhere."""
     try:
         from IPython.core.getipython import get_ipython
         from IPython.display import display

@@ -1,4 +1,4 @@
-"""What git knows of the claims: whether they are committed, and what they were at a record's commit."""
+"""The claims in git: whether they are committed, and their content at a record's commit."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ PACKAGE = Path(resources.__file__).parent
 GENERATED = tuple(f":(exclude){path}" for path in ("*/records/*", "*/figures/*", "README.md", "*/card.md"))  # of the folder of papers
 
 
-def git(folder: Path, *words: str) -> str | None:
-    """What git prints of a folder; None where it is not there, knows nothing of it, or refuses."""
+def git(folder: Path, *arguments: str) -> str | None:
+    """Run git in a folder and return its output; None if git is missing or fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT_S, check=False)
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
 def has_history(papers: Path) -> bool:
-    """Whether the folder of papers is in a repository that keeps it."""
+    """Return True if the folder of papers is tracked in a git repository."""
     return bool((git(papers, "ls-files", "README.md") or "").strip())
 
 
 def uncommitted(path: Path) -> bool:
-    """Whether a file differs from what is committed; one that git does not keep does."""
-    said = git(path.parent, "status", "--porcelain", "--ignored", "--", path.name)
-    return said is None or bool(said.strip())
+    """Return True if a file differs from its committed version, or is not tracked."""
+    status = git(path.parent, "status", "--porcelain", "--ignored", "--", path.name)
+    return status is None or bool(status.strip())
 
 
 def commit_of(papers: Path) -> dict[str, Any] | None:
-    """The commit that a record is made at, and whether code, notebooks or claims differ from it; None without a repository.
+    """Return the commit for a record, and whether code, notebooks or claims differ from it; None without a repository.
 
-    It is that of the papers' repository, or of the package's where the papers are in none.
+    The repository is that of the papers, or that of the package if the papers are in none.
     """
     if not has_history(papers):
         papers = PACKAGE.parent / "papers"
         if not has_history(papers):
             return None
     sha = (git(papers, "rev-parse", "HEAD") or "").strip()
-    said = git(papers, "status", "--porcelain", "--untracked-files=all", "--", ":/", *GENERATED)
-    return {"sha": sha, "dirty": bool((said or "").strip())}
+    status = git(papers, "status", "--porcelain", "--untracked-files=all", "--", ":/", *GENERATED)
+    return {"sha": sha, "dirty": bool((status or "").strip())}
 
 
 def code_digest() -> str:
-    """A hash of the package's own source: two records of the same are of the same code, whatever else was committed between."""
+    """Return a hash of the package's source. Records with the same hash are of the same code."""
     root = PACKAGE
     total = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -61,7 +61,7 @@ def code_digest() -> str:
 
 
 def claims_at(papers: Path, key: str, notebook: str, sha: str) -> dict[str, Claim] | None:
-    """id -> claim of a notebook as it was committed; None where that commit, or its file, is not to be had."""
+    """Return id -> claim of a notebook at a commit; None if the commit or the file does not exist or cannot be read."""
     text = git(papers, "show", f"{sha}:./{key}/claims/{notebook}.yaml")
     if text is None:
         return None
@@ -76,5 +76,5 @@ def claims_at(papers: Path, key: str, notebook: str, sha: str) -> dict[str, Clai
 
 
 def knows_commit(papers: Path, sha: str) -> bool:
-    """Whether that commit is in the history that is here."""
+    """Return True if the commit is in this repository's history."""
     return git(papers, "cat-file", "-e", f"{sha}^{{commit}}") is not None

@@ -1,4 +1,4 @@
-"""The page that `workbench reproduce` leaves: verdicts, what ran, and links to each executed notebook's own page."""
+"""The page of `workbench reproduce`: verdicts, executed notebooks, and links to each notebook's page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {"reproduced": "good", "same direction at reduced scale": "good", "not r
 
 
 def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str, site: str) -> Path:
-    """One HTML file that needs no network; links go to the pages of the executed notebooks beside it."""
+    """Write one HTML file, which needs no network. Its links go to the notebooks' pages in the same folder."""
     failed = [outcome.name for outcome in outcomes if outcome.status == "failed"]
     seconds = sum(outcome.seconds for outcome in outcomes)
     names = {outcome.name for outcome in outcomes}
@@ -35,7 +35,7 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
         f"; failed: {', '.join(failed)}" if failed else ""
     )
     body = [
-        f"<h1>Claims and what was measured of them</h1><p>{_text(head)}</p>",
+        f"<h1>Claims and measurements</h1><p>{_text(head)}</p>",
         _verdicts(rows, page),
         _notebooks(outcomes, page),
     ]
@@ -50,8 +50,8 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
     lines = []
     for row in rows:
         claim = row.claim
-        told = claim.explanation and row.verdict.word != "reproduced"
-        why = f"<small>Our explanation, not tested: {_text(claim.explanation)}</small>" if told else ""
+        explained = claim.explanation and row.verdict.word != "reproduced"
+        why = f"<small>Our explanation, not tested: {_text(claim.explanation)}</small>" if explained else ""
         cells = [
             _text(claim.paper),
             f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',
@@ -79,14 +79,15 @@ def _notebooks(outcomes: Sequence[Outcome], page: Path) -> str:
             f"{_text(', '.join(outcome.papers))}{notes}",
         ]
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<h2>Notebooks</h2><table><tr><th>notebook</th><th>how it went</th><th>took</th><th>about</th></tr>{''.join(lines)}</table>"
+    names = ("notebook", "status", "took", "about")
+    return f"<h2>Notebooks</h2><table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{''.join(lines)}</table>"
 
 
 def _link(name: str, page: Path) -> str:
-    """To a notebook's page, where there is one."""
+    """A link to a notebook's page, if it exists."""
     there = page.with_name(f"{name}.html").is_file()
     return f'<a href="{html.escape(name)}.html">{_text(name)}</a>' if there else _text(name)
 
 
-def _text(words: str) -> str:
-    return html.escape(words)
+def _text(text: str) -> str:
+    return html.escape(text)

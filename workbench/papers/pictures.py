@@ -1,4 +1,4 @@
-"""The figures of executed notebooks that a paper's card shows: those of cells tagged `figure-NAME`."""
+"""Draws the figures of a paper's card: those of notebook cells tagged `figure-NAME`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAG = "figure-"
 
 
 def tagged_figures(executed: Path) -> dict[str, Any]:
-    """name -> the last figure, as Plotly's JSON, of each cell tagged `figure-NAME`."""
+    """Return name -> the last figure, as Plotly's JSON, of each cell tagged `figure-NAME`."""
     import nbformat
 
     found: dict[str, Any] = {}
@@ -30,10 +30,15 @@ def tagged_figures(executed: Path) -> dict[str, Any]:
 
 
 def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: str) -> list[str]:
-    """Draw what has run, or was never drawn, into `figures/` beside its record, where that record is the one that decides.
+    """Draw figures into `figures/`, for notebooks whose record decides and that ran now or have no figure yet.
+
+    Args:
+        outcomes: the notebooks.
+        records: folder of the records, with the layout of `papers/`.
+        size, site: of the records.
 
     Returns:
-        What there is to say: that there is no browser.
+        Messages, such as that there is no browser.
     """
     wanted: dict[Path, Any] = {}
     for outcome in outcomes:
@@ -59,7 +64,7 @@ def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: 
 
 
 def _decides(records: Path, key: str, notebook: str, size: Size, site: str) -> bool:
-    """Whether the record of that size and site is the one that verdicts of its notebook rest on."""
+    """Whether the record of this size and site decides the verdicts of its notebook."""
     try:
         of_notebook = [record for record in read_records(records, key) if record.facts["notebook"] == notebook]
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Which notebooks reproduce what: of a paper, of a claim, or all; with which parameters, in which order."""
+"""Plans `workbench reproduce`: which notebooks to execute, with which parameters, in which order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ALL = "all"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One notebook to be executed.
+    """One notebook to execute.
 
     Attributes:
         notebook: its file.
         papers: keys of the papers whose claims it tests.
-        parameters: those of its size, and what was given on top.
-        ranks: what can be lent to it, such as "local:4".
+        parameters: those of its size, overridden by the given ones.
+        ranks: keys of ranks that a pool can lend to it, such as "local:4".
     """
 
     notebook: Path
@@ -40,12 +40,12 @@ class Job:
 
 
 def keys_with_claims() -> tuple[str, ...]:
-    """Keys of the papers of which something is claimed here."""
+    """Return the keys of the papers with claims."""
     return tuple(key for key in paper_keys() if any((resources.shared("papers") / key / "claims").glob("*.yaml")))
 
 
 def claimed_notebooks() -> dict[str, tuple[str, ...]]:
-    """name of each notebook with claims -> keys of their papers."""
+    """Return name of a notebook -> keys of its claims' papers, for each notebook with claims."""
     found: dict[str, list[str]] = {}
     for key in keys_with_claims():
         for path in sorted((resources.shared("papers") / key / "claims").glob("*.yaml")):
@@ -54,15 +54,16 @@ def claimed_notebooks() -> dict[str, tuple[str, ...]]:
 
 
 def plan(name: str, size: Size, *, claim: str | None = None, parameters: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
-    """The notebooks to execute, those that share ranks behind each other.
+    """Return the notebooks to execute. Notebooks that share ranks follow each other.
 
     Args:
-        name: key of a paper, a notebook, or "all".
-        claim: only the notebook that tests this one: its id, or PAPER/ID.
-        parameters: go before the size's; of several notebooks, each is given those that it has.
+        name: key of a paper, name of a notebook, or "all".
+        size: the size.
+        claim: only the notebook that tests this claim: its id, or PAPER/ID.
+        parameters: they override those of the size. Each notebook gets only the parameters that it has.
 
     Raises:
-        ConfigError: no such paper, notebook, claim, size or parameter.
+        ConfigError: there is no such paper, notebook, claim, size or parameter.
     """
     claimed = claimed_notebooks()
     paths = _paths(name, claim, claimed)
@@ -85,7 +86,7 @@ def _paths(name: str, claim: str | None, claimed: Mapping[str, tuple[str, ...]])
         paper = name if name in paper_keys() else ""
         found = find_claim(claim if "/" in claim else f"{paper}/{claim}")
         if paper and found.paper != paper:
-            raise ConfigError(f"--claim {claim} is of {found.paper}, not of {paper}: name that paper")
+            raise ConfigError(f"--claim {claim} is a claim of {found.paper}, not of {paper}: name that paper")
         return (resources.notebook(found.notebook),)
     if name == ALL:
         if not claimed:

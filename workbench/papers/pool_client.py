@@ -1,4 +1,4 @@
-"""Ranks for a notebook: those it is lent, or its own."""
+"""Ranks for a notebook: lent from a pool, or its own."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ if TYPE_CHECKING:
     from workbench.clusters import Cluster
     from workbench.papers.findings import Where
 
-LENT = "WORKBENCH_RANKS"  # {"local:4": name of a cluster}: what whoever executes several notebooks lends them
+POOL_VARIABLE = "WORKBENCH_RANKS"  # {"local:4": name of a cluster}: the ranks that a pool lends to notebooks
 
 
-def lent_key(num_workers: int, launcher: str) -> str:
-    """How ranks are told apart that could be lent."""
+def pool_key(num_workers: int, launcher: str) -> str:
+    """Return the key of ranks in a pool, such as "local:4"."""
     return f"{launcher}:{num_workers}"
 
 
 @contextmanager
 def ranks(num_workers: int, launcher: str = "local") -> Iterator[Cluster]:
-    """A cluster for the cells of a `with`; started for it and stopped behind it, unless `workbench reproduce` lends one.
+    """A cluster for a `with` block. It is started and stopped here, unless `workbench reproduce` lends one.
 
-    Starting ranks takes seconds, so notebooks that are executed one after the other share them.
+    A start takes seconds, so notebooks that are executed one after the other share ranks.
 
     Args:
-        num_workers: how many ranks.
-        launcher: where they are, as `Cluster` has it: "local", "torch", "emulated:1gbit", ...
+        num_workers: number of ranks.
+        launcher: where the ranks run, as in `Cluster`: "local", "torch", "emulated:1gbit", ...
     """
     from workbench.clusters import Cluster
 
-    lent = _taken_up(json.loads(os.environ.get(LENT) or "{}").get(lent_key(num_workers, launcher)))
-    if lent is None:
+    offered = json.loads(os.environ.get(POOL_VARIABLE) or "{}")
+    borrowed = _borrow(offered.get(pool_key(num_workers, launcher)))
+    if borrowed is None:
         with Cluster(num_workers, launcher=launcher, quiet=True) as cluster:
             yield cluster
         return
     try:
-        yield lent
+        yield borrowed
     finally:
-        _give_back(lent)
+        _return(borrowed)
 
 
 def where_of(launcher: str) -> Where:
-    """What a finding calls ranks of a launcher; in a Slurm job "local" ones are the job's, on its nodes: see `Lender`."""
+    """Return a finding's `where` for ranks of a launcher. In a Slurm job, "local" ranks run on the job's nodes."""
     if launcher.startswith("emulated"):
         return "emulated network"
     own = launcher in {"local", "torch"} and not os.environ.get("SLURM_JOB_ID")
@@ -54,15 +55,15 @@ def where_of(launcher: str) -> Where:
 
 
 def within_reach(launcher: str) -> str:
-    """The launcher, or "local" where an emulated network is asked for without the root rights it needs; says so."""
+    """Return the launcher; "local", with a message, if it is an emulated network and this user is not root."""
     if not launcher.startswith("emulated") or os.geteuid() == 0:
         return launcher
-    print(f"{launcher} needs root: local ranks instead, and what is claimed of a network is left out")
+    print(f"{launcher} needs root: local ranks are used instead, and claims about a network are left out")
     return "local"
 
 
-def _taken_up(name: str | None) -> Cluster | None:
-    """The lent ranks; None where none are lent, or they died in the notebook before: this one starts its own."""
+def _borrow(name: str | None) -> Cluster | None:
+    """Attach to lent ranks. None if there are none or they have died; then the notebook starts its own."""
     from workbench.clusters import Cluster
 
     if not name:
@@ -77,8 +78,8 @@ def _taken_up(name: str | None) -> Cluster | None:
     return None
 
 
-def _give_back(cluster: Cluster) -> None:
-    """As idle as it was lent; ranks that still train, or are gone, end here, and whoever lends them starts others."""
+def _return(cluster: Cluster) -> None:
+    """Detach from idle ranks. Ranks that still train or are lost end here, and the pool restarts them."""
     if cluster.state == "ready":
         cluster.detach()
     else:

@@ -1,6 +1,7 @@
-"""Ranks that `workbench reproduce` starts once and lends to one notebook after the other.
+"""A pool of ranks, which `workbench reproduce` starts once and lends to one notebook after the other.
 
-`clusters.Cluster` is looked up when ranks are wanted: it imports torch, which most notebooks alone do not need of this process.
+`clusters.Cluster` imports torch. So it is imported when ranks are needed, because most notebooks need none from
+the pool.
 """
 
 from __future__ import annotations
@@ -15,109 +16,112 @@ from typing import Any, final
 
 from workbench import clusters
 from workbench.clusters.slurm.queue import Allocation
-from workbench.clusters.supervision import registry as register
-from workbench.clusters.supervision.reaper import end_marked, start_warden
+from workbench.clusters.supervision import registry
+from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
-from workbench.papers.pool_client import LENT
+from workbench.papers.pool_client import POOL_VARIABLE
 from workbench.papers.sizes import parse_ranks
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Lent:
-    """A cluster that nobody holds but for the time of a notebook, and who ends it if this process is killed."""
+class _PooledCluster:
+    """A detached cluster, and the reaper that ends it if this process is killed."""
 
     id: str
     mark: str
-    warden: subprocess.Popen[bytes]
+    reaper: subprocess.Popen[bytes]
 
 
 @final
-class Lender:
-    """Clusters that are detached between notebooks, so that each notebook's kernel can take them up and let go of them.
+class RankPool:
+    """Detached clusters. Each notebook's kernel attaches to them and detaches again.
 
-    They end with `close()`, and by a warden when this process is killed.
+    They end with `close()`. If this process is killed, a reaper ends them.
 
     Args:
-        say: is told what could not be started.
+        say: called with messages, such as an error at a start.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._lent: dict[str, _Lent] = {}
+        self._clusters: dict[str, _PooledCluster] = {}
         self._refused: set[str] = set()
 
     @contextlib.contextmanager
     def lend(self, wanted: Collection[str]) -> Iterator[None]:
-        """Within it, notebooks are told of those ranks; what is not wanted any more ends, what died is started anew.
+        """Offer ranks to notebooks within the block.
+
+        Other ranks of the pool end, and ranks that have died are restarted.
 
         Args:
-            wanted: such as "local:4". What cannot be started here, a notebook is told nothing of.
+            wanted: keys such as "local:4". Ranks that cannot be started are not offered.
         """
-        for words in [*self._lent]:
-            if words not in wanted:
-                self._end(words)
-        for words in wanted:
-            self._have(words)
-        before = os.environ.get(LENT)
-        os.environ[LENT] = json.dumps({words: self._lent[words].id for words in wanted if words in self._lent})
+        for key in [*self._clusters]:
+            if key not in wanted:
+                self._end(key)
+        for key in wanted:
+            self._ensure(key)
+        before = os.environ.get(POOL_VARIABLE)
+        offered = {key: self._clusters[key].id for key in wanted if key in self._clusters}
+        os.environ[POOL_VARIABLE] = json.dumps(offered)
         try:
             yield
         finally:
-            os.environ.pop(LENT)
+            os.environ.pop(POOL_VARIABLE)
             if before is not None:
-                os.environ[LENT] = before
+                os.environ[POOL_VARIABLE] = before
 
     def close(self) -> None:
         """End all ranks."""
-        for words in [*self._lent]:
-            self._end(words)
+        for key in [*self._clusters]:
+            self._end(key)
 
-    def _have(self, words: str) -> None:
-        if words in self._lent and not _is_well(self._lent[words].id):
-            self._say(f"ranks {words} did not outlive the notebook before: started anew")
-            self._end(words)
-        if words in self._lent or words in self._refused:
+    def _ensure(self, key: str) -> None:
+        if key in self._clusters and not _is_idle(self._clusters[key].id):
+            self._say(f"ranks {key} ended in the notebook before: they are restarted")
+            self._end(key)
+        if key in self._clusters or key in self._refused:
             return
         try:
-            self._lent[words] = _start(words)
+            self._clusters[key] = _start(key)
         except (LaunchError, ConfigError) as error:
-            self._refused.add(words)
-            self._say(f"ranks {words} are not shared here, each notebook sees to its own: {str(error).splitlines()[0]}")
+            self._refused.add(key)
+            self._say(f"ranks {key} are not shared here, each notebook starts its own: {str(error).splitlines()[0]}")
 
-    def _end(self, words: str) -> None:
-        lent = self._lent.pop(words)
+    def _end(self, key: str) -> None:
+        cluster = self._clusters.pop(key)
         try:
-            with contextlib.suppress(ConfigError):  # what is gone has no entry
-                register.find(lent.id).clear()
-            end_marked(lent.mark)
+            with contextlib.suppress(ConfigError):  # a cluster that has ended has no entry
+                registry.find_entry(cluster.id).clear()
+            end_marked(cluster.mark)
         finally:
-            lent.warden.kill()
-            lent.warden.wait()
+            cluster.reaper.kill()
+            cluster.reaper.wait()
 
 
-def _start(words: str) -> _Lent:
-    num_ranks, launcher = parse_ranks(words)
+def _start(key: str) -> _PooledCluster:
+    num_ranks, launcher = parse_ranks(key)
     if launcher.startswith("emulated"):
         raise LaunchError("an emulated network ends with the process that made it")
     if launcher == "local" and Allocation.here() is not None:
-        launcher = "slurm"  # in a job, ranks go to all its nodes
+        launcher = "slurm"  # in a job, ranks run on all its nodes
     cluster = clusters.Cluster(num_ranks, launcher=launcher, name="lent", quiet=True)
     try:
-        warden = start_warden(cluster.mark, str(register.find(cluster.id).folder))
+        reaper = start_reaper(cluster.mark, str(registry.find_entry(cluster.id).folder))
         try:
-            return _Lent(cluster.detach(), cluster.mark, warden)
+            return _PooledCluster(cluster.detach(), cluster.mark, reaper)
         except BaseException:
-            warden.kill()
-            warden.wait()
+            reaper.kill()
+            reaper.wait()
             raise
     except BaseException:
         cluster.stop()
         raise
 
 
-def _is_well(name: str) -> bool:
-    """Whether all ranks are there and idle; a cluster that is not is stopped."""
+def _is_idle(name: str) -> bool:
+    """Return True if all ranks are alive and idle; otherwise stop the cluster."""
     cluster: Any = None
     try:
         cluster = clusters.Cluster.attach(name, quiet=True)

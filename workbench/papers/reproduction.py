@@ -1,4 +1,4 @@
-"""Notebooks executed one after the other, and a record of each: what `workbench reproduce` does."""
+"""`workbench reproduce`: executes notebooks one after the other, and writes a record of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.experiments.record import versions
 from workbench.papers import history
 from workbench.papers.claims import Claim, Size, read_claims
 from workbench.papers.plan import Job
-from workbench.papers.rank_pool import Lender
+from workbench.papers.rank_pool import RankPool
 from workbench.papers.records import (
     IDENTITY,
     findings_of,
@@ -38,12 +38,17 @@ Status = Literal["finished", "failed", "there already"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one notebook.
+    """The result of one notebook.
 
     Attributes:
-        seconds: of this execution, or of that which the record is of.
+        name: name of the notebook.
+        papers: keys of the papers whose claims it tests.
+        status: "finished", "failed", or "there already" if a record exists.
+        seconds: duration of this execution, or of the recorded one.
+        executed: the executed notebook.
         error: why it failed.
-        notes: what it did not tell.
+        notes: verdicts, and claims without a finding.
+        parameters: parameters of the notebook.
     """
 
     name: str
@@ -59,16 +64,16 @@ class Outcome:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """How notebooks are executed, and where what they leave goes.
+    """How notebooks are executed, and where their results are written.
 
     Attributes:
         size, site: of the records.
         output: folder of the executed notebooks and their pages.
-        records: folder of the records, laid out as `papers/`.
-        options: of the command that makes such a record again.
-        again: execute also what has a record already.
-        timeout_s: of each notebook.
-        say: is told how it goes, a line at a time.
+        records: folder of the records, with the layout of `papers/`.
+        options: options of the command that makes the same record again.
+        again: whether to execute also notebooks with a record.
+        timeout_s: limit for each notebook, in seconds.
+        say: called with each line of progress.
     """
 
     size: Size
@@ -81,10 +86,11 @@ class Reproduction:
     say: Callable[[str], None] = print
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Execute them; goes on after one that fails. Whatever ends it, no rank and no kernel is left behind.
+        """Execute the notebooks. A failed one does not stop the others. No rank and no kernel stays behind.
 
         Raises:
-            ConfigError: somebody else writes there, or claims are to be recorded in their own folder before they are committed.
+            ConfigError: another process writes into these folders, or records would go to `papers/` before the
+                claims are committed.
         """
         papers = resources.shared("papers")
         if self.records.resolve() == papers.resolve():
@@ -93,24 +99,26 @@ class Reproduction:
         identities = [self.identify(job, code) for job in jobs]
         before = [None if self.again else self._recorded_s(*each) for each in zip(jobs, identities, strict=True)]
         outcomes: list[Outcome] = []
-        lender = Lender(lambda words: self.say(f"  {words}"))
+        pool = RankPool(lambda message: self.say(f"  {message}"))
         apart = self.records.resolve() != self.output.resolve()
         with only_writer(self.output), only_writer(self.records) if apart else nullcontext():
             try:
                 for place, (job, identity) in enumerate(zip(jobs, identities, strict=True)):
                     todo = [other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None]
                     self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
-                    outcomes.append(self.one(job, {**identity, "commit": commit}, lender, before[place]))
+                    outcomes.append(self.one(job, {**identity, "commit": commit}, pool, before[place]))
             finally:
-                lender.close()
+                pool.close()
         return outcomes
 
-    def one(self, job: Job, identity: dict[str, Any], lender: Lender, recorded_s: float | None = None) -> Outcome:
-        """Execute one, with ranks lent to it, and write its records.
+    def one(self, job: Job, identity: dict[str, Any], pool: RankPool, recorded_s: float | None = None) -> Outcome:
+        """Execute one notebook with ranks of the pool, and write its records.
 
         Args:
-            identity: what its records say of what was executed: see `identify`, and the commit.
-            recorded_s: seconds of an execution that it has a record of; then nothing is done.
+            job: the notebook.
+            identity: the result of `identify`, and the commit; its records contain them.
+            pool: the pool of ranks.
+            recorded_s: duration of a recorded execution, in seconds; then nothing is executed.
         """
         executed = self.output / job.notebook.name
         about: dict[str, Any] = {"name": job.name, "papers": job.papers, "executed": executed, "parameters": job.parameters}
@@ -118,35 +126,35 @@ class Reproduction:
             self.say(f"  there already, of {recorded_s:.0f} s (--again executes it again)")
             return Outcome(status="there already", seconds=recorded_s, **about)
         for path in (executed, executed.with_suffix(".html")):
-            path.unlink(missing_ok=True)  # of an earlier execution
+            path.unlink(missing_ok=True)  # files of an earlier execution
         began = time.monotonic()
         try:
             claims = {key: {claim.id: claim for claim in read_claims(key).claims} for key in job.papers}
-            with lender.lend(job.ranks):
+            with pool.lend(job.ranks):
                 run_notebook(job.notebook, executed, dict(job.parameters), timeout_s=self.timeout_s)
             seconds = round(time.monotonic() - began, 1)
             export_html(executed, executed.with_suffix(".html"))
             facts = {**identity, "seconds": seconds, "command": f"workbench reproduce {job.name} {self.options}".strip()}
             notes = self._record(job, facts, claims, executed)
-        except Exception as error:  # noqa: BLE001 - whatever became of one notebook, the others are executed
+        except Exception as error:  # noqa: BLE001 - any error of one notebook must not stop the others
             seconds = round(time.monotonic() - began, 1)
             if executed.exists():
                 export_html(executed, executed.with_suffix(".html"))
             self.say(f"  failed after {seconds:.0f} s: {error or type(error).__name__}")
-            told = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
-            return Outcome(status="failed", seconds=seconds, error=told, **about)
+            message = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+            return Outcome(status="failed", seconds=seconds, error=message, **about)
         self.say(f"  finished in {seconds:.0f} s")
         for note in notes:
             self.say(f"  {note}")
         return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **about)
 
     def identify(self, job: Job, code: str) -> dict[str, Any]:
-        """What tells an execution from another: code, notebook, parameters, size and site."""
+        """Return what identifies an execution: code, notebook, parameters, size and site."""
         own = {"notebook_sha256": notebook_digest(job.notebook), "parameters": without_paths(job.parameters)}
         return {**own, "code_sha256": code, "size": self.size, "site": self.site}
 
     def _recorded_s(self, job: Job, identity: Mapping[str, Any]) -> float | None:
-        """Seconds of an earlier execution of just this, of the same code; None if it is to be done."""
+        """Seconds of a recorded execution with the same identity and expectations; None if there is none."""
         seconds = None
         for key in job.papers or ("",):
             try:
@@ -162,9 +170,9 @@ class Reproduction:
         return seconds
 
     def _record(self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path) -> list[str]:
-        """Write the records of what a notebook told; returns what there is to say of it: verdicts, and claims it told nothing of."""
+        """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
         findings = harvest(executed)
-        words = []
+        notes = []
         more: dict[str, Any] = {"notebook": job.name, "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
         more["versions"] = {"python": platform.python_version(), **versions()}
         for key in job.papers:
@@ -172,36 +180,37 @@ class Reproduction:
             kept = findings_of(key, findings, claims[key])
             stray = sorted(set(kept) - set(own))
             if stray:
-                raise ConfigError(f"{job.name} tells of {', '.join(stray)}, which {key}/claims/{job.name}.yaml does not claim")
+                raise ConfigError(f"{job.name} has findings of {', '.join(stray)}, which {key}/claims/{job.name}.yaml lacks")
             for name, claim in own.items():
                 if name in kept:
-                    words.append(f"{claim.name}: {kept[name]['verdict']}")
+                    notes.append(f"{claim.name}: {kept[name]['verdict']}")
                 elif claim.expectation_at(self.size) is not None:
-                    words.append(f"{claim.name}: the notebook tells nothing of it here")
-            write_record(record_file(self.records, key, job.name, self.size, self.site), {**facts, **more, "paper": key, "findings": kept})
+                    notes.append(f"{claim.name}: the notebook has no finding of it")
+            path = record_file(self.records, key, job.name, self.size, self.site)
+            write_record(path, {**facts, **more, "paper": key, "findings": kept})
         others = {found.claim.partition("/")[0] for found in findings} - set(job.papers)
         if others:
-            raise ConfigError(f"{job.name} tells of claims of {', '.join(sorted(others))}, which have no file of it")
-        return words
+            raise ConfigError(f"{job.name} has findings of {', '.join(sorted(others))}, which have no file claims/{job.name}.yaml")
+        return notes
 
 
 def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
-    """Expectations are committed before anything is recorded of them.
+    """Check that expectations are committed before their records are written.
 
     Raises:
-        ConfigError: there is no repository, or a claims file differs from what is committed.
+        ConfigError: there is no repository, or a file of claims differs from its committed version.
     """
     if not history.has_history(papers):
-        raise ConfigError(f"{papers} is in no git repository, which would show that claims were there before records: leave --update out")
+        raise ConfigError(f"{papers} is in no git repository, which must show that claims are older than records: leave --update out")
     for job in jobs:
         for key in job.papers:
             path = papers / key / "claims" / f"{job.name}.yaml"
             if history.uncommitted(path):
-                raise ConfigError(f"{path} is not committed as it is: commit what is expected before it is measured")
+                raise ConfigError(f"{path} differs from its committed version: commit expectations before you measure")
 
 
 def _left(jobs: Sequence[Job], outcomes: Sequence[Outcome], how: Reproduction) -> str:
-    """About how long the rest takes: what each took before, else the mean of those that ran."""
+    """An estimate of the rest: each notebook's recorded time, else the mean of this session."""
     ran = [outcome.seconds for outcome in outcomes if outcome.status == "finished"]
     usual = sum(ran) / len(ran) if ran else None
     total = 0.0

@@ -1,4 +1,4 @@
-"""A claim beside what was measured of it: the rows of every table of verdicts."""
+"""The rows of every table of verdicts: a claim and its measurement."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record, read_records
 from workbench.papers.verdicts import Verdict, judge
 
-MEASURED = ("reproduced", "same direction at reduced scale", "not reproduced", "underpowered")  # words that need a record
+MEASURED = ("reproduced", "same direction at reduced scale", "not reproduced", "underpowered")  # verdicts that need a record
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One claim, the record that decides on it, and its verdict now; without a record "not run" or "needs hardware".
+    """One claim with its verdict.
 
     Attributes:
-        all: every record that holds values of it, the deciding one last.
+        claim: the claim.
+        record: the record that decides; None if there is none.
+        verdict: the verdict by the present rule; "not run" or "needs hardware" without a record.
+        all: every record with values of the claim; the deciding one is the last.
     """
 
     claim: Claim
@@ -32,19 +35,19 @@ class Row:
 
     @property
     def ours(self) -> str:
-        """The mean."""
+        """The measured mean, as text."""
         return number(self.verdict.mean) if self.record else ""
 
     @property
     def beside(self) -> str:
-        """What is expected of it there, and what the paper prints."""
+        """The expectation at the record's size, and the paper's number, as text."""
         expected = self.claim.expectation_at(self.record.size) if self.record else self.claim.expected
         theirs = f"; theirs {self.claim.theirs}" if self.claim.theirs else ""
         return f"expected {expected}{theirs}"
 
     @property
     def spread(self) -> str:
-        """The interval that the verdict rests on."""
+        """The interval that decides, and the number of values, as text."""
         if self.record is None:
             return ""
         ends = f"[{number(self.verdict.low)}, {number(self.verdict.high)}]"
@@ -55,19 +58,19 @@ class Row:
 
     @property
     def where(self) -> str:
-        """What kind of workers, on which site, at which size."""
+        """Kind of workers, site and size, as text."""
         if self.record is None:
             return self.claim.needs and f"needs {self.claim.needs}"
         return f"{self.record.facts['findings'][self.claim.id]['where']}, {self.record.site}, {self.record.size}"
 
     @property
     def date(self) -> str:
-        """The day of the record."""
+        """Day of the record."""
         return self.record.date[:10] if self.record else ""
 
 
 def number(value: float) -> str:
-    """Three digits.
+    """Return a number with three digits, as text.
 
     >>> number(1234.5), number(0.04567), number(1.0)
     ('1234', '0.0457', '1')
@@ -76,19 +79,20 @@ def number(value: float) -> str:
 
 
 def row_of(claim: Claim, records: Iterable[Record]) -> Row:
-    """A claim's row; the record of the largest size, then the newest, decides."""
-    having = sorted((record for record in records if claim.id in record.facts["findings"]), key=lambda record: record.rank)
-    if not having:
+    """Return a claim's row. The record of the largest size decides; among these, the newest."""
+    measured = [record for record in records if claim.id in record.facts["findings"]]
+    if not measured:
         return Row(claim, None, judge(claim, (), "ci"), ())
-    verdict = having[-1].verdict(claim)
+    measured.sort(key=lambda record: record.rank)
+    verdict = measured[-1].verdict(claim)
     assert verdict is not None
-    return Row(claim, having[-1], verdict, tuple(having))
+    return Row(claim, measured[-1], verdict, tuple(measured))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """All that is claimed and measured of one paper."""
+    """The claims and records of one paper."""
 
     key: str
     claims: Claims
@@ -97,10 +101,11 @@ class Paper:
 
 
 def read_paper(key: str, records_root: Path | None = None) -> Paper:
-    """A paper's claims beside its records.
+    """Read a paper's claims and records.
 
     Args:
-        records_root: a folder laid out as `papers/`; that of the papers by default.
+        key: key of the paper.
+        records_root: folder with the layout of `papers/`; that of the papers by default.
     """
     claims = read_claims(key)
     records = read_records(records_root or resources.shared("papers"), key)
@@ -108,5 +113,5 @@ def read_paper(key: str, records_root: Path | None = None) -> Paper:
 
 
 def read_papers(records_root: Path | None = None, keys: Sequence[str] = ()) -> tuple[Paper, ...]:
-    """Those papers, or all that have claims."""
+    """Read these papers; by default, all papers with claims."""
     return tuple(read_paper(key, records_root) for key in (keys or keys_with_claims()))

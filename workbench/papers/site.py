@@ -1,4 +1,4 @@
-"""Where something ran, in words that may be published: no names of hosts, no paths."""
+"""Describes a site for publication: without host names and paths."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ASK_S = 10.0
 
 
 def site_name(given: str | None = None) -> str:
-    """What records call this site: as given, or as $WORKBENCH_SITE says, or by the Slurm cluster's name, or by its cores.
+    """Return the site's name in records: the given one, else $WORKBENCH_SITE, the Slurm cluster's name, or "N-cores".
 
     Raises:
-        ConfigError: a name that would not do in a file's name.
+        ConfigError: the name cannot be part of a file's name.
     """
     name = given or os.environ.get(VARIABLE)
     if name:
         if not SITE.fullmatch(name):
-            raise ConfigError(f"site {name!r}: a-z, 0-9 and hyphens, such as lab-8-gpus")
+            raise ConfigError(f"site {name!r}: use a-z, 0-9 and hyphens, such as lab-8-gpus")
         return name
     cluster = os.environ.get("SLURM_CLUSTER_NAME") if os.environ.get("SLURM_JOB_ID") else None
     if cluster:
@@ -38,7 +38,7 @@ def site_name(given: str | None = None) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Cores, memory in GiB, the processor's model, and GPUs where there are some."""
+    """Return the number of cores, the memory in GiB, the processor's model, and the GPUs, if there are any."""
     import psutil
 
     found: dict[str, Any] = {"cores": num_cores(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "cpu": _cpu()}
@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def without_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as a record may keep them: of a folder of data its last part alone.
+    """Return parameters for a record. Of a path, only the last part is kept.
 
     >>> without_paths({"folder": "~/data/imagenet", "epochs": 2})
     {'folder': '.../imagenet', 'epochs': 2}

@@ -1,4 +1,4 @@
-"""One sum over simulated workers: how long it takes, and how far it is off."""
+"""The time and the error of one sum over simulated workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from workbench.trace.run import Run
 
 
 def sum_run(collective: Collective, numel: int, workers: int, network: AnyNetwork | str, *, traced: bool = False) -> Run:
-    """Two steps that are nothing but a sum of so many float32 values, message by message.
+    """Simulate two steps that consist only of a sum of float32 values, message by message.
 
     Args:
-        traced: whether its spans are kept.
+        collective: the all-reduce.
+        numel: number of values.
+        workers: number of workers.
+        network: network of the workers.
+        traced: whether the run keeps its spans.
     """
     problem = Problem(model=lambda: _vector(torch.zeros(numel)), loss=lambda *_: 0.0, train=range(10**6), whole_batch=True)  # type: ignore[arg-type]
     how: dict[str, Any] = {
@@ -34,18 +38,22 @@ def sum_run(collective: Collective, numel: int, workers: int, network: AnyNetwor
 
 
 def sum_s(collective: Collective, numel: int, workers: int, network: AnyNetwork | str) -> float:
-    """Seconds of one such sum."""
+    """Return the seconds of one such sum."""
     return float(sum_run(collective, numel, workers, network).steps()[-1]["seconds"]) / 2
 
 
 def sum_error(collective: Collective, values: Tensor) -> float:
-    """Root mean square error of a sum of (workers, numel) values by that collective, over the sum's own in double precision.
+    """Return the relative error of a sum: the norm of its error over the norm of the exact sum, in double precision.
 
     Each worker's row is its gradient in one step of a training.
+
+    Args:
+        collective: the all-reduce.
+        values: (workers, numel).
     """
     seen: list[Tensor] = []
 
-    def look(model: Any, _: Any) -> tuple[Tensor, int]:
+    def record_parameters(model: Any, _: Any) -> tuple[Tensor, int]:
         seen.append(model[0].detach().clone())
         return torch.tensor(1), 1
 
@@ -54,7 +62,14 @@ def sum_error(collective: Collective, values: Tensor) -> float:
         return found
 
     zeros = torch.zeros_like(values[:1])
-    problem = Problem(model=lambda: _vector(zeros[0].clone()), loss=loss, train=(values,), test=(zeros,), whole_batch=True, correct=look)
+    problem = Problem(
+        model=lambda: _vector(zeros[0].clone()),
+        loss=loss,
+        train=(values,),
+        test=(zeros,),
+        whole_batch=True,
+        correct=record_parameters,
+    )
     how: dict[str, Any] = {"batch_size": 1, "steps": 1, "evaluate_every": 1, "trace_steps": 0}
     how["optimizer"] = lambda weights: torch.optim.SGD(weights, lr=1.0)
     compute = Compute(forward_s=1.0, backward_s=1.0)

@@ -1,4 +1,4 @@
-"""The generated parts of `papers/README.md` and of the papers' cards, from claims and records."""
+"""Generates parts of `papers/README.md` and of the papers' cards, from claims and records."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from workbench.papers.rows import Paper, Row, read_papers
 from workbench.trace.atomic import write_atomic
 
 BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
-PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
+GENERATED_PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
 HEAD = ("paper", "claim", "verdict", "ours beside theirs", "spread", "where run", "date")
 
 
 def pages() -> dict[Path, str]:
-    """path -> text, of every page with a generated part, as it should be.
+    """Return path -> up-to-date text, for every page with a generated part.
 
     Raises:
-        ConfigError: a claims file or a record is wrong, or a page has no place for its generated part.
+        ConfigError: a file of claims or a record is not valid, or a page has no place for its generated part.
     """
     root = resources.shared("papers")
     papers = read_papers()
@@ -34,12 +34,12 @@ def pages() -> dict[Path, str]:
 
 
 def stale_pages() -> list[Path]:
-    """Pages that are not what claims and records make of them."""
+    """Return the pages that are not up to date with claims and records."""
     return [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
 
 
 def update_pages() -> list[Path]:
-    """Write the pages that are stale."""
+    """Write the pages that are not up to date. Return their paths."""
     texts = pages()
     stale = stale_pages()
     for path in stale:
@@ -47,15 +47,15 @@ def update_pages() -> list[Path]:
     return stale
 
 
-def _in_place(path: Path, part: str) -> str:
+def _in_place(path: Path, generated: str) -> str:
     text = path.read_text(encoding="utf-8")
-    if len(PART.findall(text)) != 1:
-        raise ConfigError(f"{path} has no place for its generated part: put the lines {BEGIN!r} and {END!r} where it belongs")
-    return PART.sub(lambda _: f"{BEGIN}\n{part.strip()}\n{END}", text)
+    if len(GENERATED_PART.findall(text)) != 1:
+        raise ConfigError(f"{path} has no place for its generated part: add the lines {BEGIN!r} and {END!r}")
+    return GENERATED_PART.sub(lambda _: f"{BEGIN}\n{generated.strip()}\n{END}", text)
 
 
 def verdicts(papers: Sequence[Paper]) -> str:
-    """The table of all claims; and of those that several sites have records of, what each site's say."""
+    """Return the table of all claims. With records of several sites, a second table shows each site's verdicts."""
     rows = [row for paper in papers for row in paper.rows]
     if not rows:
         return "Nothing is claimed yet."
@@ -91,31 +91,33 @@ def _by_site(rows: Sequence[Row]) -> list[str]:
         return []
     lines = ["", _line(["claim", *sites]), _line(["---"] * (1 + len(sites)))]
     for row in rows:
-        words = {record.site: f"{verdict.word} ({record.size})" for record in row.all if (verdict := record.verdict(row.claim))}
-        if words:
-            lines.append(_line([f"{row.claim.paper} `{row.claim.id}`", *(words.get(site, "") for site in sites)]))
+        by_site = {record.site: f"{verdict.word} ({record.size})" for record in row.all if (verdict := record.verdict(row.claim))}
+        if by_site:
+            lines.append(_line([f"{row.claim.paper} `{row.claim.id}`", *(by_site.get(site, "") for site in sites)]))
     return lines
 
 
 def card_part(paper: Paper) -> str:
-    """What a card tells of claims, experiments, questions and figures."""
+    """Return the generated part of a card: claims, experiments, questions and figures."""
     up = os.path.relpath(resources.shared("notebooks"), resources.shared("papers") / paper.key)
 
     def link(name: str) -> str:
         return f"[{name}]({up}/{name}.ipynb)"
 
-    parts = ["## Claims", "", "| claim | verdict | ours | expected | spread | notebook | where run |", _line(["---"] * 7)]
+    lines = ["## Claims", "", "| claim | verdict | ours | expected | spread | notebook | where run |", _line(["---"] * 7)]
     for row in paper.rows:
         claim = row.claim
         where = f"[{row.where}]({_link(row, '')})" if row.record else row.where
         about = f"`{claim.id}`: {claim.statement} ({claim.source}; {claim.provenance})"
-        parts.append(_line([about, row.verdict.word, row.ours, row.beside, row.spread, link(claim.notebook), where]))
-    told = [row for row in paper.rows if row.claim.explanation]
-    if told:
-        parts += ["", "Our explanations, which nothing here tests:", ""]
-        parts += [f"- `{row.claim.id}` ({row.verdict.word}): {_plain(row.claim.explanation)}" for row in told]
-    parts += _experiments(paper.claims.experiments, link) + _questions(paper.claims.questions, link) + _figures(paper.key)
-    return "\n".join(parts)
+        lines.append(_line([about, row.verdict.word, row.ours, row.beside, row.spread, link(claim.notebook), where]))
+    explained = [row for row in paper.rows if row.claim.explanation]
+    if explained:
+        lines += ["", "Our explanations, which nothing here tests:", ""]
+        lines += [f"- `{row.claim.id}` ({row.verdict.word}): {_plain(row.claim.explanation)}" for row in explained]
+    lines += _experiments(paper.claims.experiments, link)
+    lines += _questions(paper.claims.questions, link)
+    lines += _figures(paper.key)
+    return "\n".join(lines)
 
 
 def _experiments(experiments: Sequence[Experiment], link: Callable[[str], str]) -> list[str]:
@@ -139,6 +141,6 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
 
 
-def _plain(words: str) -> str:
-    """On one line, and no column of its own."""
-    return " ".join(words.split()).replace("|", r"\|")
+def _plain(text: str) -> str:
+    """The text on one line, with escaped column signs."""
+    return " ".join(text.split()).replace("|", r"\|")

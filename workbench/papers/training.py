@@ -1,4 +1,4 @@
-"""One training of a study: in virtual time where it is small, on real ranks where these are named."""
+"""One training of a study: simulated, or on real ranks if a launcher is given."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from workbench.trace.run import Run
 
 
 def train(
-    algorithm: Algorithm, problem: Problem, *, workers: int, launcher: str = "", network: Any = "free", compute: Any, **settings: Any
+    algorithm: Algorithm,
+    problem: Problem,
+    *,
+    workers: int,
+    launcher: str = "",
+    network: Any = "free",
+    compute: Any,
+    **settings: Any,
 ) -> Run:
-    """Train on simulated workers, or on ranks, and return the run when it has ended.
+    """Train on simulated workers or on ranks. Return the run when it has ended.
 
     Args:
-        launcher: where real ranks are, as `Cluster` has it; none are started where it is empty.
-        network, compute: what things cost simulated workers; real ones have what they have.
-        settings: those of `workbench.settings.Settings`.
+        algorithm: the algorithm.
+        problem: what to train.
+        workers: number of workers or ranks.
+        launcher: where real ranks run, as in `Cluster`; empty: simulate.
+        network, compute: costs of the simulation; real ranks ignore them.
+        settings: fields of `workbench.settings.Settings`.
 
     Raises:
         Diverged: a simulated loss is not a finite number.

@@ -1,4 +1,4 @@
-"""From measured values to a verdict, by one rule for all claims."""
+"""Turns measured values into a verdict, by one rule for all claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ LEVEL = 0.95
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A claim judged on values: the word, the mean, and the interval that the word rests on (NaN without values)."""
+    """The verdict on a claim.
+
+    Attributes:
+        word: the verdict.
+        mean: mean of the values; NaN without values.
+        low, high: ends of the interval that decides; NaN without values.
+        num_values: number of values.
+    """
 
     word: Word
     mean: float
@@ -29,27 +36,38 @@ class Verdict:
 
 
 def judge(claim: Claim, values: Sequence[float], size: Size) -> Verdict:
-    """The verdict on a claim from one value a seed.
+    """Judge a claim by its values, one per seed.
 
-    The interval is Student's, 95 % for the mean; of a deterministic claim, from the smallest value to the largest. If it lies
-    wholly within what is expected, the claim is reproduced (at sizes below the paper's, for a claim about the paper's own
-    scale, only its direction is); wholly outside, it is not; across an end, or from fewer than five seeds, it is underpowered.
+    The interval is Student's 95 % interval of the mean. For a deterministic claim it is from the smallest value
+    to the largest.
+
+    - Inside the expectation: reproduced. For a claim about the paper's own scale, at a smaller size: "same
+      direction at
+      reduced scale".
+    - Outside: not reproduced.
+    - Across an end, or with fewer than five seeds: underpowered.
+
+    Args:
+        claim: the claim.
+        values: one value per seed.
+        size: size of the notebook.
 
     Raises:
-        ValueError: a value that is no finite number.
+        ValueError: a value is not finite.
     """
     if not all(math.isfinite(value) for value in values):
-        raise ValueError(f"{claim.name}: {list(values)}: finite numbers are judged; say in the notebook what diverged")
+        raise ValueError(f"{claim.name}: {list(values)}: all values must be finite; report a divergence in the notebook's text")
     expected = claim.expectation_at(size)
     if not values or expected is None:
-        return Verdict("needs hardware" if claim.needs and expected is None else "not run", math.nan, math.nan, math.nan, len(values))
+        word: Word = "needs hardware" if claim.needs and expected is None else "not run"
+        return Verdict(word, math.nan, math.nan, math.nan, len(values))
     mean = float(np.mean(values))
     low, high = interval(values, claim.deterministic)
     return Verdict(_word(claim, expected, (low, high), len(values), size), mean, low, high, len(values))
 
 
 def interval(values: Sequence[float], deterministic: bool = False) -> tuple[float, float]:
-    """Ends of the 95 % interval of the mean; of deterministic values, the smallest and the largest.
+    """Return the ends of the 95 % interval of the mean; for deterministic values, the smallest and the largest.
 
     >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0, 4.0, 5.0])]
     [1.04, 4.96]

@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces joined by a network of a known rate and latency."""
+"""Emulated hosts on one machine: network namespaces connected by a network of a known rate and latency."""
 
 from workbench.clusters.emulated.network import EmulatedNetwork
 from workbench.clusters.emulated.placement import Placement

@@ -1,9 +1,9 @@
-"""What an emulated network really gives: rate and round trips, between plain sockets.
+"""Measures the real rate and round trip time of an emulated network, between plain sockets.
 
-Run as a script, this file is one end of a connection; it imports nothing of the package before it is one.
+Run as a script, this file is one end of a connection. The script imports nothing of the package.
 
-    check.py serve ADDRESS              says its port, then takes bytes and gives echoes
-    check.py ask ADDRESS PORT FIRST BYTES   prints seconds until BYTES are confirmed, sent after FIRST, and of a round trip
+    check.py serve ADDRESS                  prints its port, receives bytes and answers
+    check.py ask ADDRESS PORT FIRST BYTES   sends FIRST bytes, then BYTES bytes; prints the seconds of the latter and of a round trip
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from workbench.clusters.emulated.network import EmulatedNetwork
 
 ROUND_TRIPS = 30
-MEASURE_S = 0.5  # how long the bytes of one measurement take at the rate
-START_S, START_TRIPS = 0.1, 12  # and those before, in which TCP finds the rate: it starts with ten frames and doubles each round trip
-PAYLOAD = 1448 / 1514  # of a full frame, what TCP carries
+MEASURE_S = 0.5  # time of one measurement's bytes at the nominal rate
+START_S, START_TRIPS = 0.1, 12  # time before it, in which TCP finds the rate: from ten frames on, doubled each round trip
+PAYLOAD = 1448 / 1514  # share of TCP's payload in a full frame
 TIMEOUT_S = 60.0
 
 
@@ -33,10 +33,11 @@ class Measured:
     """One direction between two hosts.
 
     Attributes:
-        source, destination: names.
-        asked, found: bits per second of frames: what was asked of the slower of the two interfaces, and what full frames had.
-        least_round_trip_s: what latency alone makes of one.
-        round_trip_s: median time of a message of one byte and its echo.
+        source, destination: names of hosts.
+        asked, found: bits per second of frames: the nominal rate of the slower of the two interfaces, and the
+            measured rate.
+        least_round_trip_s: twice the latency.
+        round_trip_s: median time of a message of one byte and its answer.
     """
 
     source: str
@@ -66,15 +67,16 @@ def measure(network: EmulatedNetwork, source: int, destination: int) -> Measured
         command = [*script, "ask", b.address, port, str(first_bytes), str(num_bytes)]
         with network.run(source, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
             try:
-                said, wrong = client.communicate(timeout=TIMEOUT_S + 100 * network.latency_s)
+                output, errors = client.communicate(timeout=TIMEOUT_S + 100 * network.latency_s)
             except subprocess.TimeoutExpired:
-                said, wrong = "", f"no end after {TIMEOUT_S:.0f} s"
+                output, errors = "", f"no end after {TIMEOUT_S:.0f} s"
             finally:
                 client.kill()
                 server.kill()
-    if not said:
-        raise LaunchError(f"{a.name} does not reach {b.name}: {(wrong.strip().splitlines() or ['it ended without a word'])[-1]}")
-    seconds, round_trip_s = json.loads(said)
+    if not output:
+        reason = (errors.strip().splitlines() or ["it ended without an error message"])[-1]
+        raise LaunchError(f"{a.name} does not reach {b.name}: {reason}")
+    seconds, round_trip_s = json.loads(output)
     return Measured(
         source=a.name,
         destination=b.name,
@@ -86,14 +88,14 @@ def measure(network: EmulatedNetwork, source: int, destination: int) -> Measured
 
 
 def measure_all(network: EmulatedNetwork) -> list[Measured]:
-    """From each host to the next, and from the last to the first, one after the other: every interface in both directions."""
+    """Measure from each host to the next, and from the last to the first: every interface in both directions."""
     count = len(network.hosts)
     pairs = [(host, (host + 1) % count) for host in range(count)] if count > 1 else []
     return [measure(network, *pair) for pair in pairs]
 
 
 def serve(address: str) -> None:
-    """Take a connection: a number of bytes to swallow and confirm, then single bytes to give back."""
+    """Accept a connection. Receive and confirm the announced numbers of bytes, then return single bytes."""
     with socket.create_server((address, 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         connection, _ = listener.accept()
@@ -101,8 +103,8 @@ def serve(address: str) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
         buffer = bytearray(1 << 20)
-        for part in connection.recv(64).split(b","):
-            left = int(part)
+        for announced in connection.recv(64).split(b","):
+            left = int(announced)
             connection.sendall(b"!")
             while left and (got := connection.recv_into(buffer, min(left, len(buffer)))):
                 left -= got
@@ -112,7 +114,7 @@ def serve(address: str) -> None:
 
 
 def ask(address: str, port: str, first: str, num_bytes: str) -> None:
-    """The other end."""
+    """Connect, send, and print the measured seconds: see the top of this file."""
     with socket.create_connection((address, int(port)), timeout=TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(f"{first},{num_bytes}".encode())
@@ -120,7 +122,7 @@ def ask(address: str, port: str, first: str, num_bytes: str) -> None:
         for size in (int(first), int(num_bytes)):
             connection.recv(1)
             payload = bytes(size)
-            sum(payload[::4096])  # touched once, so that its pages are there
+            sum(payload[::4096])  # touches every page, so that none is missing during the measurement
             begin = time.perf_counter()
             connection.sendall(payload)
             connection.recv(1)

@@ -1,11 +1,12 @@
 """Runs a command on a host of an emulated network, in one of two places.
 
-    enter.py PID HOST COMMAND...    from outside; PID is the process that keeps the network (its number outside), HOST may be `switch`
+    enter.py PID HOST COMMAND...    from outside; PID is the network's first process (its number outside); HOST may be `switch`
     enter.py in HOST COMMAND...     from a process of the network
-    enter.py ssh [-x] HOST WORDS... the same, with WORDS for a shell: what mpiexec says to ssh
+    enter.py ssh [-x] HOST WORDS... the same, with WORDS for a shell: mpiexec calls this as ssh
 
-From outside, the command is in a process namespace that this process is not in; so this one stays, hands on signals, ends
-as the command does, and takes the command with it when it is killed. It imports nothing of the package, to be quick.
+From outside, the command runs in a process namespace that this process is not in. So this process stays: it forwards
+signals and ends with the command's exit status, and if it is killed, the command is killed too.
+It imports nothing of the package, so it starts quickly.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ import sys
 from typing import NoReturn
 
 TABLE = "/dev/shm/.workbench/network.json"
-BETWEEN = "switch"  # where the other ends of the hosts' interfaces are
-OUTER = ("user", "mnt", "ipc", "pid")  # users first: they give the right to join the others
-HANDED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
+BETWEEN = "switch"  # name of the namespace with the other ends of the hosts' interfaces
+OUTER = ("user", "mnt", "ipc", "pid")  # the user namespace first: it gives the right to join the others
+FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 SET_DEATH_SIGNAL = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def join(fd: int) -> None:
-    """setns(2)."""
+    """Call setns(2)."""
     if LIBC.setns(fd, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"a namespace cannot be entered: {os.strerror(number)}")
 
 
 def join_processes(keeper: int) -> None:
-    """The namespaces that all hosts share."""
+    """Join the namespaces that all hosts share."""
     folder = os.getcwd()
     links = {what: f"/proc/{keeper}/ns/{what}" for what in OUTER}
     differ = [what for what, link in links.items() if os.readlink(link) != os.readlink(f"/proc/self/ns/{what}")]
@@ -42,13 +43,15 @@ def join_processes(keeper: int) -> None:
     for fd in fds:
         join(fd)
         os.close(fd)
-    os.chdir(folder)  # entering a mount namespace leads to its root
+    os.chdir(folder)  # setns of a mount namespace changes to its root
 
 
 def join_host(name: str) -> None:
-    """A host's network and name; the network between them."""
-    with open(TABLE) as file:
-        host = {what: f"fd/{number}" for what, number in json.load(file)[name].items()} if name != BETWEEN else {"net": "ns/net"}
+    """Join a host's network and host name, or the network between the hosts."""
+    host = {"net": "ns/net"}
+    if name != BETWEEN:
+        with open(TABLE) as file:
+            host = {what: f"fd/{number}" for what, number in json.load(file)[name].items()}
     for where in host.values():
         fd = os.open(f"/proc/1/{where}", os.O_RDONLY)
         join(fd)
@@ -57,7 +60,7 @@ def join_host(name: str) -> None:
 
 
 def run(command: list[str]) -> NoReturn:
-    """Become the command."""
+    """Replace this process by the command."""
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -66,11 +69,11 @@ def run(command: list[str]) -> NoReturn:
 
 
 def stay(child: int) -> NoReturn:
-    """Until the command has ended; then end as it did."""
+    """Forward signals until the command has ended. Then end with its exit status."""
     while True:
-        info = signal.sigwaitinfo(HANDED_ON | {signal.SIGCHLD})
+        info = signal.sigwaitinfo(FORWARDED | {signal.SIGCHLD})
         if info.si_signo != signal.SIGCHLD:
-            if info.si_code <= 0:  # from a process; the command has a terminal's signals already, as one of its process group
+            if info.si_code <= 0:  # sent by a process; a terminal sends its signals to the command too
                 os.kill(child, info.si_signo)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -86,9 +89,9 @@ def stay(child: int) -> NoReturn:
 
 
 def outside(keeper: int, host: str, command: list[str]) -> NoReturn:
-    """From outside of the network."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would collect the command before we have its exit status
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON | {signal.SIGCHLD})
+    """Run the command from outside of the network."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # SIG_IGN would discard the command's exit status
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
     join_processes(keeper)
     join_host(host)
     child = os.fork()
@@ -99,19 +102,19 @@ def outside(keeper: int, host: str, command: list[str]) -> NoReturn:
     stay(child)
 
 
-def main(where: str, *words: str) -> NoReturn:
-    """See the top of this file."""
+def main(where: str, *arguments: str) -> NoReturn:
+    """Run the command: see the top of this file."""
     if where == "ssh":
-        rest = [word for word in words if word != "-x"]
+        rest = [argument for argument in arguments if argument != "-x"]
         join_host(rest[0])
         run(["/bin/sh", "-c", " ".join(rest[1:])])
     if where == "in":
-        join_host(words[0])
-        run(list(words[1:]))
+        join_host(arguments[0])
+        run(list(arguments[1:]))
     try:
-        outside(int(where), words[0], list(words[1:]))
+        outside(int(where), arguments[0], list(arguments[1:]))
     except OSError as error:
-        sys.exit(f"{words[0]} cannot be entered: the network has ended, or is another user's ({error})")
+        sys.exit(f"{arguments[0]} cannot be entered: the network has ended, or it belongs to another user ({error})")
 
 
 if __name__ == "__main__":

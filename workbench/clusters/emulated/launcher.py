@@ -1,4 +1,4 @@
-"""`launcher=` of a cluster: the words for an emulated network, and the network they mean."""
+"""Makes an emulated network from the text of `launcher=`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ FORM = "'emulated:1gbit', or 'emulated:1gbit,ranks-per-host=2,latency=5ms,slow=2
 
 
 def network_of(launcher: str | EmulatedNetwork, num_ranks: int) -> EmulatedNetwork | None:
-    """A network with a place for each rank: the given one, or one made of words; None for "local".
+    """Return a network with a place for each rank: the given one, or a new one. None for "local".
 
     Raises:
-        ConfigError: no such launcher, or an option that it does not have.
+        ConfigError: there is no such launcher or option.
         LaunchError: the machine cannot emulate a network.
     """
     if launcher == "local":
         return None
     if isinstance(launcher, EmulatedNetwork):
         return launcher
-    kind, colon, words = str(launcher).partition(":")
+    kind, colon, text = str(launcher).partition(":")
     if kind != EMULATED or not colon:
         raise ConfigError(
-            f"launcher={launcher!r}: 'local', 'torch', 'ssh:hostA:2,hostB:2', 'slurm:partition=debug', {FORM}, or an EmulatedNetwork"
+            f"launcher={launcher!r}: give 'local', 'torch', 'ssh:hostA:2,hostB:2', 'slurm:partition=debug', {FORM}, or an EmulatedNetwork"
         )
-    rate, *pairs = words.split(",")
+    rate, *pairs = text.split(",")
     options: dict[str, Any] = {}
     slow: dict[int, str] = {}
     ranks_per_host = 1

@@ -1,12 +1,14 @@
-"""Makes the namespaces of an emulated network, and is the process with which they end.
+"""Makes the namespaces of an emulated network. They end with this process.
 
-Run as a script, with what to make as one line of JSON on its standard input. It moves itself into namespaces of its own
-(processes, mounts, network, host name, and users where it may not do the rest otherwise), makes one network and host name
-for each host, joins them, answers with one line of JSON, and then waits until its standard input is closed or its starter
-is gone. Nothing is given a name in a file system: when this process, the first of its process namespace, ends, however it
-does, the kernel ends every process in it, and with these the namespaces and their interfaces.
+Run as a script, it reads the specification as one line of JSON from its standard input. It moves into new namespaces
+(processes, mounts, network, host name, and users if it needs the rights). It makes a network and a host name for each
+host, connects them, and answers with one line of JSON. Then it waits until its standard input is closed or its
+starter is gone.
 
-It imports nothing of the package, to be small and quick to start.
+Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for whatever
+reason, the kernel ends every process in the namespace, and then the namespaces and their interfaces disappear.
+
+It imports nothing of the package, so it is small and starts quickly.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ PRIVATE_RECURSIVE, BIND = 0x44000, 0x1000
 SET_DEATH_SIGNAL = 1
 TOOL_S = 60.0  # for `ip` and `tc`
 INTERFACE = "eth0"  # of every host
-CONGESTION = "cubic"  # Linux's default; some machines are set to BBR, which has a view of its own of a limited queue
+CONGESTION = "cubic"  # Linux's default; BBR, the setting of some machines, treats a limited queue differently
 PLACE = "/dev/shm/.workbench"  # in a memory file system that only these processes see
-SETTINGS = (  # that forbid user namespaces, and what allows them
+SETTINGS = (  # name, the value that forbids user namespaces, the value that allows them
     ("user.max_user_namespaces", "0", "10000"),
     ("kernel.unprivileged_userns_clone", "0", "1"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
@@ -41,23 +43,23 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
-    """The kernel, or a tool, did not do what was asked."""
+    """The kernel or a tool refused a request."""
 
 
 def libc(name: str, *arguments: Any) -> None:
-    """A call of the C library; an OSError when it fails."""
+    """Call a function of the C library; raise OSError if it fails."""
     if getattr(LIBC, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     libc("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
 
 
 def move_out() -> bool:
-    """Into namespaces of our own; True if it took a user namespace, in which we are root, because we are not root here."""
+    """Move into new namespaces. Return True if this needed a user namespace, because this process is not root."""
     try:
         libc("unshare", EVERYTHING)
         return False
@@ -75,19 +77,19 @@ def move_out() -> bool:
 
 
 def why_not(user: int) -> str:
-    """What forbids user namespaces here, as far as the kernel tells."""
-    who = "this user is not root" if user else "this root lacks CAP_SYS_ADMIN"
+    """Return what forbids user namespaces here, as far as the kernel shows it."""
+    subject = "this user is not root" if user else "this root lacks CAP_SYS_ADMIN"
     for setting, forbids, allows in SETTINGS:
         with contextlib.suppress(OSError):
             if Path("/proc/sys", setting.replace(".", "/")).read_text().strip() == forbids:
-                return f"{who}, and {setting}={forbids} forbids user namespaces: run as root, or set it to {allows}"
+                return f"{subject}, and {setting}={forbids} forbids user namespaces: run as root, or set it to {allows}"
     if user == 0:
-        return f"{who}, as in a container: start that with --cap-add SYS_ADMIN --cap-add NET_ADMIN"
-    return f"{who}, and may make no user namespace, as in a container: run as root, or outside"
+        return f"{subject}, as in a container: start the container with --cap-add SYS_ADMIN --cap-add NET_ADMIN"
+    return f"{subject}, and may make no user namespace, as in a container: run as root, or outside of the container"
 
 
 def private_mounts(hosts: list[dict[str, Any]]) -> None:
-    """/proc of these processes alone, shared memory that ends with them, and the hosts' names in /etc/hosts."""
+    """Mount a /proc of these processes, a shared memory that ends with them, and an /etc/hosts with the hosts' names."""
     mount("none", "/", flags=PRIVATE_RECURSIVE)
     try:
         mount("proc", "/proc", "proc")
@@ -98,47 +100,52 @@ def private_mounts(hosts: list[dict[str, Any]]) -> None:
     mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     Path(PLACE).mkdir()
     names = Path(PLACE, "hosts")
-    lines = [f"{host['address']} {host['name']}\n::ffff:{host['address']} {host['name']}.ipv6\n" for host in hosts]  # an IPv6 socket's view
+    lines = []
+    for host in hosts:
+        lines += [f"{host['address']} {host['name']}\n", f"::ffff:{host['address']} {host['name']}.ipv6\n"]  # for IPv6 sockets
     names.write_text("127.0.0.1 localhost\n" + "".join(lines))
     mount(str(names), "/etc/hosts", flags=BIND)
 
 
 def tool(name: str, lines: list[str]) -> None:
-    """Run `ip` or `tc` on these lines."""
+    """Run `ip` or `tc` with these lines as its batch."""
     path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if path is None:
         raise Refused(f"there is no `{name}`: install iproute2")
-    words = "\n".join(lines) + "\n"
+    batch = "\n".join(lines) + "\n"
     try:
-        done = subprocess.run([path, "-batch", "-"], input=words, text=True, capture_output=True, check=False, timeout=TOOL_S)
+        done = subprocess.run([path, "-batch", "-"], input=batch, text=True, capture_output=True, check=False, timeout=TOOL_S)
     except subprocess.TimeoutExpired:
         raise Refused(f"`{name}` had not ended after {TOOL_S:g} s") from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())
+        message = " ".join(done.stderr.split())
         number = done.stderr.rpartition(":")[2].strip()
         line = f" (`{name} {lines[int(number) - 1]}`)" if number.isdigit() and int(number) <= len(lines) else ""
-        raise Refused(f"{name}: {said}{line}; the kernel must have veth, bridge and sch_tbf")
+        raise Refused(f"{name}: {message}{line}; the kernel must have veth, bridge and sch_tbf")
 
 
 def enter(fd: int) -> None:
-    """Join the namespace that this descriptor is of."""
+    """Join the namespace of this file descriptor."""
     libc("setns", fd, 0)
 
 
 def quiet_network() -> None:
-    """No IPv6 here: its announcements would be traffic that nobody asked for."""
+    """Disable IPv6 here: its announcements would be extra traffic."""
     with contextlib.suppress(OSError):  # a kernel without IPv6
         for which in ("all", "default"):
             Path(f"/proc/sys/net/ipv6/conf/{which}/disable_ipv6").write_text("1")
 
 
 def limit(device: str, shape: dict[str, int]) -> list[str]:
-    """What `tc` is told to make frames leave `device` at a rate."""
+    """Return the line for `tc` that limits the rate at which frames leave `device`."""
     return [f"qdisc add dev {device} root tbf rate {shape['rate']}bit burst {shape['burst']} limit {shape['limit']}"]
 
 
 def make(spec: dict[str, Any]) -> list[dict[str, int]]:
-    """The hosts' namespaces, their interfaces and rates; descriptors of the namespaces, which this process keeps open."""
+    """Make the hosts' namespaces, interfaces and rates.
+
+    Return the namespaces' descriptors, which this process keeps open.
+    """
     hosts = spec["hosts"]
     bridged = spec["latency_s"] == 0
     switch = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -180,7 +187,7 @@ def make(spec: dict[str, Any]) -> list[dict[str, int]]:
 
 
 def start_switch(spec: dict[str, Any]) -> int:
-    """The switch of a network with latency, in user space; it is there when this returns its number."""
+    """Start the switch of a network with latency. Return its process id when it is ready."""
     command = [sys.executable, "-I", "-S", spec["switch"], str(spec["latency_s"]), *(host["mac"] for host in spec["hosts"])]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -190,7 +197,7 @@ def start_switch(spec: dict[str, Any]) -> int:
 
 
 def write_agent(spec: dict[str, Any], found: list[dict[str, int]]) -> None:
-    """What `enter.py` needs to know, and a program in the place of ssh for mpiexec."""
+    """Write the table that `enter.py` reads, and a program that mpiexec calls as ssh."""
     table = {host["name"]: fds for host, fds in zip(spec["hosts"], found, strict=True)}
     Path(PLACE, "network.json").write_text(json.dumps(table))
     slots = spec["ranks_per_host"]
@@ -202,7 +209,7 @@ def write_agent(spec: dict[str, Any], found: list[dict[str, int]]) -> None:
 
 
 def serve(starter: int, switch: int | None) -> NoReturn:
-    """Collect orphans until the starter is gone or closes our standard input, or the switch has failed."""
+    """Collect orphans until the starter is gone or closes the standard input, or the switch has ended."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -222,7 +229,7 @@ def serve(starter: int, switch: int | None) -> NoReturn:
 
 
 def first_process(spec: dict[str, Any], starter: int, in_users: bool) -> NoReturn:
-    """The first process of the new process namespace."""
+    """Run as the first process of the new process namespace."""
     LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     switch = None
     answer: dict[str, Any]
@@ -242,11 +249,11 @@ def first_process(spec: dict[str, Any], starter: int, in_users: bool) -> NoRetur
 
 
 def main() -> None:
-    """Read what to make, move out, and be there until the starter is gone."""
+    """Read the specification, move into new namespaces, and stay until the starter is gone."""
     starter = os.pidfd_open(os.getppid())
     spec = json.loads(sys.stdin.readline())
-    for sign in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(sign, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     try:
         in_users = move_out()
     except Refused as error:

@@ -1,4 +1,4 @@
-"""`EmulatedNetwork`: hosts of their own on this machine, joined by a network of a known rate."""
+"""`EmulatedNetwork`: hosts on this machine, connected by a network of a known rate."""
 
 from __future__ import annotations
 
@@ -22,37 +22,40 @@ from workbench.errors import ConfigError, LaunchError
 
 MOST_HOSTS = 64
 START_S = 30.0
-KEEPER = str(Path(__file__).with_name("namespaces.py"))
+MAKER = str(Path(__file__).with_name("namespaces.py"))  # the program that makes the network and keeps it alive
 INTERFACE = "eth0"
 PLACE = "/dev/shm/.workbench"
 
 
 @final
 class EmulatedNetwork:
-    """Linux network namespaces with real TCP between them, and `tc tbf` on each interface: a true limit of the rate.
+    """Linux network namespaces with real TCP between them. `tc tbf` limits the rate of each interface.
 
-    Each host has a network and a host name of its own; they share this machine's cores, memory and files. It ends with
-    `close()`, with the `with` block, when it is no longer referred to, and with this process, however that ends: the
-    kernel then ends all processes on the hosts, and removes the interfaces with the last of them.
+    Each host has its own network and host name. The hosts share this machine's cores, memory and files. The
+    network ends with `close()`, with the `with` block, when the object is garbage collected, and when this
+    process ends or is killed. The kernel then ends all processes on the hosts and removes the interfaces.
 
-    The rate is a limit: this machine's cores carry the bytes, and where they are busy, or the rates high, there may be less;
-    `workbench emulate --check` measures. After a pause, what the rate carries in `burst_s` leaves at once.
-    Latency is kept by a process that handles every frame: a core of it carries about 1 Gbit/s, and TCP's own start is slow then.
+    The rate is an upper limit. This machine's cores carry the bytes, so the real rate is lower if they are busy
+    or if the limit is high. `workbench emulate --check` measures it.
+
+    A process keeps the latency and handles every frame. One core handles about 1 Gbit/s. With latency, a TCP
+    connection also takes longer to reach the rate.
 
     Args:
-        hosts: how many.
-        rate: of every interface, in both directions: "1gbit", "100mbit", or bits per second; of whole Ethernet frames,
-            of which TCP's payload is 95.6 %.
-        ranks_per_host: how many ranks the launchers place on a host before they go on to the next.
-        latency_s: seconds ("5ms") that every frame takes from host to host, beside its time on the wire.
-        slow: host number -> its rate, in place of `rate`.
-        up, down: rates from a host and to a host, in place of `rate`, where they differ.
-        burst_s: what leaves at once after a pause, in seconds of the rate ("1ms"). The wire stands still where a timer of this machine is
-            later than that, as those of virtual machines are: more makes up for it, and lets a message that is no longer through.
+        hosts: number of hosts.
+        rate: of every interface, in both directions: "1gbit", "100mbit", or bits per second. It counts whole Ethernet
+            frames; TCP's payload is 95.6 % of it.
+        ranks_per_host: number of ranks that the launchers place on a host before they use the next one.
+        latency_s: seconds ("5ms") that every frame takes from host to host, in addition to its time on the wire.
+        slow: host number -> its rate, instead of `rate`.
+        up, down: rates from a host and to a host, instead of `rate`, if they differ.
+        burst_s: what may leave at once after a pause, in seconds of the rate ("1ms"). If a timer of this machine
+            is late by more, the wire is idle meanwhile, which happens on virtual machines. A larger value avoids
+            this, but then a message that is shorter than the burst is not slowed down.
 
     Raises:
-        ConfigError: a rate, time or number that cannot be.
-        LaunchError: the kernel or the machine does not allow it; says what is missing.
+        ConfigError: a rate, time or number is not valid.
+        LaunchError: the kernel or the machine does not allow it; the message says what is missing.
 
     Example:
         with EmulatedNetwork(4, rate="1gbit") as network:
@@ -73,12 +76,12 @@ class EmulatedNetwork:
     ) -> None:
         for name, number, most in (("hosts", hosts, MOST_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-                raise ConfigError(f"{name}={number!r}: a whole number from 1 to {most}")
+                raise ConfigError(f"{name}={number!r}: give a whole number from 1 to {most}")
         for host in slow or {}:
             if host not in range(hosts):
                 raise ConfigError(f"slow host {host!r}: hosts are numbered from 0 to {hosts - 1}")
         if Placement.here() is not None:
-            raise ConfigError("this process is on an emulated network already, and there is none inside another: use that one")
+            raise ConfigError("this process runs on an emulated network, which cannot contain another one: use that one")
         from_host, to_host = (parse_rate(rate if its is None else its) for its in (up, down))
         slower = {host: parse_rate(its) for host, its in (slow or {}).items()}
         rates = [(slower.get(host, from_host), slower.get(host, to_host)) for host in range(hosts)]
@@ -89,8 +92,8 @@ class EmulatedNetwork:
         self.hosts = tuple(
             Host(name=f"host{index}", address=f"10.87.0.{index + 1}", up=up, down=down) for index, (up, down) in enumerate(rates)
         )
-        self._keeper = self._start()
-        self._finalizer = weakref.finalize(self, _end, self._keeper, os.getpid())
+        self._maker = self._start()
+        self._finalizer = weakref.finalize(self, _end, self._maker, os.getpid())
         try:
             self._first = self._answer()
         except BaseException:
@@ -107,7 +110,7 @@ class EmulatedNetwork:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What launchers find the hosts by: this package's, Open MPI's and MPICH's, gloo and NCCL."""
+        """Variables by which launchers and libraries find the hosts: this package, Open MPI, MPICH, gloo and NCCL."""
         agent = f"{PLACE}/agent"
         interfaces = (
             *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
@@ -118,14 +121,14 @@ class EmulatedNetwork:
             "WORKBENCH_NETWORK": self.description,
             "WORKBENCH_MACHINE": platform.node(),
             **dict.fromkeys(interfaces, INTERFACE),
-            # UCX and libfabric would see by the boot that all hosts are one machine, and go round the network by its memory.
+            # UCX and libfabric see by the boot id that all hosts are one machine, and would use its memory instead of the network.
             "OMPI_MCA_pml": "ob1",
             "UCX_TLS": "tcp,self",
             "FI_PROVIDER": "tcp",
             "PRTE_MCA_plm_ssh_agent": agent,
             "PRTE_MCA_prte_default_hostfile": f"{PLACE}/hostfile",
             "PRTE_MCA_prte_tmpdir_base": PLACE,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",  # as all are on the hosts, whoever they are outside
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",  # every user is root on the hosts
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_plm_rsh_agent": agent,
             "OMPI_MCA_orte_default_hostfile": f"{PLACE}/hostfile",
@@ -136,7 +139,7 @@ class EmulatedNetwork:
         }
 
     def command(self, host: int | str, argv: Sequence[str]) -> list[str]:
-        """The command line, for this process or a child of it, that runs `argv` on a host."""
+        """Return the command line that runs `argv` on a host, for this process or a child of it."""
         if not self._finalizer.alive:
             raise LaunchError("this network was closed: make a new EmulatedNetwork")
         return [*ENTER, str(self._first), self._name(host), *argv]
@@ -146,46 +149,62 @@ class EmulatedNetwork:
 
         Args:
             host: its number or name.
-            env: added to this process's environment and the network's.
+            argv: the command line.
+            env: variables to add to this process's environment and the network's.
             options: of `subprocess.Popen`.
 
         Returns:
-            A process that hands signals on, ends as the command does, and takes it with it when killed.
+            A process that forwards signals to the command and ends with its exit status. If it is killed, the
+            command is killed too.
 
         Raises:
-            ConfigError: no such host.
+            ConfigError: there is no such host.
             LaunchError: the network was closed.
         """
         return subprocess.Popen(self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options)
 
     def cut(self, host: int | str) -> None:
-        """Pull a host's cable: no frame leaves or reaches it until `mend`. Its processes go on; TCP sends again what was lost, for minutes.
+        """Cut a host's cable: no frame leaves or reaches it until `mend`.
+
+        Its processes continue. TCP retries for minutes.
 
         Raises:
-            ConfigError: no such host.
+            ConfigError: there is no such host.
             LaunchError: the network was closed.
         """
         self._at_switch("ip", "link", "set", self._port(host), "down")
 
     def mend(self, host: int | str) -> None:
-        """Put it in again. TCP sends when its timer says so: after a second at first, later the longer the cut was."""
+        """Reconnect a host after `cut`.
+
+        TCP sends at its next retry: within a second after a short cut, later after a long one.
+
+        Raises:
+            ConfigError: there is no such host.
+            LaunchError: the network was closed.
+        """
         self._at_switch("ip", "link", "set", self._port(host), "up")
 
     def set_rate(self, host: int | str, rate: str | float) -> None:
-        """From now on another rate for a host, in both directions; what `description` says is that of the beginning."""
+        """Change the rate of a host in both directions. `description` keeps the first rate.
+
+        Raises:
+            ConfigError: there is no such host, or the rate is not valid.
+            LaunchError: the network was closed.
+        """
         queue = shape(parse_rate(rate), self.burst_s)
-        words = ["tbf", "rate", f"{queue['rate']}bit", "burst", str(queue["burst"]), "limit", str(queue["limit"])]
-        self._at_switch("tc", "qdisc", "change", "dev", self._port(host), "root", *words)
-        self._done(self._name(host), ["tc", "qdisc", "change", "dev", INTERFACE, "root", *words])
+        options = ["tbf", "rate", f"{queue['rate']}bit", "burst", str(queue["burst"]), "limit", str(queue["limit"])]
+        self._at_switch("tc", "qdisc", "change", "dev", self._port(host), "root", *options)
+        self._run_tool(self._name(host), ["tc", "qdisc", "change", "dev", INTERFACE, "root", *options])
 
     def _port(self, host: int | str) -> str:
         return f"port{[each.name for each in self.hosts].index(self._name(host))}"
 
-    def _at_switch(self, *words: str) -> None:
-        self._done(BETWEEN, list(words))
+    def _at_switch(self, *command: str) -> None:
+        self._run_tool(BETWEEN, list(command))
 
-    def _done(self, where: str, argv: list[str]) -> None:
-        """Do that on a host, or between them."""
+    def _run_tool(self, where: str, argv: list[str]) -> None:
+        """Run `ip` or `tc` on a host, or between the hosts."""
         if not self._finalizer.alive:
             raise LaunchError("this network was closed: make a new EmulatedNetwork")
         tools = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
@@ -195,14 +214,14 @@ class EmulatedNetwork:
 
     @property
     def placement(self) -> Placement:
-        """Which rank is on which host."""
+        """The host of each rank."""
         return Placement(hosts=tuple(host.name for host in self.hosts), ranks_per_host=self.ranks_per_host)
 
     def pid_here(self, pid: int) -> int | None:
-        """The number that a process of the hosts has outside of the network; None if it has ended."""
+        """Return the process id that a process of the hosts has outside of the network; None if it has ended."""
         space = os.readlink(f"/proc/{self._first}/ns/pid")
         for status in Path("/proc").glob("[0-9]*/status"):
-            with contextlib.suppress(OSError):  # ended meanwhile
+            with contextlib.suppress(OSError):  # the process ended meanwhile
                 numbers = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()
                 if numbers[-1] == str(pid) and os.readlink(status.with_name("ns") / "pid") == space:
                     return int(status.parent.name)
@@ -210,11 +229,11 @@ class EmulatedNetwork:
 
     @property
     def alive(self) -> bool:
-        """Whether it is there."""
-        return self._finalizer.alive and self._keeper.poll() is None
+        """Whether the network exists."""
+        return self._finalizer.alive and self._maker.poll() is None
 
     def close(self) -> None:
-        """End all processes on the hosts and remove the network; once is enough."""
+        """End all processes on the hosts and remove the network. Further calls do nothing."""
         self._finalizer()
 
     def _name(self, host: int | str) -> str:
@@ -227,29 +246,29 @@ class EmulatedNetwork:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if sys.platform != "linux":
-            raise LaunchError(f"an emulated network is made of Linux network namespaces, and this is {platform.system()}")
-        command = [sys.executable, "-I", "-S", KEEPER]
-        keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0)
-        assert keeper.stdin is not None
+            raise LaunchError(f"an emulated network is made of Linux network namespaces, and this machine runs {platform.system()}")
+        command = [sys.executable, "-I", "-S", MAKER]
+        pipe = subprocess.PIPE
+        maker = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, bufsize=0)
+        assert maker.stdin is not None
         spec = described(self.hosts, self.ranks_per_host, self.latency_s, self.burst_s)
-        keeper.stdin.write(json.dumps(spec).encode() + b"\n")  # left open: its end is how the keeper learns of ours
-        return keeper
+        maker.stdin.write(json.dumps(spec).encode() + b"\n")  # stays open: the maker ends when it is closed
+        return maker
 
     def _answer(self) -> int:
-        """The number of the first process of the network's process namespace, when the network is there."""
-        said: dict[str, Any] = {}
-        assert self._keeper.stdout is not None
-        while "pid" not in said or "users" not in said:
-            ready, _, _ = select.select([self._keeper.stdout], [], [], START_S)
-            line = self._keeper.stdout.readline() if ready else b""
+        """Wait until the network exists. Return the process id of the first process of its process namespace."""
+        answer: dict[str, Any] = {}
+        assert self._maker.stdout is not None
+        while "pid" not in answer or "users" not in answer:
+            ready, _, _ = select.select([self._maker.stdout], [], [], START_S)
+            line = self._maker.stdout.readline() if ready else b""
             if not line:
-                raise LaunchError(
-                    "no emulated network: " + ("what makes it ended without a word" if ready else f"not made in {START_S:.0f} s")
-                )
-            said |= json.loads(line)
-            if "error" in said:
-                raise LaunchError(f"no emulated network: {said['error']}")
-        return int(said["pid"])
+                reason = "the process that makes it ended" if ready else f"it was not made in {START_S:.0f} s"
+                raise LaunchError(f"no emulated network: {reason}")
+            answer |= json.loads(line)
+            if "error" in answer:
+                raise LaunchError(f"no emulated network: {answer['error']}")
+        return int(answer["pid"])
 
     def __enter__(self) -> EmulatedNetwork:
         return self
@@ -261,16 +280,16 @@ class EmulatedNetwork:
         return f"<{self.description}{'' if self.alive else ', closed'}>"
 
 
-def _end(keeper: subprocess.Popen[bytes], owner: int) -> None:
-    """End the keeper, and with it everything on the hosts; a fork of the process that made the network must not."""
+def _end(maker: subprocess.Popen[bytes], owner: int) -> None:
+    """End the maker, and with it all processes on the hosts. A fork of the owner must not do this."""
     if os.getpid() != owner:
         return
-    for pipe in (keeper.stdin, keeper.stdout):
+    for pipe in (maker.stdin, maker.stdout):
         with contextlib.suppress(OSError):
             if pipe is not None:
                 pipe.close()
     try:
-        keeper.wait(5.0)
+        maker.wait(5.0)
     except subprocess.TimeoutExpired:
-        keeper.kill()
-        keeper.wait()
+        maker.kill()
+        maker.wait()

@@ -1,4 +1,4 @@
-"""Where the launchers put ranks: on the hosts of the emulated network that this process runs in, if it does."""
+"""Places ranks on the hosts of an emulated network, if this process runs in one."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ class Placement:
 
     @classmethod
     def here(cls) -> Placement | None:
-        """That of the network which this process runs in; None outside of one."""
-        told = os.environ.get(VARIABLE)
-        if told is None:
+        """Return the placement of the network that this process runs in; None outside of a network."""
+        value = os.environ.get(VARIABLE)
+        if value is None:
             return None
-        found = json.loads(told)
+        found = json.loads(value)
         return cls(hosts=tuple(found["hosts"]), ranks_per_host=found["ranks_per_host"])
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells it to processes on the hosts."""
+        """The variable by which processes on the hosts find the placement."""
         return {VARIABLE: json.dumps({"hosts": self.hosts, "ranks_per_host": self.ranks_per_host})}
 
-    def check(self, num_ranks: int) -> None:
-        """Refuse more ranks than there are places.
+    def check_num_ranks(self, num_ranks: int) -> None:
+        """Check that there is a place for each rank.
 
         Raises:
-            ConfigError: says how to have more.
+            ConfigError: there are fewer places; the message says how to get more.
         """
         places = len(self.hosts) * self.ranks_per_host
         if num_ranks > places:
             enough = -(-num_ranks // len(self.hosts))
             raise ConfigError(
                 f"{num_ranks} ranks on {len(self.hosts)} emulated hosts with places for {places}: "
-                f"have {num_ranks} hosts (--hosts {num_ranks}), or {enough} ranks on each (--ranks-per-host {enough})"
+                f"use {num_ranks} hosts (--hosts {num_ranks}), or {enough} ranks on each (--ranks-per-host {enough})"
             )
 
     def host(self, rank: int) -> str:
-        """The name of a rank's host."""
+        """Return the name of a rank's host."""
         return self.hosts[rank // self.ranks_per_host]
 
     def local_rank(self, rank: int) -> int:
-        """A rank's number among those of its host."""
+        """Return a rank's number among the ranks of its host."""
         return rank % self.ranks_per_host
 
     def command(self, rank: int, argv: Sequence[str]) -> list[str]:
-        """The command line, for a process in the network, that runs `argv` on that rank's host."""
+        """Return the command line that runs `argv` on that rank's host, for a process in the network."""
         return [*ENTER, "in", self.host(rank), *argv]

@@ -1,4 +1,4 @@
-"""Rates and times as they are written at the edges: `1gbit`, `5ms`."""
+"""Parses rates and times, such as `1gbit` and `5ms`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from workbench.errors import ConfigError
 
 RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-SLOWEST, FASTEST = 100e3, 100e9  # bit/s; below, one frame takes longer than TCP's first patience; above, nothing is limited
+SLOWEST, FASTEST = 100e3, 100e9  # bit/s: below, a frame takes longer than TCP's first timeout; above, there is no limit
 LONGEST_S = 2.0
 
 
 def parse_rate(given: str | float) -> float:
-    """Bits per second; of a number, itself.
+    """Return bits per second. A number is returned unchanged.
 
     >>> parse_rate("1gbit"), parse_rate("2.5 Gbit/s"), parse_rate(1e8)
     (1000000000.0, 2500000000.0, 100000000.0)
 
     Raises:
-        ConfigError: no rate, or one that cannot be emulated.
+        ConfigError: it is no rate, or it cannot be emulated.
     """
     rate = _number(given, RATES, r"(?:/s)?", "a rate", "1gbit or 100mbit, in bits a second")
     if not SLOWEST <= rate <= FASTEST:
@@ -28,13 +28,13 @@ def parse_rate(given: str | float) -> float:
 
 
 def parse_seconds(given: str | float) -> float:
-    """Seconds; of a number, itself.
+    """Return seconds. A number is returned unchanged.
 
     >>> parse_seconds("5ms"), parse_seconds("250us"), parse_seconds(0)
     (0.005, 0.00025, 0.0)
 
     Raises:
-        ConfigError: no time, or one that cannot be emulated.
+        ConfigError: it is no time, or it cannot be emulated.
     """
     seconds = _number(given, TIMES, "", "a latency", "5ms or 250us")
     if not 0 <= seconds <= LONGEST_S:
@@ -43,7 +43,7 @@ def parse_seconds(given: str | float) -> float:
 
 
 def rate_text(rate: float) -> str:
-    """As a reader is told.
+    """Return a rate in bits per second as text.
 
     >>> rate_text(1e9), rate_text(2.5e8)
     ('1 Gbit/s', '250 Mbit/s')

@@ -1,10 +1,10 @@
-"""Connections from emulated hosts to ports of this machine's loopback: how engines there reach a controller here.
+"""Forwards connections from emulated hosts to ports of this machine's loopback, so that engines reach the controller.
 
-The hosts have no way out of their network. So a process of each host listens on its own loopback at the same ports, and
-hands the listening sockets over; connections to them are joined here to connections to the real ports. What goes this way
-does not pass the emulated interfaces, and costs nothing of their rate.
+The hosts have no route out of their network. So a process on each host listens on the host's loopback at the same
+ports and passes the listening sockets to this process. Each connection is then joined to a connection to the real
+port. This traffic does not pass the emulated interfaces, so it does not use their rate.
 
-Run as a script, this file is that process of a host: relay.py DESCRIPTOR PORT...
+Run as a script, this file is the process on a host: relay.py DESCRIPTOR PORT...
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 18
 
 @final
 class Relay:
-    """Ports of this machine's loopback, on the loopback of every host; lives in one event loop."""
+    """Makes ports of this machine's loopback reachable on every host's loopback. It works in one event loop."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
@@ -34,7 +34,7 @@ class Relay:
         """Listen on all hosts.
 
         Raises:
-            LaunchError: a host could not.
+            LaunchError: a host cannot listen.
         """
         wanted = sorted(set(ports))
         for host in network.hosts:
@@ -48,7 +48,7 @@ class Relay:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # in which aborted connections give their sockets back
+        await asyncio.sleep(0)  # lets aborted connections close their sockets
 
     def _joined(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
         async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,7 +61,7 @@ class Relay:
                 there, here = await asyncio.open_connection(LOOPBACK, port)
                 ends.append(here)
                 await asyncio.gather(_copy(reader, here), _copy(there, writer))
-            except (OSError, asyncio.CancelledError):  # one end is gone, or we close
+            except (OSError, asyncio.CancelledError):  # one end is gone, or the relay closes
                 pass
             finally:
                 for end in ends:
@@ -78,7 +78,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _listeners(network: EmulatedNetwork, host: str, ports: list[int]) -> list[socket.socket]:
-    """Sockets that listen at these ports of a host's loopback."""
+    """Sockets that listen on these ports of a host's loopback."""
     from workbench.errors import LaunchError
 
     here, there = socket.socketpair()
@@ -93,7 +93,7 @@ def _listeners(network: EmulatedNetwork, host: str, ports: list[int]) -> list[so
 
 
 def listen(descriptor: str, *ports: str) -> None:
-    """On a host: make the sockets and hand them over."""
+    """On a host: make the sockets and pass them to the relay."""
     listeners = [socket.create_server((LOOPBACK, int(port))) for port in ports]
     with socket.socket(fileno=int(descriptor)) as to:
         socket.send_fds(to, [b"!"], [listener.fileno() for listener in listeners])

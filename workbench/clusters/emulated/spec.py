@@ -1,4 +1,4 @@
-"""What the keeper of an emulated network is told to make."""
+"""The specification of an emulated network, for the process that makes it (`namespaces.py`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, final
 from workbench.clusters.emulated.placement import ENTER
 
 MTU = 1500
-HEADER_BYTES = 14  # a frame counts with its Ethernet header, as `tc` counts
-BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate: a timer that is late by less costs nothing ...
-LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # ... and at least, in bytes
-CHUNKS = 3  # TCP's segments, in a burst: one as large as the burst would wait for all of it, and lose what came late
+HEADER_BYTES = 14  # of Ethernet, which `tc` counts
+BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate: a timer may be late by this time
+LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # in bytes
+CHUNKS = 3  # TCP segments per burst: a segment as large as the burst would wait for the whole burst
 LARGEST_CHUNK = 65536
-QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # what may wait at a port
+QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # size of a port's queue, in seconds of the rate, and at least in bytes
 SUBNET = "10.87.0.0/16"
 SWITCH = str(Path(__file__).with_name("switch.py"))
 
@@ -26,9 +26,9 @@ class Host:
     """A host of an emulated network.
 
     Attributes:
-        name: its host name; the hosts know each other by it.
-        address: of its one interface.
-        up, down: bits per second that leave and reach it.
+        name: its host name, by which the other hosts reach it.
+        address: IPv4 address of its only interface.
+        up, down: bits per second from the host and to the host.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Host:
 
 
 def shape(rate: float, burst_s: float) -> dict[str, int]:
-    """How a queue of that rate is set: bytes that may leave at once, and that may wait."""
+    """Return the settings of a queue: rate in bits per second, burst and queue limit in bytes."""
     bytes_per_s = rate / 8
     return {
         "rate": round(rate),
@@ -48,7 +48,7 @@ def shape(rate: float, burst_s: float) -> dict[str, int]:
 
 
 def described(hosts: Sequence[Host], ranks_per_host: int, latency_s: float, burst_s: float) -> dict[str, Any]:
-    """All of it, as plain values."""
+    """Return the whole specification as plain values."""
 
     def of_host(index: int, host: Host) -> dict[str, Any]:
         up, down = shape(host.up, burst_s), shape(host.down, burst_s)

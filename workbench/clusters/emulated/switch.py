@@ -1,13 +1,12 @@
-"""A switch in user space that keeps every frame for a time: what gives an emulated network its latency.
+"""A switch in user space that delays every frame: it gives an emulated network its latency.
 
     switch.py SECONDS MAC...     MAC number k is behind the interface `portk` of this process's network namespace
 
-Each frame is taken from the port it came in at with the kernel's time of arrival, and sent at the port of its destination
-when it has been here for SECONDS; so a late wake-up of this process costs nothing while it is later by less than that.
-Frames travel whole as TCP made them, before they are cut to the MTU. One that a port's queue has no place for is dropped,
-as by any switch.
+Each frame is read from its port together with the kernel's time of arrival. It is sent to the port of its destination
+SECONDS after that time. So a late wake-up of this process has no effect if it is late by less than SECONDS.
+Frames travel whole, before they are cut to the MTU. A frame is dropped if the queue of its port is full.
 
-It imports nothing of the package, to be small and quick to start.
+It imports nothing of the package, so it is small and starts quickly.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ PACKET, PACKET_HEADER, PACKET_IGNORE_OUTGOING = 263, 15, 23
 SO_TIMESTAMPNS, SO_SNDBUFFORCE, SO_RCVBUFFORCE = 35, 32, 33
 SET_TIMER_SLACK = 29
 PRIORITY = -15
-HEADER_BYTES = 10  # of virtio_net, before each frame: where its checksum goes, and how it is to be cut
+HEADER_BYTES = 10  # of virtio_net, before each frame: the place of its checksum, and how to cut it
 LARGEST = HEADER_BYTES + 14 + 65536
 QUEUE_BYTES = 16 << 20
-BATCH = 64  # frames taken from one port before the others have their turn
-NEEDS_CHECKSUM = b"\0", b"\1"  # the one flag that means the same on the way in and on the way out
+BATCH = 64  # frames read from one port before the other ports' turn
+NEEDS_CHECKSUM = b"\0", b"\1"  # the only flag with the same meaning for received and sent frames
 BROADCAST = b"\xff" * 6
 
 
 def open_port(index: int) -> socket.socket:
-    """Raw frames that come in at an interface, with the time at which they did."""
+    """Open a socket for raw frames of an interface, with their times of arrival."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL))
     port.setsockopt(PACKET, PACKET_HEADER, 1)
     port.setsockopt(PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -45,7 +44,7 @@ def open_port(index: int) -> socket.socket:
     for option, force in ((socket.SO_RCVBUF, SO_RCVBUFFORCE), (socket.SO_SNDBUF, SO_SNDBUFFORCE)):
         try:
             port.setsockopt(socket.SOL_SOCKET, force, QUEUE_BYTES)
-        except OSError:  # only root may have more than net.core.rmem_max and wmem_max
+        except OSError:  # only root may exceed net.core.rmem_max and wmem_max
             port.setsockopt(socket.SOL_SOCKET, option, QUEUE_BYTES)
     port.bind((f"port{index}", 0))
     port.setblocking(False)
@@ -53,7 +52,7 @@ def open_port(index: int) -> socket.socket:
 
 
 class Switch:
-    """Ports, where each address is, and the frames that wait for their time, the first to go first."""
+    """Ports, the port of each address, and the delayed frames, in the order of their times."""
 
     def __init__(self, latency_s: float, addresses: list[bytes]) -> None:
         self._latency_ns = round(latency_s * 1e9)
@@ -61,23 +60,23 @@ class Switch:
         self._where = {address: [port] for address, port in zip(addresses, self._ports, strict=True)}
         self._waiting: deque[tuple[int, bytes, socket.socket]] = deque()
 
-    def take(self, port: socket.socket) -> None:
-        """Some of the frames that have come in at a port."""
+    def receive(self, port: socket.socket) -> None:
+        """Read up to BATCH frames from a port."""
         others = [other for other in self._ports if other is not port]
         for _ in range(BATCH):
             try:
                 frame, ancillary, _, _ = port.recvmsg(LARGEST, 64)
-            except OSError:  # no more of them; or the port's host is going
+            except OSError:  # no more frames, or the port's host ends
                 return
             seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2][:16])
-            here_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)  # already; nonsense where the time of day was set meanwhile
-            due = time.monotonic_ns() + self._latency_ns - max(0, min(here_ns, self._latency_ns))
+            waited_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)  # wrong if the system time was set meanwhile
+            due = time.monotonic_ns() + self._latency_ns - max(0, min(waited_ns, self._latency_ns))
             to = frame[HEADER_BYTES : HEADER_BYTES + 6]
             for destination in self._where.get(to, others if to == BROADCAST else ()):
                 self._waiting.append((due, NEEDS_CHECKSUM[frame[0] & 1] + frame[1:], destination))
 
     def send(self) -> float | None:
-        """Send what is due; seconds until the next frame is, or None."""
+        """Send the frames that are due. Return the seconds until the next one is due; None if there is none."""
         while self._waiting:
             left = self._waiting[0][0] - time.monotonic_ns()
             if left > 0:
@@ -85,22 +84,22 @@ class Switch:
             _, frame, port = self._waiting.popleft()
             try:
                 port.send(frame)
-            except OSError:  # the port's queue is full, or its host is going
+            except OSError:  # the port's queue is full, or its host ends
                 continue
         return None
 
     def run(self) -> NoReturn:
-        """For ever."""
+        """Forward frames until the process is killed."""
         while True:
             ready, _, _ = select.select(self._ports, [], [], self.send())
             for port in ready:
-                self.take(port)
+                self.receive(port)
 
 
 def main(latency_s: str, *addresses: str) -> NoReturn:
-    """See the top of this file."""
+    """Run the switch: see the top of this file."""
     ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1)
-    with contextlib.suppress(PermissionError):  # only root may go before the ranks that keep the cores busy
+    with contextlib.suppress(PermissionError):  # only root may have a higher priority than the busy ranks
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     switch = Switch(float(latency_s), [bytes.fromhex(address.replace(":", "")) for address in addresses])
     os.write(1, b"ready\n")

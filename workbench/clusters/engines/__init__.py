@@ -1,8 +1,8 @@
 """ipyparallel's controller and engines: the processes behind a `Cluster`.
 
-- `engines`: starts them, watches them, detaches them and takes them up again, ends them without a trace.
-- `engine_process`: an engine's process; ipyparallel's own, but quicker to be of use.
-- `remote`: the functions that run on engines; `execute` runs code there and passes on its output.
+- `engines`: starts them, watches them, detaches from them, attaches to them, and ends them.
+- `engine_process`: an engine's process; ipyparallel's own with a faster start.
+- `remote`: the functions that run on engines. `execute` runs code there and forwards its output.
 - `world`: checks that the engines are ranks of one world.
 - `options`, `event_loop`: ipyparallel's configuration, and the thread on which its launchers run.
 

@@ -1,10 +1,10 @@
-"""An engine's process: ipyparallel's own, but quicker to be of use.
+"""An engine's process: ipyparallel's own with a faster start.
 
     python -m workbench.clusters.engines.engine_process [OPTIONS OF ipyparallel.engine]
 
-What a start costs is mostly imports, and ranks outnumber cores. So the nanny, a process beside each engine, is a fork of it
-instead of an interpreter that imports the same again; and torch is imported before the controller is waited for, which
-starts at the same time.
+Imports take most of the start, and there may be more ranks than cores. So the nanny, a process next to each
+engine, is a fork of the engine, not a new interpreter with the same imports. And torch is imported while the
+controller starts.
 """
 
 from __future__ import annotations
@@ -19,51 +19,54 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-CONTROLLER_S = 300.0  # the cluster's own limit comes first, and ends us
-LOOK_S = 0.02
+CONTROLLER_S = 300.0  # the cluster's own limit is shorter and ends the engine
+POLL_S = 0.02
 
 
 def fork_nanny() -> Callable[..., tuple[str, IO[str]]]:
-    """Fork a process that waits to be told whose nanny it is; returns what takes the place of ipyparallel's `start_nanny`.
+    """Fork the nanny. It waits for the arguments of its engine.
 
-    To be called before there are threads, sockets or MPI in this process.
+    Call this before there are threads, sockets or MPI in this process.
+
+    Returns:
+        A replacement for ipyparallel's `start_nanny`.
     """
-    told, tell = os.pipe()
-    heard, say = os.pipe()
+    arguments_read, arguments_write = os.pipe()
+    url_read, url_write = os.pipe()
     if os.fork() == 0:
-        os.close(tell)
-        os.close(heard)
+        os.close(arguments_write)
+        os.close(url_read)
         try:
-            os.setsid()  # signals are not for it
-            _be_nanny(told, say)
+            os.setsid()  # signals to the engine's group do not reach it
+            _be_nanny(arguments_read, url_write)
         finally:
             os._exit(0)
-    os.close(told)
-    os.close(say)
+    os.close(arguments_read)
+    os.close(url_write)
 
-    def start_nanny(**words: Any) -> tuple[str, IO[str]]:
-        with os.fdopen(tell, "wb") as file:
-            file.write(pickle.dumps({**words, "pid": os.getpid()}))
-        pipe = os.fdopen(heard)
+    def start_nanny(**arguments: Any) -> tuple[str, IO[str]]:
+        with os.fdopen(arguments_write, "wb") as file:
+            file.write(pickle.dumps({**arguments, "pid": os.getpid()}))
+        pipe = os.fdopen(url_read)
         url = pipe.readline().strip()
         if not url:
             raise RuntimeError("nanny failed")
-        return url, pipe  # the nanny ends when this is closed
+        return url, pipe  # the nanny ends when the pipe is closed
 
     return start_nanny
 
 
-def _be_nanny(told: int, say: int) -> None:
+def _be_nanny(arguments_read: int, url_write: int) -> None:
     from ipyparallel.engine.nanny import KernelNanny
 
-    with os.fdopen(told, "rb") as file:
-        words = file.read()
-    if words:  # else the engine ended before it had a number
-        KernelNanny.main(**pickle.loads(words), pipe=os.fdopen(say, "w", buffering=1))
+    with os.fdopen(arguments_read, "rb") as file:
+        arguments = file.read()
+    if arguments:  # empty if the engine ended before it had a number
+        KernelNanny.main(**pickle.loads(arguments), pipe=os.fdopen(url_write, "w", buffering=1))
 
 
 def wait_for_controller() -> None:
-    """Until the file that says where it listens is there and whole, where the launcher did not say so itself."""
+    """Wait for the controller's connection file, unless the launcher gave the connection in the environment."""
     if os.environ.get("IPP_CONNECTION_INFO") or "IPP_PROFILE_DIR" not in os.environ:
         return
     path = Path(os.environ["IPP_PROFILE_DIR"], "security", f"ipcontroller-{os.environ.get('IPP_CLUSTER_ID', '')}-engine.json")
@@ -71,8 +74,8 @@ def wait_for_controller() -> None:
     while time.monotonic() < deadline:
         try:
             os.environ["IPP_CONNECTION_INFO"] = json.dumps(json.loads(path.read_text()))
-        except (OSError, ValueError):  # not there, or not yet whole
-            time.sleep(LOOK_S)
+        except (OSError, ValueError):  # missing or incomplete
+            time.sleep(POLL_S)
         else:
             return
 
@@ -89,7 +92,7 @@ def main() -> None:
     wait_for_controller()
     engine = app.IPEngine.instance()
     engine.initialize()
-    os.environ.pop("IPP_CONNECTION_INFO", None)  # it holds the cluster's key, and all that a rank starts would inherit it
+    os.environ.pop("IPP_CONNECTION_INFO", None)  # it holds the cluster's key, and a rank's children would inherit it
     engine.start()
 
 

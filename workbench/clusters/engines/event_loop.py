@@ -1,4 +1,4 @@
-"""An event loop of its own thread, for ipyparallel's launchers."""
+"""An event loop in its own thread, for ipyparallel's launchers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, final
 from workbench.errors import LaunchError
 
 END_S = 10.0
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 @final
 class LoopThread:
-    """The same in a script and in a notebook, whose loop is busy running the cell."""
+    """An event loop in a thread. It works in a script and in a notebook, whose own loop is busy with the cell."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -24,10 +24,15 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Any], timeout_s: float, ended: threading.Event | None = None) -> Any:
-        """The result of `work`.
+        """Run a coroutine and return its result.
+
+        Args:
+            work: the coroutine.
+            timeout_s: limit in seconds.
+            ended: set when the cluster is stopped.
 
         Raises:
-            TimeoutError: it takes longer.
+            TimeoutError: `work` takes longer.
             LaunchError: `ended` was set meanwhile.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -35,9 +40,9 @@ class LoopThread:
         try:
             while True:
                 try:
-                    return future.result(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+                    return future.result(max(0.0, min(POLL_S, deadline - time.monotonic())))
                 except TimeoutError:
-                    if future.done() or time.monotonic() > deadline:  # the work's own, or ours
+                    if future.done() or time.monotonic() > deadline:  # raised by the work itself, or by the deadline
                         raise
                 if ended is not None and ended.is_set():
                     raise LaunchError("the cluster was stopped while it started")

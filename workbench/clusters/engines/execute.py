@@ -1,4 +1,4 @@
-"""Code given to an engine, whose words are heard from the first on."""
+"""Runs code on an engine and forwards all its messages, from the first one on."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import Any
 from ipyparallel import AsyncResult
 
 
-def execute_heard(client: Any, rank: int, code: str, hear: Callable[[dict[str, Any]], None]) -> Any:
-    """What `client[rank].execute(code, silent=False, block=False)` returns.
+def execute_with_output(client: Any, rank: int, code: str, on_message: Callable[[dict[str, Any]], None]) -> Any:
+    """Run code on an engine. Return what `client[rank].execute(code, silent=False, block=False)` returns.
+
+    That method allows callbacks only after it has sent the code, so early messages could be lost.
 
     Args:
-        hear: given each message of the engine's IOPub channel that belongs to it, once and in order, on the client's own thread. A view's
-            `execute` gives an answer to which one can listen, but by then the engine may have said all, and nobody hears that any more.
+        client: the ipyparallel client.
+        rank: number of the engine.
+        code: the code.
+        on_message: called with each IOPub message of this code, once and in order, on the client's own thread.
     """
     identities, targets = client._build_targets(rank)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "silent": False,
         "ident": identities[0],
         "metadata": {"label": None},
-        "message_future_hook": lambda future: future.iopub_callbacks.append(hear),  # before it is sent
+        "message_future_hook": lambda future: future.iopub_callbacks.append(on_message),  # called before the code is sent
     }
-    future = client.send_execute_request(client[rank]._socket, code, **how)
+    future = client.send_execute_request(client[rank]._socket, code, **options)
     return AsyncResult(client, future, fname="execute", targets=targets, owner=True)

@@ -1,4 +1,4 @@
-"""What ipyparallel is told of a cluster."""
+"""ipyparallel's configuration for a cluster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from traitlets.config import Config
 
 from workbench.clusters.launchers.base import LOOPBACK, Launcher
 
-HEARTBEAT_MS = 500  # an engine is known one heartbeat after it came: at ipyparallel's 3 s that is half of the start
-HEARTBEAT_MISSES = 240  # two minutes, as on a starved machine
+HEARTBEAT_MS = 500  # a new engine is known after one heartbeat; ipyparallel's default of 3 s is half of the start
+HEARTBEAT_MISSES = 240  # two minutes, for an overloaded machine
 REGISTER_S = 60
 
 
 def new_cluster(launcher: Launcher, num_ranks: int) -> dict[str, Any]:
-    """Arguments of a cluster that is to be started."""
+    """Return the arguments of `ipyparallel.Cluster` that only a new cluster needs."""
     return {
         "engines": launcher.engine_set,
         "controller": launcher.controller,
@@ -29,9 +29,9 @@ def new_cluster(launcher: Launcher, num_ranks: int) -> dict[str, Any]:
 
 
 def options(launcher: Launcher, num_ranks: int, cluster_id: str, mark: str, folder: Path) -> dict[str, Any]:
-    """Arguments of one that is to be started, or is taken up again."""
+    """Return the arguments of `ipyparallel.Cluster` for a new cluster and for one to attach to."""
     log = logging.getLogger("workbench.clusters")
-    log.setLevel(logging.ERROR)  # below that, a normal stop prints what reads like an error
+    log.setLevel(logging.ERROR)  # below that level, a normal stop prints lines that look like errors
     return {
         "config": _config(launcher, num_ranks, {mark: "1", "IPYTHONDIR": str(folder)}, folder),
         "log": log,

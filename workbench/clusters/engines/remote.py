@@ -1,4 +1,7 @@
-"""What runs on the engines. Everything returned is plain data: a class that the notebook cannot import would hang it."""
+"""Functions that run on the engines.
+
+They return plain data: a class that the notebook cannot import would hang it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from typing import Any
 
 
 def world() -> dict[str, Any]:
-    """Who this engine is: its rank and world, where it runs, and the library it found.
+    """Return this engine's rank, the world's size, its host, its process id, and its MPI library.
 
-    An engine of an MPI world has imported mpi4py before (`--mpi`); another one has its launcher's word.
+    An engine of an MPI world has imported mpi4py already (`--mpi`). Others read the variables that their launcher
+    set.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None:
@@ -24,14 +28,14 @@ def world() -> dict[str, Any]:
         rank, size = communicator.Get_rank(), communicator.Get_size()
         library = mpi.Get_library_version().split(",")[0].strip().splitlines()[0]
     else:
-        for name in ("MASTER_ADDR", "MASTER_PORT"):  # another launcher's: these ranks meet in the run's folder
+        for name in ("MASTER_ADDR", "MASTER_PORT"):  # of another launcher: these ranks meet in the run's folder
             os.environ.pop(name, None)
         rank, size, library = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "none"
     return {"rank": rank, "size": size, "library": library, "host": socket.gethostname(), "pid": os.getpid()}
 
 
 def sees(path: str, timeout_s: float) -> bool:
-    """Whether a file that was just written is there: a shared file system may take its time."""
+    """Return True if a new file becomes visible within `timeout_s` seconds: a shared file system may be slow."""
     import time
 
     deadline = time.monotonic() + timeout_s
@@ -39,18 +43,18 @@ def sees(path: str, timeout_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         with contextlib.suppress(OSError):
-            os.listdir(os.path.dirname(path))  # makes a network file system look again
+            os.listdir(os.path.dirname(path))  # makes a network file system refresh
         time.sleep(0.1)
     return True
 
 
 def warm_up() -> None:
-    """Import what a training needs, while the user is still reading, where the engine's own program has not."""
+    """Import what a training needs, before the first one."""
     import workbench.runtimes.rank.main  # noqa: F401 - for its effect: torch takes seconds to import
 
 
-def vitals() -> dict[str, Any]:
-    """What an idle engine says of itself now."""
+def idle_status() -> dict[str, Any]:
+    """Return the memory, in bytes, and the device of an idle engine."""
     from workbench.runtimes.liveness.failure_detector import memory_bytes
     from workbench.runtimes.transport.base import pick_device
 
@@ -59,21 +63,24 @@ def vitals() -> dict[str, Any]:
 
 
 def run_job(payload: bytes, folder: str) -> dict[str, Any]:
-    """Train as this engine's rank. What the rank prints, its pulse and its end are kept in the run's folder.
+    """Train as this engine's rank. The rank's output, heartbeat and end are written into the run's folder.
 
     Args:
         payload: a cloudpickled `runtimes.rank.main.Job` without a folder.
-        folder: its folder.
+        folder: the run's folder.
+
+    Returns:
+        The rank's summary.
     """
     import cloudpickle
 
-    from workbench.clusters.supervision.heartbeat import RankOutput
+    from workbench.clusters.supervision.heartbeat import CapturedOutput
     from workbench.runtimes.rank.main import run_rank
 
     try:
-        with RankOutput(Path(folder), int(world()["rank"])) as watch:
+        with CapturedOutput(Path(folder), int(world()["rank"])) as captured:
             summary = run_rank(replace(cloudpickle.loads(payload), folder=folder))
-            watch.summary = dict(json.loads(json.dumps(summary, default=str)))
-        return watch.summary
-    finally:  # an interrupt from here on would lose the answer; the engine takes up its own way with each call
+            captured.summary = dict(json.loads(json.dumps(summary, default=str)))
+        return captured.summary
+    finally:  # a later interrupt would lose the result; the engine restores its own handler at the next call
         signal.signal(signal.SIGINT, signal.SIG_IGN)

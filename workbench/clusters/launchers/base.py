@@ -1,4 +1,4 @@
-"""How a cluster's engines come up: what `launcher=` means."""
+"""`Launcher`: starts a cluster's engines. The argument `launcher=` of `Cluster` selects one."""
 
 from __future__ import annotations
 
@@ -17,96 +17,112 @@ LOOPBACK = "127.0.0.1"
 
 
 class Launcher(ABC):
-    """Starts a number of engines, ranks of one world, whose controller ipyparallel starts on this machine.
+    """Starts engines, which are ranks of one world. ipyparallel starts their controller on this machine.
 
-    A controller that listens beyond loopback is encrypted. What a method does not say is that of engines on this machine.
+    A controller that listens beyond loopback is encrypted. The defaults are those of engines on this machine.
     """
 
     engine_set: str | type = "mpi"  # ipyparallel's launcher of the engines
-    controller: str | type = "local"  # and of the controller
+    controller: str | type = "local"  # ipyparallel's launcher of the controller
     is_mpi = True  # whether the engines are ranks of one MPI world
-    starts_at_once = False  # whether engines may start before the controller listens: they find its address in the cluster's folder
-    is_here = True  # whether they are on this machine, whose cores then limit their number
-    oversubscribe = True  # whether they may outnumber them, as the cluster was asked for: also when it is scaled
+    starts_at_once = False  # whether engines may start before the controller: they find its address in the cluster's folder
+    is_here = True  # whether the engines run on this machine, whose cores then limit their number
+    oversubscribe = True  # whether there may be more engines than cores; it also holds when the cluster is scaled
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What starts the ranks, as messages call it: "Open MPI 5.0.11"."""
+        """Name in messages of what starts the ranks: "Open MPI 5.0.11"."""
 
     @property
     def starter(self) -> str:
-        """The command that starts them, for the words of a failure."""
+        """The command that starts the ranks, for error messages."""
         return self.title
 
     @property
     def reachable(self) -> bool:
-        """Whether a cluster that was detached can be taken up, and ended, on other machines: no process of it is tied to this one."""
-        return not isinstance(self.controller, str)  # one in a job, which knows itself where that is
+        """Whether other machines can attach to a detached cluster and end it: no process of it runs on this machine."""
+        return not isinstance(self.controller, str)  # a controller in a job
 
-    def check(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most
-        """Refuse what cannot be started, before anything is.
+    def check_num_ranks(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most
+        """Check that `num_ranks` ranks can be started, before anything starts.
 
         Raises:
-            ConfigError, LaunchError: says why, and what to do.
+            ConfigError, LaunchError: they cannot; the message says why, and what to do.
         """
 
     def controller_ip(self) -> str:
-        """Where the controller listens."""
+        """Return the address on which the controller listens."""
         return LOOPBACK
 
     @abstractmethod
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
-        """Tell ipyparallel how to start the engines.
+        """Configure how ipyparallel starts the engines.
 
         Args:
-            environment: what every process of the cluster must have in its environment: the cluster's mark among them.
-            folder: the cluster's own, which ends with it.
+            config: ipyparallel's configuration; it is changed in place.
+            num_ranks: number of engines.
+            environment: variables that every process of the cluster must have, such as the cluster's mark.
+            folder: the cluster's folder, which is removed with the cluster.
         """
 
     async def controller_is_up(self, info: dict[str, Any]) -> None:  # noqa: B027 - nothing to do for most
-        """The controller listens as its connection file, the engines' part of it, says; no engine was started yet."""
+        """Called when the controller listens, before any engine starts.
+
+        Args:
+            info: the engines' part of the controller's connection file.
+        """
 
     def waits(self, engine_set: Any) -> str | None:
-        """Why the engines have not begun to start, such as a job's place in a queue: time that does not count. None: they have."""
+        """Return why the engines cannot start yet, such as a job's place in a queue; None if they can.
+
+        This time does not count.
+        """
         return None
 
     def alive(self, engine_set: Any) -> bool:
-        """Whether the engines can still be there."""
+        """Return False if the engines have ended."""
         return engine_set is not None and engine_set.state == "running" and is_running(engine_set.process)
 
     def last_words(self, engine_set: Any) -> str:
-        """All that the engines' starter wrote so far."""
+        """Return the whole output of the process that started the engines."""
         return written(engine_set)
 
     def why_not_detach(self) -> str | None:
-        """Why the engines cannot outlive this process; None: they can."""
+        """Return why the engines cannot outlive this process; None if they can."""
         return None
 
     def pid_here(self, pid: int) -> int:
-        """A rank's process, by the number it goes by on this machine."""
+        """Return the process id of a rank as this machine numbers it."""
         return pid
 
     async def close(self) -> None:  # noqa: B027 - nothing to do for most
-        """After engines and controller were stopped, in their event loop."""
+        """Called in the event loop after engines and controller were stopped."""
 
     def clear(self) -> None:  # noqa: B027 - nothing to do for most
-        """What must be done even when a stop is interrupted; once is enough, more does no harm."""
+        """Do what must happen even if a stop is interrupted. Further calls do nothing."""
 
 
-def ended_here(who: dict[str, Any]) -> bool:
-    """Whether a rank was a process of this machine and is none any more."""
-    if who["host"] != socket.gethostname():
+def ended_here(process: dict[str, Any]) -> bool:
+    """Return True if a rank's process ran on this machine and has ended.
+
+    Args:
+        process: a mapping with host and pid.
+    """
+    if process["host"] != socket.gethostname():
         return False
     try:
-        return not is_running(psutil.Process(who["pid"]))
+        return not is_running(psutil.Process(process["pid"]))
     except psutil.Error:
         return True
 
 
 def written(launcher: Any) -> str:
-    """What a launcher of ipyparallel has logged so far, which it would read but once; removed when the process has ended."""
+    """Return the log of an ipyparallel launcher.
+
+    Its `get_output` works only once, and it removes the file at the end.
+    """
     path = Path(getattr(launcher, "output_file", "") or "")
-    with contextlib.suppress(OSError):  # there is none, or none any more
+    with contextlib.suppress(OSError):  # there is no file, or it was removed
         return path.read_text(errors="replace")
     return str(launcher.get_output() or "") if launcher is not None else ""

@@ -1,6 +1,9 @@
-"""What `launcher=` means: a launcher by its name, network or Slurm request."""
+"""Resolves a cluster's arguments `launcher=`, `mpi=` and `runtime=` to a launcher and a library."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
 
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.emulated.launcher import network_of
@@ -9,29 +12,71 @@ from workbench.clusters.launchers.mpi import EmulatedLauncher, MPILauncher
 from workbench.clusters.launchers.processes import ProcessLauncher
 from workbench.clusters.launchers.slurm_launcher import slurm_launcher
 from workbench.clusters.launchers.ssh import SSHLauncher, parse_hosts
-from workbench.clusters.local.mpi_install import MPIInstall
+from workbench.clusters.local.mpi_install import MPIInstall, check_num_ranks, find_mpi
 from workbench.clusters.slurm.request import Slurm
+from workbench.errors import ConfigError
+
+RuntimeName = Literal["mpi", "torch"]
+Where = str | EmulatedNetwork | Slurm | Launcher
 
 
-def needs_mpi(words: str | EmulatedNetwork | Slurm | Launcher) -> bool:
-    """Whether that launcher has to be given an MPI."""
-    return not isinstance(words, Launcher) and words not in ("torch", "processes")
-
-
-def make_launcher(words: str | EmulatedNetwork | Slurm | Launcher, num_ranks: int, install: MPIInstall | None) -> Launcher:
-    """What `launcher=` of a cluster means; `install` is there for what needs an MPI.
+def choose_launcher(given: Where, n: int, mpi: str | Path | MPIInstall | None, *, oversubscribe: bool) -> Launcher:
+    """Return the launcher that starts `n` ranks.
 
     Raises:
-        ConfigError: no such launcher, or an option that it does not have.
-        LaunchError: it cannot be had on this machine.
+        ConfigError: there is no such launcher, or it has no place for `n` ranks.
+        LaunchError: the launcher does not work on this machine.
     """
-    if isinstance(words, Launcher):
-        return words
+    check_num_ranks(n, here=False)
+    install = None
+    if _needs_mpi(given):
+        install = mpi if isinstance(mpi, MPIInstall) else find_mpi(mpi, oversubscribe=oversubscribe)
+    launcher = _make_launcher(given, n, install)
+    launcher.oversubscribe = oversubscribe
+    check_places(launcher, n)
+    return launcher
+
+
+def check_places(launcher: Launcher, n: int) -> None:
+    """Check that a launcher has places for `n` ranks.
+
+    Raises:
+        ConfigError: it has fewer places; the message says how to get more.
+    """
+    check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here)
+    launcher.check_num_ranks(n)
+
+
+def choose_runtime(given: str | None, launcher: Launcher) -> RuntimeName:
+    """Return the library that carries the bytes of trainings.
+
+    Raises:
+        ConfigError: there is no such runtime, or it is MPI and the ranks start without MPI.
+    """
+    names = get_args(RuntimeName)
+    if given is not None and given not in names:
+        raise ConfigError(f"runtime={given!r}: a cluster's ranks run on {' or '.join(map(repr, names))}")
+    if given == "mpi" and not launcher.is_mpi:
+        raise ConfigError(f"runtime='mpi': {launcher.title} start without MPI: use runtime='torch', or launcher='local'")
+    return "torch" if given == "torch" or not launcher.is_mpi else "mpi"
+
+
+def _needs_mpi(given: Where) -> bool:
+    """Whether the launcher needs an MPI."""
+    return not isinstance(given, Launcher) and given not in ("torch", "processes")
+
+
+def _make_launcher(given: Where, num_ranks: int, install: MPIInstall | None) -> Launcher:
+    """The launcher that `launcher=` names; `install` is None if it needs no MPI."""
+    if isinstance(given, Launcher):
+        return given
     if install is None:
         return ProcessLauncher()
-    if isinstance(words, Slurm) or (isinstance(words, str) and words.partition(":")[0].strip() == "slurm"):
-        return slurm_launcher(words, install)
-    if str(words).partition(":")[0].strip() == "ssh":
-        return SSHLauncher(install, parse_hosts(str(words)))
-    network = network_of(words, num_ranks)
-    return MPILauncher(install) if network is None else EmulatedLauncher(install, network, owned=network is not words)
+    if isinstance(given, Slurm) or (isinstance(given, str) and given.partition(":")[0].strip() == "slurm"):
+        return slurm_launcher(given, install)
+    if str(given).partition(":")[0].strip() == "ssh":
+        return SSHLauncher(install, parse_hosts(str(given)))
+    network = network_of(given, num_ranks)
+    if network is None:
+        return MPILauncher(install)
+    return EmulatedLauncher(install, network, owned=network is not given)

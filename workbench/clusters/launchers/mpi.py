@@ -31,10 +31,10 @@ class MPILauncher(Launcher):
     def starter(self) -> str:
         return self.install.mpiexec
 
-    def check(self, num_ranks: int) -> None:
+    def check_num_ranks(self, num_ranks: int) -> None:
         here = Placement.here()
         if here is not None:
-            here.check(num_ranks)
+            here.check_num_ranks(num_ranks)
 
     def controller_ip(self) -> str:
         return socket.gethostbyname(socket.gethostname()) if Placement.here() else LOOPBACK
@@ -48,7 +48,7 @@ class MPILauncher(Launcher):
 
 @final
 class EmulatedLauncher(MPILauncher):
-    """Ranks on hosts of an emulated network, started by mpiexec on its first host; the controller stays outside.
+    """Ranks on hosts of an emulated network, started by mpiexec on its first host. The controller stays outside.
 
     Args:
         owned: whether the network ends with the cluster.
@@ -62,8 +62,8 @@ class EmulatedLauncher(MPILauncher):
         self.network, self._owned = network, owned
         self._relay = Relay()
 
-    def check(self, num_ranks: int) -> None:
-        self.network.placement.check(num_ranks)
+    def check_num_ranks(self, num_ranks: int) -> None:
+        self.network.placement.check_num_ranks(num_ranks)
 
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         super().configure(config, num_ranks, environment | self.network.environment, folder)
@@ -87,5 +87,5 @@ class EmulatedLauncher(MPILauncher):
 
 
 def _ports(info: dict[str, Any]) -> list[int]:
-    """Where the controller listens for engines, as its connection file tells."""
+    """The controller's ports for engines, from its connection file."""
     return [port for value in info.values() for port in (value if isinstance(value, list) else [value]) if type(port) is int]

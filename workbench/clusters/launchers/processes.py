@@ -1,4 +1,4 @@
-"""Ranks of this machine without any MPI: processes that are told their number as torchrun tells it."""
+"""Ranks of this machine without MPI: processes with the variables of torchrun (RANK, WORLD_SIZE, ...)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from workbench.trace.processes import is_running
 
 @final
 class ProcessSet(LocalEngineSetLauncher):  # type: ignore[misc]  # ipyparallel ships no types
-    """An engine for each rank, which has the rank's number."""
+    """One engine per rank, with the rank's number."""
 
     def start(self, n: int) -> list[Any]:
-        """Start them all."""
+        """Start all engines."""
         self.n = n
         started = []
         for rank in range(n):
@@ -45,7 +45,7 @@ class ProcessSet(LocalEngineSetLauncher):  # type: ignore[misc]  # ipyparallel s
 
 @final
 class ProcessLauncher(Launcher):
-    """Starts them; torch.distributed is what they have to speak to each other."""
+    """Starts processes that communicate by torch.distributed."""
 
     engine_set = ProcessSet
     is_mpi = False
@@ -60,19 +60,22 @@ class ProcessLauncher(Launcher):
         config.ProcessSet.environment = {**environment, "OMP_NUM_THREADS": threads}
 
     def alive(self, engine_set: Any) -> bool:
-        """Whether all are there."""
+        """Return True if all engines are alive."""
         if engine_set is None:
             return False
         engines = list(engine_set.launchers.values())
         return len(engines) == engine_set.n and all(engine.state == "running" and is_running(engine.process) for engine in engines)
 
     def last_words(self, engine_set: Any) -> str:
-        """Of all ranks, each line with its rank."""
+        """Return the output of all ranks, each line after its rank's number."""
         if engine_set is None:
             return ""
         lines = []
         for rank in range(engine_set.n):
             path = Path(engine_set.profile_dir, "log", f"rank-{rank:05d}.log")
-            said = path.read_text(errors="replace") if path.is_file() else engine_set.outputs.get(str(rank)) or ""  # of one that has ended
-            lines += [f"[{rank}] {line}" for line in said.splitlines()]
+            if path.is_file():
+                output = path.read_text(errors="replace")
+            else:
+                output = engine_set.outputs.get(str(rank)) or ""  # kept for an engine that has ended
+            lines += [f"[{rank}] {line}" for line in output.splitlines()]
         return "\n".join(lines)

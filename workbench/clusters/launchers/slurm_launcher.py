@@ -1,4 +1,4 @@
-"""Ranks under Slurm: a job of their own, or a step of the job that this process is in."""
+"""Ranks under Slurm: a new job, or a step of the job that this process runs in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from workbench.clusters.launchers.base import LOOPBACK, Launcher
 from workbench.clusters.launchers.mpi import MPILauncher
 from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
 from workbench.clusters.slurm import batch_job
-from workbench.clusters.slurm.batch_job import for_steps
 from workbench.clusters.slurm.queue import Allocation, Watched, address_for_nodes, ask, cancel, submit, tail
 from workbench.clusters.slurm.request import Slurm
 from workbench.clusters.supervision.reaper import AT_END
@@ -27,12 +26,12 @@ from workbench.errors import ConfigError
 
 SCRIPT = batch_job.__file__
 SPEC, LOG = "job.json", "job.log"
-SETTLED = ("partition", "account", "time_limit", "gpus_per_rank", "extra")
-GONE_S = 8.0  # how long a cancelled job may take to be gone
+SETTLED = ("partition", "account", "time_limit", "gpus_per_rank", "extra")  # options that a running job has fixed
+GONE_S = 8.0  # how long a cancelled job may take to end
 
 
 class _InJob:
-    """What the two launchers for ipyparallel share: a job, which either may have submitted."""
+    """Base of the two ipyparallel launchers: a job, which either of them may submit."""
 
     job_id: str
     spec: dict[str, Any]
@@ -47,16 +46,16 @@ class _InJob:
         return self._watched
 
     async def submit(self, spec: dict[str, Any]) -> None:
-        """Write what the job runs, and submit it."""
+        """Write the job's specification, and submit the job."""
         folder = Path(self.profile_dir)
         path = folder / SPEC
         path.touch(0o600)
         path.write_text(json.dumps(spec))
         self.job_id = await asyncio.to_thread(submit, self.script)
-        (folder / AT_END).write_text(json.dumps(["scancel", self.job_id]) + "\n")  # for the warden
+        (folder / AT_END).write_text(json.dumps(["scancel", self.job_id]) + "\n")  # for the reaper
 
-    async def gone(self) -> None:
-        """Cancel the job and wait until it is gone."""
+    async def cancel_job(self) -> None:
+        """Cancel the job and wait until it has ended."""
         if self.job_id:
             await asyncio.to_thread(cancel, self.job_id)
             deadline = time.monotonic() + GONE_S
@@ -64,15 +63,17 @@ class _InJob:
                 await asyncio.sleep(0.1)
 
     def output(self) -> str:
-        """What the job wrote, and how it stands if it ended."""
-        said = tail(Path(self.profile_dir) / LOG)
+        """Return the job's output, and its state if it has ended."""
+        text = tail(Path(self.profile_dir) / LOG)
         state = self.watched.state() if self.job_id else None
-        return said if state is None or state.alive else f"{said.rstrip()}\nSlurm's job {self.job_id}: {state}\n"
+        if state is None or state.alive:
+            return text
+        return f"{text.rstrip()}\nSlurm's job {self.job_id}: {state}\n"
 
 
 @final
 class SlurmController(_InJob, ControllerLauncher):  # type: ignore[misc]
-    """The controller, when it lives in the job: submits the job, with the engines in it."""
+    """A controller that runs in the job: it submits the job, with the engines in it."""
 
     job_id = Unicode().tag(to_dict=True)
     spec = Dict(config=True)
@@ -86,14 +87,14 @@ class SlurmController(_InJob, ControllerLauncher):  # type: ignore[misc]
         return self.notify_start({"job": self.job_id})
 
     async def stop(self) -> Any:
-        await self.gone()
+        await self.cancel_job()
         return self.notify_stop({"exit_code": 0, "job": self.job_id})
 
     def poll(self) -> int | None:
         return None if self.watched.state().alive else 1
 
     def get_output(self, remove: bool = False) -> str:
-        return "" if getattr(self.parent, "engines", None) else self.output()  # which the engines' launcher tells
+        return "" if getattr(self.parent, "engines", None) else self.output()  # the engines' launcher returns it
 
     @classmethod
     def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
@@ -102,7 +103,7 @@ class SlurmController(_InJob, ControllerLauncher):  # type: ignore[misc]
 
 @final
 class SlurmEngines(_InJob, EngineLauncher):  # type: ignore[misc]
-    """The engines: in a job that this submits, or that the controller has submitted."""
+    """The engines: in a job that this launcher or the controller's launcher submits."""
 
     job_id = Unicode().tag(to_dict=True)
     spec = Dict(config=True)
@@ -121,11 +122,11 @@ class SlurmEngines(_InJob, EngineLauncher):  # type: ignore[misc]
         return self.notify_start({"job": self.job_id})
 
     async def stop(self) -> Any:
-        await self.gone()
+        await self.cancel_job()
         return self.notify_stop({"exit_code": 0, "job": self.job_id})
 
     def signal(self, sig: int) -> None:
-        """To what starts the ranks in the job."""
+        """Send a signal to the job's batch script."""
         ask("scancel", "--batch", f"--signal={int(sig)}", self.job_id)
 
     def poll(self) -> int | None:
@@ -135,7 +136,7 @@ class SlurmEngines(_InJob, EngineLauncher):  # type: ignore[misc]
         return self.output()
 
     def _log_output(self, stop_data: Any = None) -> None:
-        """Nothing: the job's output stays in its file, and is quoted where it explains a failure."""
+        """Log nothing: the job's output stays in its file, and error messages quote it."""
 
     @classmethod
     def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
@@ -143,7 +144,7 @@ class SlurmEngines(_InJob, EngineLauncher):  # type: ignore[misc]
 
 
 def _restored(launcher: Any) -> Any:
-    """As after `start`, of a job that was submitted before."""
+    """Put a launcher of a submitted job into the state after `start`."""
     state = launcher.watched.state(now=True)
     if not state.alive:
         raise NotRunning(f"Slurm's job {launcher.job_id}: {state}")
@@ -153,15 +154,15 @@ def _restored(launcher: Any) -> Any:
 
 @final
 class SlurmLauncher(Launcher):
-    """Ranks in a Slurm job of their own, started there by mpiexec or srun; the controller beside the notebook or in the job.
+    """Ranks in a new Slurm job, started there by mpiexec or srun. The controller runs here or in the job.
 
     Args:
         install: the MPI, at the same path on the nodes.
-        options: what the job asks for.
+        options: the job's resources.
     """
 
     engine_set = SlurmEngines
-    is_here = False  # their number is limited by what the job asks for
+    is_here = False  # the job's resources limit the number of ranks
 
     def __init__(self, install: MPIInstall, options: Slurm) -> None:
         self.install, self.options = install, options
@@ -178,8 +179,8 @@ class SlurmLauncher(Launcher):
     def starter(self) -> str:
         return "Slurm's job"
 
-    def check(self, num_ranks: int) -> None:
-        self.options.check(num_ranks)
+    def check_num_ranks(self, num_ranks: int) -> None:
+        self.options.check_num_ranks(num_ranks)
         ask("sbatch", "--version")
 
     @cached_property
@@ -203,13 +204,13 @@ class SlurmLauncher(Launcher):
             "folder": str(folder),
             "controller": None,
             "connection": str(folder / "security" / f"ipcontroller-{name}-engine.json"),
-            "on_warning": "word",
+            "on_warning": "command",
             "requeue": False,
         }
         command = [sys.executable, "-P", SCRIPT, str(folder / SPEC)]
         script = self.options.script(num_ranks, name=name, output=str(folder / LOG), command=command)
-        for part in (config.SlurmEngines, config.SlurmController):
-            part.spec, part.script = spec, script
+        for launcher in (config.SlurmEngines, config.SlurmController):
+            launcher.spec, launcher.script = spec, script
 
     def waits(self, engine_set: Any) -> str | None:
         return engine_set.watched.state().waits if getattr(engine_set, "job_id", "") else None
@@ -221,7 +222,7 @@ class SlurmLauncher(Launcher):
         return engine_set.get_output() if engine_set is not None else ""
 
     def why_not_detach(self) -> str | None:
-        """The job goes on without this process, as the controller does, wherever it is."""
+        """Return None: the job and its controller continue without this process."""
         return None
 
     def clear(self) -> None:
@@ -232,10 +233,12 @@ class SlurmLauncher(Launcher):
 
 @final
 class StepLauncher(MPILauncher):
-    """Ranks in the job that this process is in: a step of it, and no second job.
+    """Ranks as a step of the job that this process runs in.
 
     Args:
-        allocation: that job.
+        install: the MPI.
+        options: how the ranks start.
+        allocation: the job.
     """
 
     is_here = False
@@ -248,21 +251,21 @@ class StepLauncher(MPILauncher):
     def title(self) -> str:
         return f"Slurm's job {self.allocation.job}, {self.install}"
 
-    def check(self, num_ranks: int) -> None:
-        self.options.check(num_ranks)
+    def check_num_ranks(self, num_ranks: int) -> None:
+        self.options.check_num_ranks(num_ranks)
         settled = [name for name in SETTLED if getattr(self.options, name)]
         settled += ["nodes"] if self.options.nodes not in (None, len(self.allocation.nodes)) else []
         settled += ["controller"] if self.options.controller == "job" else []
         if settled:
             raise ConfigError(
-                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it: {', '.join(settled)} of a job that runs "
-                "cannot be chosen any more; leave out (launcher='slurm'), or start outside of a job"
+                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it. A running job cannot change "
+                f"{', '.join(settled)}: leave out (launcher='slurm'), or start outside of a job"
             )
         most = max(self.allocation.num_ranks, sum(self.allocation.nodes))
         if num_ranks > most:
             raise ConfigError(
                 f"{num_ranks} ranks in Slurm's job {self.allocation.job}, which has {len(self.allocation.nodes)} nodes with "
-                f"{sum(self.allocation.nodes)} CPUs: have at most {most}, or ask for more with `salloc --ntasks={num_ranks}`"
+                f"{sum(self.allocation.nodes)} CPUs: start at most {most}, or request more with `salloc --ntasks={num_ranks}`"
             )
 
     def controller_ip(self) -> str:
@@ -270,7 +273,7 @@ class StepLauncher(MPILauncher):
 
     @property
     def _on_node(self) -> bool:
-        """Whether this process is on a node of the job, and not where salloc was called."""
+        """Whether this process runs on a node of the job, and not on the machine that called salloc."""
         return "SLURMD_NODENAME" in os.environ or "SLURM_NODEID" in os.environ
 
     @cached_property
@@ -280,21 +283,21 @@ class StepLauncher(MPILauncher):
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         command = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
         if self.options.mpi != "mpiexec":
-            command = [*command, "--overlap"]  # an interactive shell is a step, which holds all of the job
+            command = [*command, "--overlap"]  # an interactive shell is a step that holds the whole job
             command += ["--overcommit"] if num_ranks > self.allocation.num_ranks else []
         place = command.index("-n")
         config.MPIEngineSetLauncher.mpi_cmd = command[:place]
         config.MPIEngineSetLauncher.mpi_args = command[place + 2 :]
         ranks = rank_environment(self.install, num_ranks)
-        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **for_steps(os.environ, command)}
+        config.MPIEngineSetLauncher.environment = {**environment, **ranks, **batch_job.for_steps(os.environ, command)}
 
 
-def slurm_launcher(words: str | Slurm, install: MPIInstall) -> Launcher:
-    """What `launcher="slurm:..."` means here: a job, or a step of the job that this process is in.
+def slurm_launcher(given: str | Slurm, install: MPIInstall) -> Launcher:
+    """Make the launcher for `launcher="slurm:..."`: a new job, or a step of the job that this process runs in.
 
     Raises:
-        ConfigError: an option that it does not have.
+        ConfigError: there is no such option.
     """
-    options = words if isinstance(words, Slurm) else Slurm.parse(words)
+    options = given if isinstance(given, Slurm) else Slurm.parse(given)
     allocation = Allocation.here()
     return SlurmLauncher(install, options) if allocation is None else StepLauncher(install, options, allocation)

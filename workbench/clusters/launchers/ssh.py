@@ -1,8 +1,8 @@
-"""Ranks on several hosts that this one reaches by ssh, in one MPI world: `launcher="ssh:hostA:2,hostB:2"`.
+"""Ranks in one MPI world on several hosts, which this machine reaches by ssh: `launcher="ssh:hostA:2,hostB:2"`.
 
-mpiexec logs in to each host, so that must work without a password, with this interpreter and its packages at the same
-path. The controller stays here and listens where the hosts reach it, encrypted. Runs are written to a folder that all
-must see.
+mpiexec logs in to each host. So ssh must work without a password, and this interpreter and its packages must be
+at the same path there. The controller stays on this machine. It is encrypted and listens where the hosts reach
+it. All hosts must see the folder of runs.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ from workbench.errors import ConfigError, LaunchError
 
 FORM = "'ssh:hostA:2,hostB:2', each host with its number of ranks"
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MPI4PY_LIBMPI", "WORKBENCH_RUNS", "OMP_NUM_THREADS")
-CARRIED_BEGINNINGS = ("GLOO_", "NCCL_", "TP_")
+EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MPI4PY_LIBMPI", "WORKBENCH_RUNS", "OMP_NUM_THREADS")
+EXPORTED_PREFIXES = ("GLOO_", "NCCL_", "TP_")
 FROM_IPYPARALLEL = ("IPP_CLUSTER_ID", "IPP_PROFILE_DIR", "IPP_CONNECTION_INFO")
 
 
-def parse_hosts(words: str) -> tuple[tuple[str, int], ...]:
-    """Hosts and how many ranks each has.
+def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the hosts, and the number of ranks on each.
 
     >>> parse_hosts("ssh:hostA:2,hostB")
     (('hostA', 2), ('hostB', 1))
 
     Raises:
-        ConfigError: it is not written so.
+        ConfigError: the text does not have this form.
     """
     hosts = []
-    for part in words.partition(":")[2].split(","):
-        name, colon, number = part.strip().partition(":")
+    for item in text.partition(":")[2].split(","):
+        name, colon, number = item.strip().partition(":")
         if not HOST.fullmatch(name) or (colon and not (number.isdigit() and int(number) > 0)):
-            raise ConfigError(f"launcher={words!r}: {part!r} is no host; write it like {FORM}")
+            raise ConfigError(f"launcher={text!r}: {item!r} is no host; write it like {FORM}")
         hosts.append((name, int(number or 1)))
     if len({name for name, _ in hosts}) != len(hosts):
-        raise ConfigError(f"launcher={words!r}: a host is named twice; write it like {FORM}")
+        raise ConfigError(f"launcher={text!r}: a host is named twice; write it like {FORM}")
     return tuple(hosts)
 
 
 @final
 class SSHLauncher(MPILauncher):
-    """Starts them.
+    """Starts ranks by mpiexec over ssh.
 
     Args:
-        hosts: names and numbers of ranks, in the order in which ranks fill them.
+        install: the MPI, at the same path on all hosts.
+        hosts: (name, number of ranks) of each host, in the order in which ranks fill them.
     """
 
     is_here = starts_at_once = False
@@ -65,21 +66,21 @@ class SSHLauncher(MPILauncher):
     def title(self) -> str:
         return f"{self.install} over ssh on {', '.join(name for name, _ in self.hosts)}"
 
-    def check(self, num_ranks: int) -> None:
+    def check_num_ranks(self, num_ranks: int) -> None:
         places = sum(number for _, number in self.hosts)
         if num_ranks > places:
-            raise ConfigError(f"{num_ranks} ranks on hosts with places for {places}: give a host more, {FORM}")
+            raise ConfigError(f"{num_ranks} ranks on hosts with places for {places}: give a host more places, {FORM}")
 
     def controller_ip(self) -> str:
-        """This machine's address on the way to the first host that is not this machine."""
+        """Return this machine's address on the route to the first host that is another machine."""
         address = LOOPBACK
         for name, _ in self.hosts:
             try:
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                    probe.connect((name, 9))  # nothing is sent: the kernel looks up the way
+                    probe.connect((name, 9))  # nothing is sent: the kernel looks up the route
                     address = str(probe.getsockname()[0])
             except OSError as error:
-                raise LaunchError(f"no way to host {name!r} ({error}): is the name right, and does `ssh {name} true` work?") from None
+                raise LaunchError(f"no route to host {name!r} ({error}): is the name right, and does `ssh {name} true` work?") from None
             if not address.startswith("127.") and name not in (socket.gethostname(), address):
                 return address
         return address
@@ -91,8 +92,9 @@ class SSHLauncher(MPILauncher):
         config.MPIEngineSetLauncher.environment = variables
         names = ",".join(f"{name}:{number}" for name, number in self.hosts)
         if self.install.name != OPEN_MPI:
-            config.MPIEngineSetLauncher.mpi_args = ["-hosts", names]  # carries its whole environment along
+            config.MPIEngineSetLauncher.mpi_args = ["-hosts", names]  # this mpiexec exports its whole environment
             return
-        carried = [name for name in os.environ if name in CARRIED or name.startswith(CARRIED_BEGINNINGS)]
-        exports = [word for name in sorted({*carried, *variables, *FROM_IPYPARALLEL}) for word in ("-x", name)]
-        config.MPIEngineSetLauncher.mpi_args = ["--host", names, "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", *exports]
+        exported = [name for name in os.environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)]
+        exports = [word for name in sorted({*exported, *variables, *FROM_IPYPARALLEL}) for word in ("-x", name)]
+        placement = ["--host", names, "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+        config.MPIEngineSetLauncher.mpi_args = [*placement, *exports]

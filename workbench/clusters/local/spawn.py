@@ -1,4 +1,4 @@
-"""Ranks for one run from a shell: processes of this machine that run the same command line, and end with it."""
+"""Ranks for one run from a shell: processes on this machine that run the same command line and end with the command."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from workbench.clusters.emulated.placement import Placement
-from workbench.clusters.local.fork_ranks import Nursery
-from workbench.clusters.local.fork_server import Forked, die_with_parent
+from workbench.clusters.local.fork_server import Forked, RankForkServer, die_with_parent
 from workbench.clusters.local.mpi_install import check_num_ranks, find_mpi, mpiexec_command
-from workbench.clusters.supervision.exit_status import end_words, ends_told, pids_of, signalled
+from workbench.clusters.supervision.exit_status import describe_exit, parse_exit_statuses, ranks_by_pid, signal_of
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.machine import num_cores
 from workbench.runtimes.control.commands import STOP, write_command
@@ -29,36 +28,37 @@ from workbench.runtimes.liveness.failure_detector import CONNECTION
 from workbench.runtimes.liveness.membership import tolerates_loss
 from workbench.trace.store import update_run
 
-FOLDER_VARIABLE = "WORKBENCH_RUN_FOLDER"  # tells a rank which run it belongs to
-PLACE_VARIABLE = "WORKBENCH_TAKES_PLACE"  # tells it that it comes later, in the place of a rank that was killed
+FOLDER_VARIABLE = "WORKBENCH_RUN_FOLDER"  # a rank's run
+PLACE_VARIABLE = "WORKBENCH_TAKES_PLACE"  # set for a rank that replaces a killed one
 THREADS = "OMP_NUM_THREADS"
 GRACE_S = 10.0
 Process = subprocess.Popen[bytes] | Forked
-MOST_PLACES = 3  # so often a rank's place is taken; who is killed again and again will be once more
+MOST_REPLACEMENTS = 3  # of one rank: after that, another replacement would be killed too
 
 
 class RankFailed(WorkbenchError):
-    """A rank ended with an error that is not the caller's to mend."""
+    """A rank ended with an error that the caller cannot fix."""
 
     exit_code = 1
 
 
-def nursery_for(num_ranks: int) -> Nursery | None:
-    """To be asked for before anything is computed, in a process that runs a command: where ranks of torch are forked from.
+def fork_server_for(num_ranks: int) -> RankForkServer | None:
+    """Return a fork server for ranks of torch. A command calls this before it computes anything.
 
-    None where each is to be started on its own: on hosts of an emulated network, where torch may have threads already, or not on Linux.
+    None if each rank has to be started as a new process: on hosts of an emulated network, if torch is imported or
+    threads exist already, or on a system other than Linux.
     """
     if Placement.here() is not None or "torch" in sys.modules or threading.active_count() > 1 or sys.platform != "linux":
         return None
-    told = os.environ.get(THREADS)
-    os.environ[THREADS] = _threads(num_ranks)  # read when libraries are loaded
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = _threads(num_ranks)  # libraries read it when they are loaded
     try:
-        return Nursery(_be_rank, _load)
+        return RankForkServer(_be_rank, _load)
     finally:
-        if told is None:
+        if before is None:
             del os.environ[THREADS]
         else:
-            os.environ[THREADS] = told
+            os.environ[THREADS] = before
 
 
 def _load() -> None:
@@ -66,7 +66,7 @@ def _load() -> None:
 
 
 def _be_rank(arguments: list[str]) -> NoReturn:
-    """As `python -m workbench ARGUMENTS`."""
+    """Run `python -m workbench ARGUMENTS` in this process."""
     sys.argv = ["workbench", *arguments]
     runpy.run_module("workbench", run_name="__main__", alter_sys=True)
     raise SystemExit(0)
@@ -85,32 +85,38 @@ def spawn_ranks(
     replaced: Collection[int] = (),
     *,
     shrinks: bool = False,
-    nursery: Nursery | None = None,
+    fork_server: RankForkServer | None = None,
 ) -> None:
-    """Run `python -m workbench ARGUMENTS` as every rank and wait for all of them; `watch` is called five times a second.
+    """Run `python -m workbench ARGUMENTS` as every rank, and wait for all of them.
 
-    Another process is started in the place of one of `replaced` that is killed while the others go on (torch). Where the run `shrinks`,
-    an mpiexec is asked to let the others go on.
+    On an emulated network the ranks run on its hosts. The first Ctrl-C asks the run to write a checkpoint and
+    stop at the end of a step. The second one ends it at once.
 
-    On an emulated network the ranks are on its hosts; elsewhere those of torch are forked off a nursery, where there is one.
-
-    The first Ctrl-C asks the run to stop at the end of a step and keep a checkpoint, the second ends it at once.
+    Args:
+        runtime: "mpi": one mpiexec starts the ranks. "torch": each rank is a process.
+        num_ranks: number of ranks.
+        arguments: of the command line.
+        folder: the run's folder.
+        watch: called five times a second.
+        replaced: ranks that get a new process if they are killed while the others continue (torch).
+        shrinks: whether the other ranks continue without a lost one; mpiexec is asked to allow it.
+        fork_server: forks ranks of torch; None: each rank is a new process.
 
     Raises:
-        LaunchError: the ranks could not be started, or ended without a word.
-        WorkbenchError: what a rank reported.
+        LaunchError: the ranks did not start, or ended without an error message.
+        WorkbenchError: the error of a rank.
     """
     placement = Placement.here()
     if placement is not None:
-        placement.check(num_ranks)
-    with _told_when_terminated(folder), (folder / "ranks.log").open("wb") as log:
+        placement.check_num_ranks(num_ranks)
+    with _record_sigterm(folder), (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
             command, env = mpiexec_command(find_mpi(), num_ranks, _command(arguments), outlives=shrinks)
             processes: list[Process] = [_start(command, {**env, FOLDER_VARIABLE: str(folder)}, log)]
         else:
-            start = _starter(num_ranks, arguments, folder, placement, nursery, log)
+            start = _starter(num_ranks, arguments, folder, placement, fork_server, log)
             processes = [start(rank) for rank in range(num_ranks)]
-        died: dict[int, int] = {}  # before we ended any
+        died: dict[int, int] = {}  # rank -> exit status, before this process ended any
 
         def start_again(rank: int) -> None:
             processes[rank] = start(rank, **{PLACE_VARIABLE: "1"})
@@ -118,12 +124,14 @@ def spawn_ranks(
         try:
             _wait(processes, folder, watch, {rank: partial(start_again, rank) for rank in replaced})
             ends = {rank: process.poll() for rank, process in enumerate(processes)}
-            died = {rank: status for rank, status in ends.items() if status is not None and signalled(status)}
+            died = {rank: status for rank, status in ends.items() if status is not None and signal_of(status)}
         finally:
             _end(processes)
     if any(process.returncode for process in processes) and not tolerates_loss(folder, over=True):
-        told = ends_told((folder / "ranks.log").read_text(errors="replace"), pids_of(folder)) if runtime == "mpi" else died
-        raise _cause(folder, processes, told)
+        if runtime == "mpi":
+            log_text = (folder / "ranks.log").read_text(errors="replace")
+            died = parse_exit_statuses(log_text, ranks_by_pid(folder))
+        raise _cause(folder, processes, died)
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
@@ -131,9 +139,9 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _starter(
-    num_ranks: int, arguments: Sequence[str], folder: Path, placement: Placement | None, nursery: Nursery | None, log: Any
+    num_ranks: int, arguments: Sequence[str], folder: Path, placement: Placement | None, fork_server: RankForkServer | None, log: Any
 ) -> Callable[..., Process]:
-    """Starts a rank of torch, with more variables."""
+    """Return a function that starts a rank of torch, with more variables in its environment."""
     check_num_ranks(num_ranks)
     world = {**os.environ, FOLDER_VARIABLE: str(folder), "WORLD_SIZE": str(num_ranks), THREADS: _threads(num_ranks)}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -142,8 +150,8 @@ def _starter(
 
     def start(rank: int, **more: str) -> Process:
         variables = {**world, "RANK": str(rank), "LOCAL_RANK": str(local(rank)), **more}
-        if nursery is not None:
-            return nursery.start(arguments, variables, folder / "ranks.log")
+        if fork_server is not None:
+            return fork_server.start(arguments, variables, folder / "ranks.log")
         command = _command(arguments)
         return _start(placement.command(rank, command) if placement else command, variables, log)
 
@@ -157,8 +165,8 @@ def _start(command: Sequence[str], env: dict[str, str], log: Any) -> subprocess.
 
 
 @contextlib.contextmanager
-def _told_when_terminated(folder: Path) -> Iterator[None]:
-    """Who ends us, as a batch system does, ends the run: its record says so."""
+def _record_sigterm(folder: Path) -> Iterator[None]:
+    """A SIGTERM, such as a batch system sends, ends the run, and its record says so."""
 
     def terminated(*_: object) -> None:
         update_run(folder, status="failed", error="terminated")
@@ -174,30 +182,32 @@ def _told_when_terminated(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(processes: list[Process], folder: Path, watch: Callable[[], None], again: Mapping[int, Callable[[], None]]) -> None:
-    """Until all have ended, or one has without which the others cannot go on.
+def _wait(processes: list[Process], folder: Path, watch: Callable[[], None], replace: Mapping[int, Callable[[], None]]) -> None:
+    """Wait until all have ended, or one has ended that the others cannot continue without.
 
     Args:
-        again: rank -> starts another process in its place; how that one ends is its own affair.
+        replace: rank -> starts its replacement. The end of a replacement does not end the run.
     """
-    asked, times = False, Counter[int]()
+    stopping, replacements = False, Counter[int]()
     while any(process.poll() is None for process in processes):
         try:
             watch()
-            ends = {rank: status for rank, process in enumerate(processes) if (status := process.poll()) not in (None, 0)}
-            lost = {rank: status for rank, status in ends.items() if not times[rank]}
-            if lost and not (tolerates_loss(folder, over=False) and all(map(signalled, lost.values()))):
-                _give_grace(processes)  # the others hear of it out of band
+            statuses = {rank: process.poll() for rank, process in enumerate(processes)}
+            ended = {rank: status for rank, status in statuses.items() if status not in (None, 0)}
+            lost = {rank: status for rank, status in ended.items() if not replacements[rank]}
+            if lost and not (tolerates_loss(folder, over=False) and all(map(signal_of, lost.values()))):
+                _give_grace(processes)  # the others learn of it by themselves
                 return
-            for rank in [rank for rank, status in ends.items() if rank in again and signalled(status) and times[rank] < MOST_PLACES]:
-                times[rank] += 1
-                again[rank]()
+            for rank, status in ended.items():
+                if rank in replace and signal_of(status) and replacements[rank] < MOST_REPLACEMENTS:
+                    replacements[rank] += 1
+                    replace[rank]()
             time.sleep(0.2)
         except KeyboardInterrupt:
-            if asked:
+            if stopping:
                 update_run(folder, status="failed", error="interrupted")
                 raise
-            asked = True
+            stopping = True
             write_command(folder, STOP)
             print("\nstopping at the end of a step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
     watch()
@@ -210,7 +220,7 @@ def _give_grace(processes: list[Process]) -> None:
 
 
 def _end(processes: list[Process]) -> None:
-    """Leave no process behind: the ranks' whole process groups end."""
+    """End the ranks' process groups, so that no process stays behind."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
@@ -219,23 +229,24 @@ def _end(processes: list[Process]) -> None:
 
 
 def _cause(folder: Path, processes: list[Process], died: dict[int, int]) -> WorkbenchError:
-    """The error to show: what a rank wrote before it left, else how one was killed, else the last lines of the ranks' output."""
-    told = [json.loads(path.read_text()) for path in sorted(folder.glob("failed-*.json"))]
-    told = [one for one in told if not (died and CONNECTION.search(one["error"]))]
-    lines = "\n".join((folder / "ranks.log").read_text(errors="replace").strip().splitlines()[-12:])
+    """The error to raise: a rank's own report, else how a rank was killed, else the last lines of the ranks' output."""
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("failed-*.json"))]
+    reports = [report for report in reports if not (died and CONNECTION.search(report["error"]))]
+    log = folder / "ranks.log"
     error: WorkbenchError
-    if told:
-        words = told[0]["error"]
-        kind = WorkbenchError if told[0].get("exit_code") == WorkbenchError.exit_code else RankFailed
-        details = folder / f"failed-{told[0]['rank']:05d}.json"
-        error = kind(f"{words}\n(traceback: {details})")
+    if reports:
+        message = reports[0]["error"]
+        kind = WorkbenchError if reports[0].get("exit_code") == WorkbenchError.exit_code else RankFailed
+        details = folder / f"failed-{reports[0]['rank']:05d}.json"
+        error = kind(f"{message}\n(traceback: {details})")
     elif died:
-        rank = min(died, key=lambda rank: (died[rank] == -signal.SIGABRT, rank))  # who lost a peer may abort as it ends
-        words = f"rank {rank}'s process is gone: {end_words(folder, rank, died[rank])}"
-        error = RankFailed(f"{words}. The ranks' output: {folder / 'ranks.log'}")
+        rank = min(died, key=lambda rank: (died[rank] == -signal.SIGABRT, rank))  # a rank that lost a peer may abort
+        message = f"rank {rank}'s process is gone: {describe_exit(folder, rank, died[rank])}"
+        error = RankFailed(f"{message}. The ranks' output: {log}")
     else:
         codes = ", ".join(str(process.returncode) for process in processes)
-        words = f"the ranks ended (exit status {codes}) before they could say why. Last lines of {folder / 'ranks.log'}:\n{lines}"
-        error = LaunchError(words)
-    update_run(folder, status="failed", error=words)
+        lines = "\n".join(log.read_text(errors="replace").strip().splitlines()[-12:])
+        message = f"the ranks ended (exit status {codes}) without an error message. Last lines of {log}:\n{lines}"
+        error = LaunchError(message)
+    update_run(folder, status="failed", error=message)
     return error

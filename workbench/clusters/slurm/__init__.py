@@ -1,6 +1,6 @@
-"""Slurm: what a job asks for, and what Slurm says of it.
+"""Slurm: requests for jobs, and the jobs' states.
 
 - `request`: `Slurm`, a job's resources and its batch script.
 - `batch_job`: the program that a batch job runs on its first node.
-- `queue`: jobs submitted, watched and cancelled by Slurm's own commands.
+- `queue`: submits, watches and cancels jobs by Slurm's own commands.
 """

@@ -1,14 +1,20 @@
-"""What a Slurm job runs, on its first node: it starts the ranks, and ends with them.
+"""The program of a Slurm job, on its first node: it starts the ranks and ends with them.
 
     batch_job.py JOB.json
 
-It hands the warning before the time limit on to the training, as a word that lets it end with a checkpoint; ends the ranks
-when the cluster's folder is gone, for then nobody is there who could speak to them; and puts the job back into the queue
-where that was asked for. It imports nothing of the package, to be small and quick to start.
+At Slurm's warning before the time limit, it asks the training to stop with a checkpoint. It ends the ranks when the
+cluster's folder is removed, because then no process controls them. On request, it puts the job back into the queue.
+It imports nothing of the package, so it is small and starts quickly.
 
-JOB.json: {"command": what starts the ranks, "environment": added to the job's, "folder": the cluster's, with its record,
-"controller": the controller's command where it lives in the job, "connection": the file that it writes,
-"on_warning": "word" (into the control file of the run that the record names) or "interrupt" (of the command), "requeue": bool}
+JOB.json:
+    command: starts the ranks.
+    environment: variables to add to the job's environment.
+    folder: the cluster's folder, with its record.
+    controller: command of a controller that runs in the job, or null.
+    connection: file that the controller writes, or null.
+    on_warning: "command": write a command into the control file of the run that the record names.
+        "interrupt": interrupt the process that starts the ranks.
+    requeue: whether the job goes back into the queue.
 """
 
 from __future__ import annotations
@@ -28,8 +34,8 @@ from typing import Any
 
 POLL_S = 0.25
 GRACE_S = 5.0
-REQUEUE_S = 60.0  # how long Slurm may take to say that it does
-MISSED = 12  # looks at a shared folder that may fail one after the other before it counts as gone
+REQUEUE_S = 60.0  # limit for `scontrol requeue`
+MISSED = 12  # consecutive failed checks of a shared folder before it counts as removed
 CONTROLLER_S = 60.0
 RECORD, RESUME = "cluster.json", "resume"
 RUN = re.compile(r"run: +(.+)")
@@ -44,11 +50,13 @@ class Job:
         self.folder = Path(self.spec["folder"])
         self.env = {**os.environ, **for_steps(os.environ, self.spec["command"]), **self.spec["environment"]}
         self.processes: list[subprocess.Popen[str]] = []
-        self.warned = self.told = self.ended = False
-        self.run: Path | None = None  # that a command line said it made
-        self.stopped: str | None = None  # a cluster's, that was asked to stop
-        for sign, act in ((signal.SIGUSR1, self._warn), (signal.SIGTERM, self._end), (signal.SIGINT, self._end)):
-            signal.signal(sign, act)
+        self.warned = False  # Slurm has sent its warning
+        self.asked_to_stop = False  # the training was asked to stop
+        self.ended = False  # Slurm ends the job
+        self.run: Path | None = None  # the run that the command line printed
+        self.stopped: str | None = None  # the cluster's run that was asked to stop
+        for number, handler in ((signal.SIGUSR1, self._warn), (signal.SIGTERM, self._end), (signal.SIGINT, self._end)):
+            signal.signal(number, handler)
 
     def _warn(self, *_: object) -> None:
         self.warned = True
@@ -57,14 +65,14 @@ class Job:
         self.ended = True
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
-        """A process that gets our end by us, and no signal of its own."""
+        """Start a process in its own session: signals to the job do not reach it, and `close` ends it."""
         process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, start_new_session=True, text=True, **options)
         self.processes.append(process)
         return process
 
     def start_controller(self) -> None:
-        """The controller, and wait until it listens."""
-        say(f"controller on {os.uname().nodename}")
+        """Start the controller and wait until it listens."""
+        log(f"controller on {os.uname().nodename}")
         controller = self.start(self.spec["controller"])
         deadline = time.monotonic() + CONTROLLER_S
         while not os.path.exists(self.spec["connection"]) and not self.ended:
@@ -73,27 +81,27 @@ class Job:
             time.sleep(POLL_S)
 
     def command(self) -> list[str]:
-        """What starts the ranks; a run that was stopped goes on."""
+        """Return the command that starts the ranks. It resumes a run that an earlier turn stopped."""
         left = self.folder / RESUME
         return [*self.spec["command"], *(["--resume", left.read_text().strip()] if left.exists() else [])]
 
-    def listen(self, ranks: subprocess.Popen[str]) -> None:
-        """Hand on what a command line says, and mark which run it made."""
+    def forward_output(self, ranks: subprocess.Popen[str]) -> None:
+        """Print the command's output, and remember the run that it names."""
         assert ranks.stdout is not None
         for line in ranks.stdout:
             print(line, end="", flush=True)
             if found := RUN.match(line):
                 self.run = Path(found[1].strip()).resolve()
 
-    def tell(self, ranks: subprocess.Popen[str]) -> None:
-        """What the warning means to the training, and to one that begins after it: a cluster's is found by its record."""
-        if not self.told:
-            self.told = True
-            say("the time limit is near: the training is asked to stop, with a checkpoint")
+    def ask_to_stop(self, ranks: subprocess.Popen[str]) -> None:
+        """Ask the training to stop, and also one that begins later. A cluster's record names its training."""
+        if not self.asked_to_stop:
+            self.asked_to_stop = True
+            log("the time limit is near: the training is asked to stop, with a checkpoint")
             if self.spec["on_warning"] == "interrupt":
                 ranks.send_signal(signal.SIGINT)
-        if self.spec["on_warning"] == "word":
-            with contextlib.suppress(OSError, ValueError):  # nothing was trained yet
+        if self.spec["on_warning"] == "command":
+            with contextlib.suppress(OSError, ValueError):  # there was no training yet
                 run = json.loads((self.folder / RECORD).read_text()).get("run")
                 if run and run != self.stopped:
                     with open(Path(run) / "control.jsonl", "a") as control:
@@ -101,53 +109,53 @@ class Job:
                     self.stopped = run
 
     def watch(self, ranks: subprocess.Popen[str]) -> int:
-        """Until the ranks have ended, or must; their exit status."""
+        """Wait until the ranks have ended, or the job must end. Return their exit status."""
         missed = 0
-        while ranks.poll() is None and not self.ended:  # Slurm has told the end to all processes of the job
+        while ranks.poll() is None and not self.ended:
             if self.warned:
-                self.tell(ranks)
+                self.ask_to_stop(ranks)
             missed = 0 if self.path.exists() else missed + 1
             if missed == MISSED:
-                say("the cluster's folder is gone, and its notebook with it: the ranks end")
+                log("the cluster's folder is gone, and its notebook with it: the ranks end")
                 break
             if any(process.poll() is not None for process in self.processes):
-                break  # a controller
+                break  # the controller has ended
             time.sleep(POLL_S)
         return ranks.wait(GRACE_S) if ranks.poll() is not None else 1
 
     def close(self) -> None:
-        """End what runs."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
+        """End all processes."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + GRACE_S
             for process in self.processes:
                 if process.poll() is None:
                     with contextlib.suppress(OSError):
-                        os.killpg(process.pid, sign)
+                        os.killpg(process.pid, number)
             while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
                 time.sleep(0.02)
 
     def requeue(self) -> None:
-        """Back into the queue, if a training was stopped by the warning and left a checkpoint."""
-        if not (self.told and self.run and list(self.run.glob("checkpoint-*.pt"))):
+        """Put the job back into the queue, if the warning stopped a training that has a checkpoint."""
+        if not (self.asked_to_stop and self.run and list(self.run.glob("checkpoint-*.pt"))):
             return
-        (self.folder / RESUME).write_text(str(self.run))  # also for a job that Slurm itself puts back
+        (self.folder / RESUME).write_text(str(self.run))  # also if Slurm itself requeues the job
         if self.spec["requeue"] and not self.ended:
-            say(f"back into the queue, to go on with {self.run.name}")
-            with contextlib.suppress(subprocess.TimeoutExpired):  # Slurm may have taken it all the same
+            log(f"back into the queue, to continue with {self.run.name}")
+            with contextlib.suppress(subprocess.TimeoutExpired):  # Slurm may still have requeued the job
                 subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False, timeout=REQUEUE_S)
 
     def main(self) -> int:
-        """The whole job."""
+        """Run the whole job. Return its exit status."""
         try:
             if self.spec["controller"]:
                 self.start_controller()
-            listens = self.spec["on_warning"] == "interrupt"
-            ranks = self.start(self.command(), **({"stdout": subprocess.PIPE} if listens else {}))
-            thread = threading.Thread(target=self.listen, args=(ranks,), daemon=True)
-            if listens:
+            forwards = self.spec["on_warning"] == "interrupt"
+            ranks = self.start(self.command(), **({"stdout": subprocess.PIPE} if forwards else {}))
+            thread = threading.Thread(target=self.forward_output, args=(ranks,), daemon=True)
+            if forwards:
                 thread.start()
             code = self.watch(ranks)
-            if listens:
+            if forwards:
                 thread.join(GRACE_S)
             return code
         finally:
@@ -156,22 +164,27 @@ class Job:
 
 
 def for_steps(environment: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
-    """What a step of this job must be told: that it has all GPUs of its nodes, where the first task's alone would be the rule for what
+    """Return the variables that a step of this job needs.
 
-    starts their ranks; and how many CPUs a rank has, which srun does not take over from sbatch.
+    A step gets all GPUs of its nodes; by default, Slurm would give it only those of the first task. It also gets the
+    number of CPUs per rank, which srun does not inherit from sbatch.
+
+    Args:
+        environment: the job's environment.
+        command: the command that starts the ranks.
     """
     cpus, gpus = environment.get("SLURM_CPUS_PER_TASK"), environment.get("SLURM_GPUS_ON_NODE")
-    told = {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or cpus or "1"}
+    variables = {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or cpus or "1"}
     if gpus and "SLURM_GPUS_PER_TASK" in environment:
-        told["SLURM_GPUS_PER_NODE"] = gpus
+        variables["SLURM_GPUS_PER_NODE"] = gpus
     if cpus and "srun" in command:
-        told["SRUN_CPUS_PER_TASK"] = cpus
-    return told
+        variables["SRUN_CPUS_PER_TASK"] = cpus
+    return variables
 
 
-def say(words: str) -> None:
-    """A line of the job's output."""
-    print(f"[job {os.environ.get('SLURM_JOB_ID', '?')}] {words}", flush=True)
+def log(message: str) -> None:
+    """Print a line of the job's output."""
+    print(f"[job {os.environ.get('SLURM_JOB_ID', '?')}] {message}", flush=True)
 
 
 if __name__ == "__main__":

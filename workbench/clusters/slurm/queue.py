@@ -1,4 +1,4 @@
-"""What Slurm says: jobs submitted, looked at and cancelled, by its own commands."""
+"""Submits, watches and cancels Slurm jobs by Slurm's own commands."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from typing import final
 from workbench.errors import LaunchError
 
 TOOL_S = 30.0
-SOONEST_S, LATEST_S = 0.5, 5.0  # between two questions to a controller that serves a whole site
+SOONEST_S, LATEST_S = 0.5, 5.0  # time between two queries: the controller serves a whole site
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESV_DEL_HOLD", "REQUEUE_HOLD", "REQUEUE_FED"})
 ALIVE = WAITING | {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING"}
-UNKNOWN = "UNKNOWN"  # to squeue, and to sacct where there is one
+UNKNOWN = "UNKNOWN"  # state of a job that neither squeue nor sacct knows
 HOST = re.compile(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", re.MULTILINE)
 
 
 def ask(*command: str, text: str | None = None) -> str:
-    """What one of Slurm's commands answers.
+    """Run one of Slurm's commands and return its output.
+
+    Args:
+        command: the command line.
+        text: its standard input.
 
     Raises:
-        LaunchError: there is no such command, it failed (with what it said), or does not answer.
+        LaunchError: there is no such command, it failed (the message has its output), or it does not answer.
     """
     if shutil.which(command[0]) is None:
         raise LaunchError(f"there is no `{command[0]}` on this machine: log in where Slurm is, or use launcher='local'")
@@ -36,50 +40,50 @@ def ask(*command: str, text: str | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"`{command[0]}` gave no answer in {TOOL_S:.0f} s: is Slurm's controller up?") from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise LaunchError(said)
+        raise LaunchError(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
     return done.stdout
 
 
 def submit(script: str) -> str:
-    """Submit a batch script; the job's number.
+    """Submit a batch script. Return the job's number.
 
     Raises:
-        LaunchError: Slurm refused it; says why, and what there is instead.
+        LaunchError: Slurm refused it; the message says why, and what exists instead.
     """
     try:
-        said = ask("sbatch", "--parsable", text=script)
+        answer = ask("sbatch", "--parsable", text=script)
     except LaunchError as error:
-        raise LaunchError(f"Slurm did not take the job: {error}{_instead(str(error))}") from None
-    return said.strip().partition(";")[0]
+        raise LaunchError(f"Slurm refused the job: {error}{_alternatives(str(error))}") from None
+    return answer.strip().partition(";")[0]
 
 
 def cancel(job: str) -> None:
-    """Cancel a job, if it is there."""
+    """Cancel a job, if it exists."""
     with contextlib.suppress(LaunchError):
         ask("scancel", job)
 
 
-def _instead(error: str) -> str:
-    """What the user may ask for, where something does not exist."""
+def _alternatives(error: str) -> str:
+    """The accounts, QOS or partitions that exist, if the error is about one that does not."""
     with contextlib.suppress(LaunchError):
         low = error.lower()
         if "account" in low:
-            accounts = ask("sacctmgr", "-nP", "show", "assoc", f"user={os.environ.get('USER', '')}", "format=account").split()
+            user = f"user={os.environ.get('USER', '')}"
+            accounts = ask("sacctmgr", "-nP", "show", "assoc", user, "format=account").split()
             return f". Your accounts: {', '.join(sorted(set(accounts)))}" if accounts else ""
         if "qos" in low:
             return f". QOS here: {', '.join(ask('sacctmgr', '-nP', 'show', 'qos', 'format=name').split())}"
         if any(word in low for word in ("partition", "node", "time", "gres", "cpu", "memory")):
             rows = [row.split("|") for row in ask("sinfo", "-h", "-o", "%R|%D|%c|%l|%G").splitlines()]
-            kinds = [f"{name} ({nodes} nodes of {cores} CPUs, at most {limit}, {gres})" for name, nodes, cores, limit, gres in rows]
-            return f". Partitions here: {'; '.join(kinds)}"
+            partitions = [f"{name} ({nodes} nodes of {cores} CPUs, at most {limit}, {gres})" for name, nodes, cores, limit, gres in rows]
+            return f". Partitions here: {'; '.join(partitions)}"
     return ""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class State:
-    """A job as Slurm saw it: its state ("RUNNING"), why ("Resources"), and where."""
+    """A job's state in Slurm's words: its name ("RUNNING"), the reason ("Resources"), and the nodes."""
 
     name: str
     reason: str = ""
@@ -87,14 +91,14 @@ class State:
 
     @property
     def waits(self) -> str | None:
-        """Why it does not run yet: "pending: Resources"."""
+        """Why the job does not run yet: "pending: Resources"; None if it does not wait."""
         if self.name not in WAITING:
             return None
         return f"{self.name.lower()}: {self.reason}" if self.reason not in ("", "None") else self.name.lower()
 
     @property
     def alive(self) -> bool:
-        """Whether it can run, now or later."""
+        """Whether the job runs or may still run."""
         return self.name in ALIVE
 
     def __str__(self) -> str:
@@ -104,7 +108,7 @@ class State:
 
 @final
 class Watched:
-    """A job of ours, asked about seldom enough for a controller that serves a whole site."""
+    """The state of a job, queried rarely, because the controller serves a whole site."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -113,21 +117,25 @@ class Watched:
         self._fresh = False
 
     def state(self, *, now: bool = False) -> State:
-        """As it was at most some seconds ago; `now` asks. The last known state while the controller does not answer."""
-        moment = time.monotonic()
-        wait = min(LATEST_S, max(SOONEST_S, (moment - self._begin) / 20))
+        """Return the state, at most LATEST_S seconds old; the last known state if the controller does not answer.
+
+        Args:
+            now: query the controller in any case.
+        """
+        time_s = time.monotonic()
+        interval_s = min(LATEST_S, max(SOONEST_S, (time_s - self._begin) / 20))
         if self._fresh and not self._state.alive:
             return self._state
-        if now or not self._fresh or moment - self._asked > wait:
+        if now or not self._fresh or time_s - self._asked > interval_s:
             with contextlib.suppress(LaunchError):
-                self._state = look(self.job)
+                self._state = job_state(self.job)
                 self._fresh = True
             self._asked = time.monotonic()
         return self._state
 
 
-def look(job: str) -> State:
-    """A job's state: squeue's, or, of a job that it has forgotten, sacct's.
+def job_state(job: str) -> State:
+    """Return a job's state by squeue, or by sacct if squeue does not know the job any more.
 
     Raises:
         LaunchError: Slurm does not answer.
@@ -145,14 +153,14 @@ def look(job: str) -> State:
         if rows:
             name, *rest = rows[-1].split("|")
             return State(name.split()[0], *rest)
-    return State(UNKNOWN, "Slurm has forgotten it")
+    return State(UNKNOWN, "Slurm does not know it any more")
 
 
 def address_for_nodes() -> str:
-    """This machine's address, as Slurm's own controller sees it: its nodes reach that.
+    """Return the address of this machine on the route to Slurm's controller; the nodes can reach it.
 
     Raises:
-        LaunchError: Slurm does not answer, or knows this machine by its loopback only.
+        LaunchError: Slurm does not answer, or this machine has only its loopback address.
     """
     found = HOST.search(ask("scontrol", "show", "config"))
     candidates = [name for name in (found[2], found[1]) if name] if found else []
@@ -163,23 +171,23 @@ def address_for_nodes() -> str:
             if not address.startswith("127."):
                 return address
     raise LaunchError(
-        "the job's nodes could not reach a controller here: this machine has no address but its loopback; "
-        "let the controller live in the job, with 'slurm:controller=job'"
+        "the job's nodes cannot reach a controller here: this machine has only its loopback address; "
+        "run the controller in the job, with 'slurm:controller=job'"
     )
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The job that this process is in."""
+    """The job that this process runs in."""
 
     job: str
     num_ranks: int
-    nodes: tuple[int, ...]  # CPUs of each
+    nodes: tuple[int, ...]  # number of CPUs of each node
 
     @classmethod
     def here(cls) -> Allocation | None:
-        """None outside of one."""
+        """Return this process's job; None outside of a job."""
         job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")
         if not job:
             return None
@@ -188,18 +196,18 @@ class Allocation:
         return cls(job, places, nodes)
 
 
-def counts(words: str) -> list[int]:
-    """Slurm's numbers of each node.
+def counts(text: str) -> list[int]:
+    """Parse Slurm's list of a number for each node.
 
     >>> counts("4(x2),1")
     [4, 4, 1]
     """
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", words)
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(number) for number, times in found for _ in range(int(times or 1))]
 
 
 def tail(path: Path, num_bytes: int = 20_000) -> str:
-    """The end of a text file; empty where there is none."""
+    """Return the end of a text file; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - num_bytes))

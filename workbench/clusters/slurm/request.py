@@ -1,4 +1,4 @@
-"""`Slurm`: what a job asks for, in words or as an object, and the batch script that says it."""
+"""`Slurm`: the resources of a job, from a text or as an object, and its batch script."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from workbench.errors import ConfigError
 Starter = Literal["mpiexec", "pmix", "pmi2"]
 Place = Literal["here", "job"]
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS
-WARN_S = 60
+WARN_S = 60  # seconds between Slurm's warning and the time limit
 FORM = "'slurm:partition=debug,time=00:30:00,nodes=2,gpus-per-task=1'"
 OWN = {"time": "time_limit", "gpus-per-task": "gpus_per_rank", "gpus-per-rank": "gpus_per_rank"} | {
     name: name for name in ("partition", "account", "nodes", "mpi", "controller")
 }
-SBATCH = (  # options of sbatch's that may be written among the words
+SBATCH = (  # options of sbatch that the text may contain
     *("qos", "constraint", "mem", "mem-per-cpu", "cpus-per-task", "gres", "gpus-per-node", "reservation", "nodelist", "exclude"),
     *("licenses", "comment", "mail-type", "mail-user", "begin", "nice", "signal", "tmp"),
 )
@@ -29,22 +29,24 @@ NUMBERS = ("nodes", "gpus_per_rank")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slurm:
-    """A job that a cluster's ranks live in; what is not given is the site's default.
+    """A job for a cluster's ranks. Options that are not given have the site's defaults.
+
+    One minute before the time limit, the training is asked to stop, so that it ends with a checkpoint.
+    extra=["--signal=B:USR1@300"] makes it five minutes. There is no warning in a job that existed before (`salloc`):
+    `stop()` a training in time.
 
     Args:
-        partition, account: as sbatch knows them.
-        time_limit: as sbatch writes it: "30" minutes, "00:30:00", "1-12".
-        nodes: how many; the ranks are spread evenly over them.
-        gpus_per_rank: how many each rank has.
-        mpi: how the ranks start inside the job: by the MPI's own mpiexec, or by `srun --mpi=` with Slurm's PMIx or PMI-2.
-        controller: where the controller of the ranks lives: "here", beside the notebook, or in the "job", so that a cluster that
-            was detached outlives the notebook's machine.
-        extra: other options for sbatch: ["--qos=high", "--constraint=a100", "--exclusive"]. A minute before the time limit a
-            training is asked to stop, so that it ends with a checkpoint; "--signal=B:USR1@300" makes it five. In a job that was
-            there before (`salloc`) nobody is warned: `stop()` a training in time.
+        partition, account: names of sbatch.
+        time_limit: in sbatch's forms: "30" minutes, "00:30:00", "1-12".
+        nodes: number of nodes; the ranks are spread evenly over them.
+        gpus_per_rank: number of GPUs of each rank.
+        mpi: how the ranks start inside the job: "mpiexec", the MPI's own, or "pmix" or "pmi2", `srun --mpi=`.
+        controller: where the controller of the ranks runs. "here": on the notebook's machine. "job": in the job;
+            then a detached cluster outlives the notebook's machine.
+        extra: other options of sbatch: ["--qos=high", "--constraint=a100", "--exclusive"].
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: a value is not valid.
 
     Example:
         Cluster(8, launcher=Slurm(partition="gpu", time_limit="02:00:00", nodes=2, gpus_per_rank=1))
@@ -62,34 +64,34 @@ class Slurm:
     def __post_init__(self) -> None:
         extra: Any = self.extra
         if isinstance(extra, str) or not all(isinstance(word, str) and word.startswith("-") for word in extra):
-            raise ConfigError(f"extra={extra!r}: a list of sbatch's own options, such as ['--exclusive', '--qos=high']")
+            raise ConfigError(f"extra={extra!r}: give a list of options of sbatch, such as ['--exclusive', '--qos=high']")
         object.__setattr__(self, "extra", tuple(extra))
         for name in NUMBERS:
             value, least = getattr(self, name), 1 if name == "nodes" else 0
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ConfigError(f"{name}={value!r}: a whole number, {least} or more")
+                raise ConfigError(f"{name}={value!r}: give a whole number, {least} or more")
         for name, allowed in (("mpi", get_args(Starter)), ("controller", get_args(Place))):
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, allowed))}")
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give one of {', '.join(map(repr, allowed))}")
         for name in ("partition", "account"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip() or any(letter.isspace() for letter in value)):
-                raise ConfigError(f"{name}={value!r}: a word without blanks, as sbatch knows it")
+            if value is not None and (not isinstance(value, str) or not value or any(letter.isspace() for letter in value)):
+                raise ConfigError(f"{name}={value!r}: give sbatch's name, without blanks")
         if self.time_limit is not None and not (isinstance(self.time_limit, str) and TIME.fullmatch(self.time_limit)):
-            raise ConfigError(f"time_limit={self.time_limit!r}: minutes ('30'), 'HH:MM:SS' or 'D-HH:MM', as sbatch writes it")
+            raise ConfigError(f"time_limit={self.time_limit!r}: give minutes ('30'), 'HH:MM:SS' or 'D-HH:MM', as sbatch writes it")
         if "\n" in "".join(self.extra):
-            raise ConfigError("extra: a line break is not a word for sbatch")
+            raise ConfigError("extra: an option of sbatch cannot contain a line break")
 
     @classmethod
-    def parse(cls, words: str) -> Slurm:
-        """What "slurm" or "slurm:partition=debug,time=00:30:00,nodes=2,--exclusive" means.
+    def parse(cls, text: str) -> Slurm:
+        """Parse "slurm" or "slurm:partition=debug,time=00:30:00,nodes=2,--exclusive".
 
         Raises:
-            ConfigError: no such option; names the nearest.
+            ConfigError: there is no such option; the message names the nearest one.
         """
-        kind, _, rest = words.partition(":")
+        kind, _, rest = text.partition(":")
         if kind.strip() != "slurm":
-            raise ConfigError(f"launcher={words!r}: write it like {FORM}")
+            raise ConfigError(f"launcher={text!r}: write it like {FORM}")
         values: dict[str, Any] = {}
         extra: list[str] = []
         given: set[str] = set()
@@ -100,9 +102,9 @@ class Slurm:
             name, equals, value = (part.strip() for part in pair.partition("="))
             name = name.replace("_", "-")
             if name not in (*OWN, *SBATCH) or not equals or not value:
-                raise ConfigError(f"launcher={words!r}: {pair!r} is no option of it{_nearest(name)}; write it like {FORM}")
+                raise ConfigError(f"launcher={text!r}: {pair!r} is no option of it{_nearest(name)}; write it like {FORM}")
             if OWN.get(name, name) in given:
-                raise ConfigError(f"launcher={words!r}: {name} is given twice")
+                raise ConfigError(f"launcher={text!r}: {name} is given twice")
             given.add(OWN.get(name, name))
             if name in SBATCH:
                 extra.append(f"--{name}={value}")
@@ -110,25 +112,25 @@ class Slurm:
                 values[OWN[name]] = int(value) if OWN[name] in NUMBERS and value.isdigit() else value
         return cls(**values, extra=tuple(extra))
 
-    def check(self, num_ranks: int) -> None:
-        """Refuse what cannot be placed.
+    def check_num_ranks(self, num_ranks: int) -> None:
+        """Check a number of ranks.
 
         Raises:
-            ConfigError: fewer ranks than nodes, or nothing that is a number of ranks.
+            ConfigError: it is not a whole number, or there are fewer ranks than nodes.
         """
         if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or num_ranks < 1:
             raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
         if self.nodes is not None and num_ranks < self.nodes:
-            raise ConfigError(f"{num_ranks} ranks on {self.nodes} nodes: at least one rank a node; have nodes={num_ranks}, or more ranks")
+            raise ConfigError(f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more ranks")
 
     def options(self, num_ranks: int) -> list[str]:
-        """What sbatch is told of the resources.
+        """Return sbatch's options for the resources.
 
         >>> Slurm(partition="gpu", nodes=2, gpus_per_rank=1).options(4)
         ['--partition=gpu', '--nodes=2', '--ntasks=4', '--ntasks-per-node=2', '--gpus-per-task=1']
         """
-        self.check(num_ranks)
-        asked = {
+        self.check_num_ranks(num_ranks)
+        resources = {
             "partition": self.partition,
             "account": self.account,
             "time": self.time_limit,
@@ -137,25 +139,28 @@ class Slurm:
             "ntasks-per-node": -(-num_ranks // self.nodes) if self.nodes else None,
             "gpus-per-task": self.gpus_per_rank or None,
         }
-        return [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(self.extra)
+        return [f"--{name}={value}" for name, value in resources.items() if value is not None] + list(self.extra)
 
     def script(self, num_ranks: int, *, name: str, output: str, command: Sequence[str], requeue: bool = False) -> str:
-        """The batch script of a job that runs `command` once, on its first node.
+        """Return the batch script of a job that runs `command` once, on its first node.
 
         Args:
+            num_ranks: number of ranks.
+            name: name of the job.
             output: path of the job's output, which its nodes and this machine share.
+            command: the command line.
             requeue: whether Slurm may put the job back into its queue.
         """
-        ours = [f"--job-name={name}", f"--output={output}", "--open-mode=append", f"--signal=B:USR1@{WARN_S}"]
-        ours.append("--requeue" if requeue else "--no-requeue")
-        lines = [f"#SBATCH {shlex.quote(option)}" for option in [*ours, *self.options(num_ranks)]]
+        common = [f"--job-name={name}", f"--output={output}", "--open-mode=append", f"--signal=B:USR1@{WARN_S}"]
+        common.append("--requeue" if requeue else "--no-requeue")
+        lines = [f"#SBATCH {shlex.quote(option)}" for option in [*common, *self.options(num_ranks)]]
         return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])
 
     def start_command(self, num_ranks: int, mpiexec: str, args: Sequence[str]) -> list[str]:
-        """What starts that many ranks inside the job, before what they run.
+        """Return the beginning of the command that starts ranks inside the job; the ranks' own command follows.
 
-        All GPUs of a node are seen by all its ranks, which take theirs by their number on the node: Slurm would bind what starts the
-        ranks of a node, and with it all of them, to the first.
+        Every rank sees all GPUs of its node and selects one by its local rank. Slurm's own binding would give all
+        ranks of a node the first GPU, because one process starts them.
         """
         if self.mpi == "mpiexec":
             return [*WITHOUT_TASK_GPUS, mpiexec, "-n", str(num_ranks), *args]
@@ -168,4 +173,6 @@ WITHOUT_TASK_GPUS = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_T
 def _nearest(name: str) -> str:
     known = [*OWN, *SBATCH]
     near = difflib.get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]}=…?" if near else f": there are {', '.join(sorted(known))}, and --WORD for any other of sbatch"
+    if near:
+        return f": did you mean {near[0]}=…?"
+    return f": there are {', '.join(sorted(known))}, and --NAME for any other option of sbatch"

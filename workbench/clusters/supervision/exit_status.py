@@ -1,4 +1,4 @@
-"""How a rank's process ended, as who started it tells: its own parent, mpiexec or srun."""
+"""How a rank's process ended, as its parent, mpiexec or srun reports it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ HYDRA = re.compile(r"PID (\d+) RUNNING AT \S+ = EXIT CODE: (\d+)")
 SRUN = re.compile(rf"srun: error: \S+: task (\d+): ({'|'.join(SIGNALS)})")
 
 
-def ends_told(text: str, pids: Mapping[int, int]) -> dict[int, int]:
-    """rank -> how its process ended (minus the signal), by the words of mpiexec or srun.
+def parse_exit_statuses(text: str, pids: Mapping[int, int]) -> dict[int, int]:
+    """rank -> its process's exit status (minus the signal's number), from the messages of mpiexec or srun.
 
-    >>> ends_told("prterun noticed that process rank 1 with PID 77 on node a exited on\\nsignal 9 (Killed).", {})
+    >>> parse_exit_statuses("prterun noticed that process rank 1 with PID 77 on node a exited on\\nsignal 9 (Killed).", {})
     {1: -9}
 
     Args:
-        pids: process -> rank, for an mpiexec that only names processes.
+        text: what mpiexec or srun printed.
+        pids: process id -> rank, for an mpiexec that names only processes.
     """
     text = " ".join(text.split())
     found = {int(rank): -int(number) for rank, number in OPEN_MPI.findall(text)}
@@ -33,20 +34,32 @@ def ends_told(text: str, pids: Mapping[int, int]) -> dict[int, int]:
 
 
 def _status(code: int) -> int:
-    """MPICH's launcher tells a signal as a small exit status."""
+    """MPICH's launcher reports a signal as a small exit status."""
     return -code if code in {int(number) for number in SIGNALS.values()} else code
 
 
-def signalled(status: int | None) -> int:
-    """The signal that ended a process, by its exit status, or that of a shell around it; 0 for none."""
+def signal_of(status: int | None) -> int:
+    """Return the number of the signal that ended a process; 0 if no signal ended it.
+
+    Args:
+        status: its exit status: negative for a signal; 128 and more for a signal in a shell; None if unknown.
+    """
     if status is None:
         return 0
-    return -status if status < 0 else status - 128 if 128 < status < 128 + 65 else 0
+    if status < 0:
+        return -status
+    return status - 128 if 128 < status < 128 + 65 else 0
 
 
-def end_words(folder: Path, rank: int, status: int) -> str:
-    """ "killed by signal 9 (SIGKILL) at step 17 (out of memory?)": how a rank's process ended, of a run in that folder."""
-    number = signalled(status)
+def describe_exit(folder: Path, rank: int, status: int) -> str:
+    """Describe how a rank's process ended: "killed by signal 9 (SIGKILL) at step 17 (out of memory?)".
+
+    Args:
+        folder: the run's folder, which tells the step.
+        rank: the rank.
+        status: its exit status, minus the signal's number for a signal.
+    """
+    number = signal_of(status)
     if not number:
         return f"it ended with exit status {status} at step {step_under_way(folder, rank)}"
     try:
@@ -57,8 +70,8 @@ def end_words(folder: Path, rank: int, status: int) -> str:
     return f"killed by signal {number}{name} at step {step_under_way(folder, rank)}{hint}"
 
 
-def pids_of(folder: Path) -> dict[int, int]:
-    """process -> rank, of the ranks of a run that did not take their leave."""
+def ranks_by_pid(folder: Path) -> dict[int, int]:
+    """process id -> rank, for the ranks of a run that did not end normally."""
     found = {}
     for path in folder.glob(heartbeat_name(0).replace("00000", "*")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -92,7 +92,7 @@ def standing_words(folder: Path, num_ranks: int) -> str:
 
 
 @final
-class RankOutput:
+class CapturedOutput:
     """Around a rank's training: its output goes to a file, and its end is recorded. `summary` is what it returned."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -101,7 +101,7 @@ class RankOutput:
         self._output: TextIO | None = None
         self._streams = (sys.stdout, sys.stderr)
 
-    def __enter__(self) -> RankOutput:
+    def __enter__(self) -> CapturedOutput:
         self._output = (self._folder / output_name(self._rank)).open("a", buffering=1, errors="replace")
         self._streams = (sys.stdout, sys.stderr)
         sys.stdout = sys.stderr = self._output

@@ -1,7 +1,7 @@
-"""Which clusters there are on this machine: a folder for each, with a record of what it is and who holds it.
+"""The registry of clusters on this machine: a folder for each, with a record of what it is and which process owns it.
 
-A cluster that was detached has no warden, and nobody's end is its own. So its folder says who let go of it and when, and
-`workbench cluster list` names it until somebody takes it up again or ends it.
+A detached cluster has no reaper and no owner. Its folder says which process detached it and when.
+`workbench cluster list` names it until a process attaches to it or ends it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def state_folder(kind: Literal["clusters", "jobs"] = "clusters") -> Path:
 @final
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cluster's folder and its record, as they were when it was read."""
+    """A cluster's folder and its record, as they were when they were read."""
 
     folder: Path
     record: dict[str, Any]
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def owner(self) -> int | None:
-        """The process that holds it, if that lives."""
+        """Process id of the owner, if it is alive."""
         if self.detached is not None or not self.is_here:
             return None
         with contextlib.suppress(psutil.Error):
@@ -66,97 +66,105 @@ class Entry:
 
     @property
     def in_job(self) -> bool:
-        """Whether its ranks are in a job, which knows itself whether they live."""
+        """Whether its ranks are in a batch job; then processes here do not show whether they are alive."""
         return (self.folder / AT_END).exists()
 
     @property
     def state(self) -> str:
-        """ "held by process 12", "detached", "lost" (its processes have ended), "left over" (nobody holds it), "on host x"."""
+        """ "owned by process 12", "detached", "lost" (its processes have ended), "left over" (no owner), or "on host x"."""
         if not self.is_here:
             return f"on host {self.record['host']}"
         if self.owner is not None:
-            return f"held by process {self.owner}"
+            return f"owned by process {self.owner}"
         if not self.processes() and not self.in_job:
             return "lost"
         return "left over" if self.detached is None else "detached"
 
     def clear(self) -> int:
-        """End its processes on this machine and remove its folder. Returns how many there were."""
+        """End its processes on this machine and remove its folder. Return how many processes there were."""
         num_ended = end_marked(self.record["mark"])
         run_last(str(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         return num_ended
 
 
-def me() -> dict[str, Any]:
-    """What a record says of the process that holds a cluster."""
+def this_owner() -> dict[str, Any]:
+    """Return the part of a record that names this process as the owner."""
     process = psutil.Process()
     return {"owner": process.pid, "owner_created_s": process.create_time(), "host": socket.gethostname()}
 
 
 def change_record(folder: Path, **changes: Any) -> None:
-    """Change some of what a cluster's record says; only who holds it may."""
+    """Change entries of a cluster's record. Only its owner may call this."""
     write_whole(folder / RECORD, {**json.loads((folder / RECORD).read_text()), **changes})
 
 
 def entries() -> list[Entry]:
-    """All clusters of this user that have a record, oldest first."""
+    """Return all clusters of this user that have a record, oldest first."""
     found = []
     root = state_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        with contextlib.suppress(OSError, ValueError):  # just made, or just ended
+        with contextlib.suppress(OSError, ValueError):  # being made, or being removed
             record = json.loads((folder / RECORD).read_text())
             detached = json.loads((folder / DETACHED).read_text()) if (folder / DETACHED).exists() else None
             found.append(Entry(folder, record, detached))
     return sorted(found, key=lambda entry: float(entry.record["started_s"]))
 
 
-def find(name: str) -> Entry:
-    """A cluster by its id, or by the beginning of one.
+def find_entry(name: str) -> Entry:
+    """Return a cluster by its id, or by the beginning of the id.
 
     Raises:
-        ConfigError: none or several; names those there are.
+        ConfigError: no cluster or several match; the message names those that exist.
     """
-    there = entries()
-    exact = [entry for entry in there if entry.id == name]
-    found = exact or [entry for entry in there if entry.id.startswith(name)]
+    known = entries()
+    exact = [entry for entry in known if entry.id == name]
+    found = exact or [entry for entry in known if entry.id.startswith(name)]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(f"{entry.id} ({entry.state})" for entry in (found or there)) or "none"
+    names = ", ".join(f"{entry.id} ({entry.state})" for entry in (found or known)) or "none"
     raise ConfigError(f"{len(found) or 'no'} clusters are called {name!r}: there are {names}")
 
 
 def trusted(path: Path) -> Path:
-    """The path, if nobody but this user can have written what is there: it is read in a way that runs it.
+    """Return the path, if only this user can have written the file. Reading the file executes its content.
 
     Raises:
-        LaunchError: others can write there.
+        LaunchError: other users can write there.
     """
-    for place in (path, path.parent):
-        found = place.stat()
+    for checked in (path, path.parent):
+        found = checked.stat()
         if found.st_uid != os.geteuid():
-            raise LaunchError(f"{place} belongs to another user: a cluster can be attached to by who started it")
+            raise LaunchError(f"{checked} belongs to another user: only the user who started a cluster can attach to it")
         if found.st_mode & 0o022:
-            raise LaunchError(f"{place}: others can write there, so it is not believed: chmod go-w {place}, if you trust what it holds")
+            raise LaunchError(f"{checked} is not trusted, because others can write there: chmod go-w {checked}, if you trust its content")
     return path
 
 
-def let_go(folder: Path, **words: Any) -> None:
-    """Record that the holder leaves the cluster running: from here on, nobody's end is its own."""
-    write_whole(folder / DETACHED, {"by": os.getpid(), "at_s": time.time(), **words})
+def mark_detached(folder: Path, **facts: Any) -> None:
+    """Record that the owner leaves the cluster running. From here on, no process's end is the cluster's end.
+
+    Args:
+        folder: the cluster's folder.
+        facts: what the process that attaches needs.
+    """
+    write_whole(folder / DETACHED, {"by": os.getpid(), "at_s": time.time(), **facts})
 
 
-def take_up(entry: Entry) -> None:
-    """Become the holder of a cluster that was let go of; of two who try at once, one does.
+def take_ownership(entry: Entry) -> None:
+    """Become the owner of a detached cluster. If two processes try at once, one succeeds.
 
     Raises:
-        LaunchError: somebody holds it, or its processes have ended.
+        LaunchError: the cluster has an owner, or it was not detached.
     """
     if entry.detached is None:
-        held = f"process {entry.owner} holds it: detach() it there" if entry.owner else "it was not detached: its holder was killed"
-        raise LaunchError(f"cluster {entry.id} cannot be attached to: {held}. `workbench cluster stop {entry.id}` ends it")
+        if entry.owner:
+            reason = f"process {entry.owner} owns it: detach() it there"
+        else:
+            reason = "it was not detached: its owner was killed"
+        raise LaunchError(f"cannot attach to cluster {entry.id}: {reason}. `workbench cluster stop {entry.id}` ends it")
     try:
         (entry.folder / DETACHED).rename(entry.folder / f".{DETACHED}-{secrets.token_hex(4)}")
     except OSError:
-        raise LaunchError(f"cluster {entry.id} was taken up by another process at this moment") from None
-    change_record(entry.folder, **me())
+        raise LaunchError(f"another process attached to cluster {entry.id} at this moment") from None
+    change_record(entry.folder, **this_owner())

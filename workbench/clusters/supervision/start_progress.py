@@ -1,4 +1,4 @@
-"""What is told while ranks start: one line that moves where somebody looks at it, and one that stays."""
+"""The line that is shown while ranks start. A terminal and a notebook update it; a last line stays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, final
 
 from workbench.machine import num_cores
 
-SHOWN_S = 0.25  # how often the line moves
+SHOWN_S = 0.25  # time between two updates of the line
 
 
 def count(num_ranks: int) -> str:
-    """The number with its noun."""
+    """Return the number with its noun: "1 rank", "4 ranks"."""
     return f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
 
 
@@ -29,9 +29,11 @@ class Progress:
     """The line of one start.
 
     Args:
+        num_ranks: number of ranks.
         title: what starts the ranks.
-        silent: tell nothing.
-        background: the cell does not wait: in a notebook, the line is an output of its own, which moves after the cell has ended.
+        silent: print nothing.
+        background: the cell does not wait. In a notebook, the line is then a separate output, updated after the
+            cell's end.
     """
 
     def __init__(self, num_ranks: int, title: str, *, silent: bool, background: bool = False) -> None:
@@ -46,12 +48,17 @@ class Progress:
             self._display = show(Line(f"0 of {num_ranks} ranks ready ({title})"), display_id=True)
 
     @property
-    def tells(self) -> bool:
-        """Whether its line moves, or is not to be."""
+    def shows_line(self) -> bool:
+        """Whether no other line about the start is needed: this one is updated, or all are silent."""
         return self._silent or self._watched or self._display is not None
 
     def ready(self, number: int, waits: str | None = None) -> None:
-        """So many ranks are ready; `waits`: why none can be yet."""
+        """Show how many ranks are ready.
+
+        Args:
+            number: how many.
+            waits: why none can be ready yet, such as a job's place in a queue.
+        """
         if time.monotonic() - self._shown < SHOWN_S or not (self._watched or self._display):
             return
         self._shown = time.monotonic()
@@ -59,12 +66,12 @@ class Progress:
         self._show(f"{state}, {self._shown - self._begin:.1f} s ({self._title})")
 
     def finish(self) -> None:
-        """All are."""
+        """Show that all ranks are ready."""
         seconds = time.monotonic() - self._begin
         self._last(f"{count(self._num_ranks)} ready in {seconds:.1f} s ({self._title}, {num_cores()} cores)")
 
     def fail(self, error: BaseException) -> None:
-        """They did not come; who waits is told by the error itself."""
+        """Show that the ranks did not start. A caller that waits gets the error itself."""
         if self._display is not None:
             self._show(f"{count(self._num_ranks)} did not start: {error}")
 
