@@ -17,8 +17,8 @@ NEWEST := .venv-newest
 TESTS ?=
 # Of the order of the tests and of what they draw; pytest prints the one it took.
 SEED ?=
-# How many processes share the tests: three on two cores, for much of a test is waiting; a choice of tests has one.
-WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 3 || echo 0))
+# How many processes share the tests: four on two cores, for much of a test is waiting; a choice of tests has one.
+WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 4 || echo 0))
 
 .PHONY: help
 help: ## show this list
@@ -45,7 +45,7 @@ demo: $(INSTALLED) ## three methods on four MPI engines from a notebook; prints 
 	$(BIN)/workbench demo
 
 .PHONY: test
-test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in more processes: WORKERS=4; in the order of a run before: SEED=123)
+test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in fewer processes: WORKERS=2; in the order of a run before: SEED=123)
 	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
 
@@ -68,6 +68,16 @@ test-newest: $(NEWEST)/.installed ## the tests that a new torch or Python breaks
 lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel
 	WORKBENCH_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --MultiKernelManager.default_kernel_name=workbench \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00-tour.ipynb
+
+# The types are checked while the tests run, on two cores. tests/quick.txt: what runs in one process, and a law of each family.
+.PHONY: check
+check: $(INSTALLED) ## before a commit: style, layers, types and the quick tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	@echo '$(BIN)/mypy & $(BIN)/python -m pytest -q --numprocesses 0 @tests/quick.txt'
+	@$(BIN)/mypy & types=$$!; failed=0; $(BIN)/python -m pytest -q --numprocesses 0 @tests/quick.txt || failed=$$?; \
+	  wait $$types || failed=$$?; exit $$failed
 
 .PHONY: lint
 lint: $(INSTALLED) ## style, format, types, layers

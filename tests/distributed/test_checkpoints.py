@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.distributed.pool import shared_pool
+from tests.distributed.test_cli import train as train_by_command
+from tests.distributed.test_cli import workbench
 from tests.laws import tiny
 from tests.laws.train import Trained, make_job, on_real_runtimes, relative_error, train
 from workbench.algorithms import AsyncSGD, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
@@ -471,26 +473,16 @@ def test_kill_9_of_all_and_resume_is_unbroken(runs: Path, processes: list[subpro
     assert read_info(folder)["status"] == "running", "nobody was left to say that it ended"
     assert checkpoint_of(folder) == str(folder.resolve())
     steps = str(newest + 8)
-    resumed, unbroken = (told("train", "pipe-sgd", "--steps", steps, *same, *more) for more in (["--resume", folder.name], []))
+    resumed, unbroken = (train_by_command("pipe-sgd", "--steps", steps, *same, *more) for more in (["--resume", folder.name], []))
     assert resumed["steps"] == 7
     assert resumed["loss"] == unbroken["loss"]
     models = [torch.load(Path(one["folder"]) / "model.pt", weights_only=True) for one in (resumed, unbroken)]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[1])
 
 
-def told(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run([*COMMAND, *arguments, "--json"], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr + done.stdout
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 def test_what_cannot_be_is_refused(runs: Path) -> None:
     for how, words in (({"checkpoint_every": 0}, "checkpoint_every=0"), ({"keep_checkpoints": 0}, "keep_checkpoints=0")):
         with pytest.raises(ConfigError, match=words):
             Settings(steps=1, **how)
-    done = subprocess.run(
-        [*COMMAND, "train", "pipe-sgd", "--runtime", "simulated", "--checkpoint-every", "5"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
+    done = workbench("train", "pipe-sgd", "--runtime", "simulated", "--checkpoint-every", "5", status=2)
     assert "real ranks" in done.stderr
