@@ -1,4 +1,4 @@
-"""Files that are only ever added to, whole lines at a time, and what is said where they cannot be."""
+"""Append-only files of whole lines, and the error for a folder that cannot be written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ BLOCK_BYTES = 64 * 1024
 
 
 def cannot_write(folder: Path, error: OSError) -> WorkbenchError:
-    """The error of whoever writes to a run or a store and cannot."""
+    """The error for a run or store that cannot be written."""
     why = error.strerror or str(error)
     fix = "free some space there, or name another run store in WORKBENCH_RUNS"
-    return WorkbenchError(f"{folder} cannot be written ({why}): {fix}. What was written before is whole")
+    return WorkbenchError(f"{folder} cannot be written ({why}): {fix}. What was written before is complete")
 
 
 def create(path: Path) -> int:
-    """A new file that is only ever added to.
+    """Create an append-only file. Returns its descriptor.
 
     Raises:
-        ConfigError: there is one already.
-        OSError: it cannot be made.
+        ConfigError: the file exists.
+        OSError: it cannot be created.
     """
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -32,7 +32,7 @@ def create(path: Path) -> int:
 
 
 def open_append(path: Path) -> int:
-    """The same with a file that there may be, by a writer that was killed: behind its last whole line.
+    """Open an append-only file, or create it. A cut last line of a killed writer is removed. Returns its descriptor.
 
     Raises:
         OSError: it cannot be opened.
@@ -51,7 +51,7 @@ def open_append(path: Path) -> int:
 
 
 def append(file: int, lines: list[str]) -> None:
-    """One write of whole lines, so that a reader or a crash in between sees whole lines; one that a full disk cuts is taken back."""
+    """Append whole lines in one write, so that readers see whole lines. A line that a full disk cuts is removed again."""
     data, done = "".join(lines).encode(), 0
     try:
         while done < len(data):

@@ -1,4 +1,4 @@
-"""One writer at a time, as far as the file system can say so."""
+"""A lock of a folder: one writer at a time, if the file system supports locks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ try:
 except ImportError:  # no Unix
     fcntl = None  # type: ignore[assignment]
 
-LOCK_S = 5.0  # who holds a lock longer was stopped in the midst of it, and must not stop others
+LOCK_S = 5.0  # a process that holds a lock longer was stopped, and must not stop others
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Alone among those that ask so for this folder; a process that ends, however it ends, holds nothing any more.
+    """Hold the lock of a folder within the block. The end of a process, however it comes, releases its lock.
 
-    Where the file system knows no locks, or the other one does not come back, not alone.
+    If the file system has no locks, or another process holds the lock for `LOCK_S`, the block runs without it.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        yield  # who writes there will say why not
+        yield  # writing there raises the error
         return
     try:
         deadline = time.monotonic() + LOCK_S

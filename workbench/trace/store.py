@@ -1,7 +1,7 @@
-"""The run store: a folder of run folders, each with a `run.json` that is always whole.
+"""The run store: a folder of run folders, each with a `run.json` that is always complete.
 
-Whoever writes may be killed at any moment, and the disk may fill: `run.json` is replaced and never written in place, rows are only ever
-added, and a run that still goes on keeps a few kB in reserve, so that how it ended can be written when nothing else can.
+A writer may be killed at any moment, and the disk may fill. So `run.json` is replaced atomically, and rows are only appended. A running
+run keeps a few kB in reserve, so that its end can be recorded on a full disk.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from workbench.trace.processes import this_process, with_true_status
 from workbench.trace.recorder import metrics_name
 
 INDEX_NAME = ".index.jsonl"
-RESERVE_NAME, RESERVE_BYTES = ".reserve", 32 * 1024  # room for a `run.json` on a disk that is full
-LEFT_S = 3600.0  # a draft that nobody touched for so long is of a writer that was killed
-SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # tells a process which cell of which sweep its runs are, as one JSON object
+RESERVE_NAME, RESERVE_BYTES = ".reserve", 32 * 1024  # space for a `run.json` on a full disk
+LEFT_S = 3600.0  # a draft that is older belongs to a killed writer
+SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # names the cell of a sweep that a process runs, as a JSON object
 
 
 @final
@@ -77,11 +77,14 @@ def runs_root() -> Path:
 
 
 def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
-    """Make a folder for a run, named after time, method and problem; it appears with its `run.json` or not at all.
+    """Make a folder for a run, named after time, algorithm and problem. It appears together with its `run.json`.
 
     Args:
-        info: what is known so far (see `run.json`); `format`, `id`, `created` and `status` are filled in.
+        info: entries of `run.json`. `format`, `id`, `created` and `status` are added.
         root: the store; None for `runs_root()`.
+
+    Raises:
+        ConfigError: the store cannot be written.
     """
     root = Path(root) if root is not None else runs_root()
     try:
@@ -91,7 +94,7 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
     except OSError as error:
         raise ConfigError(f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS") from error
     cell = json.loads(os.environ.get(SWEEP_VARIABLE) or "{}")
-    note = cell.pop("runs_file", None)  # where whoever runs the cell looks for the names of its runs
+    note = cell.pop("runs_file", None)  # the process that runs the cell reads the names of its runs here
     info = {**info, "sweep": cell} if cell else info
     try:
         folder = _named(draft, {"format": FORMAT, "status": "starting", "process": this_process(), **info}, root)
@@ -108,13 +111,13 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
 
 
 def _named(draft: Path, info: dict[str, Any], root: Path) -> Path:
-    """Give a draft its name, which no other run has."""
+    """Rename a draft to a unique name."""
     now = datetime.now(UTC)
     words = ((info.get("method") or {}).get("name") or "run", (info.get("problem") or {}).get("name") or "")
     stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
     draft.chmod(0o755)
     with suppress(OSError), (draft / RESERVE_NAME).open("wb") as file:
-        file.write(secrets.token_bytes(RESERVE_BYTES))  # no zeros: some file systems keep none
+        file.write(secrets.token_bytes(RESERVE_BYTES))  # no zeros: some file systems do not store them
     while True:
         folder = root / f"{stem}-{secrets.token_hex(2)}"
         if folder.exists():
@@ -130,7 +133,7 @@ def _named(draft: Path, info: dict[str, Any], root: Path) -> Path:
 
 
 def _tidy(root: Path) -> None:
-    """Remove what writers that were killed have left beside the runs."""
+    """Remove drafts of killed writers from the store."""
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
             if entry.name.startswith((".new-", ".removed-")) or (entry.name.startswith(".") and entry.name.endswith(".tmp")):
@@ -144,10 +147,10 @@ def _slug(words: str) -> str:
 
 
 def write_info(folder: Path, info: dict[str, Any]) -> None:
-    """Write `run.json` so that a reader sees the old one or the new one, never a part.
+    """Replace `run.json` atomically.
 
     Raises:
-        WorkbenchError: it cannot be written; the old one is there. Says why, and what to do.
+        WorkbenchError: it cannot be written, and the old one stays. The message names the reason and the fix.
     """
     folder = Path(folder)
     text = json.dumps(info, indent=1) + "\n"
@@ -166,7 +169,7 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
 
 
 def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Change some of a run's `run.json`; of two processes that do so at once, neither loses what the other changed. Returns the new one."""
+    """Change entries of a run's `run.json`, under a lock, so that concurrent changes are not lost. Returns the new content."""
     with locked(folder):
         info = {**read_info(folder), **changes}
         write_info(folder, info)
@@ -174,11 +177,10 @@ def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def list_runs(root: Path | None = None) -> RunListing:
-    """All runs of a store, oldest first; a folder that cannot be read is skipped and named in `damaged`.
+    """All runs of a store, oldest first. A folder that cannot be read is skipped and named in `damaged`.
 
-    A run that says it goes on though its processes are gone has the status "killed", or "lost" (see `processes`).
-
-    What was read is kept in `.index.jsonl`, a cache that may be removed at any time (see `index`).
+    A run whose `run.json` says "running" though its processes are gone has the status "killed" or "lost" (see `processes`).
+    `.index.jsonl` caches what was read, and may be removed at any time (see `index`).
     """
     root = Path(root) if root is not None else runs_root()
     names = sorted(name for name in os.listdir(root) if not name.startswith(".")) if root.is_dir() else []
@@ -188,7 +190,7 @@ def list_runs(root: Path | None = None) -> RunListing:
         folder = root / name
         state = file_state(folder / "run.json")
         if state is None and not (folder / metrics_name(0)).exists():
-            continue  # something else than a run
+            continue  # no run
         info = index.get(name, [state]) if state else None
         try:
             if not isinstance(info, dict):
@@ -199,13 +201,13 @@ def list_runs(root: Path | None = None) -> RunListing:
         except RunNotFound as error:
             damaged.append(str(error))
     if index.damaged:
-        damaged.append(f"{index.damaged} lines of {root / INDEX_NAME}, a cache, which is made anew")
+        damaged.append(f"{index.damaged} lines of {root / INDEX_NAME}, a cache, which is rebuilt")
     index.save(run.folder.name for run in runs)
     return RunListing(tuple(runs), tuple(damaged))
 
 
 def remove_run(folder: Path) -> None:
-    """Remove a run for good. It leaves the store at once, also where its files take a while.
+    """Remove a run. It leaves the store at once, also if removing its files takes a while.
 
     Raises:
         RunNotFound: the folder holds no run, or cannot be removed.
@@ -221,10 +223,10 @@ def remove_run(folder: Path) -> None:
 
 
 def find_run(name: str | Path, root: Path | None = None) -> Path:
-    """The folder of a run, given its path, its id, or a piece of its id that no other run has; "last" for the newest.
+    """The folder of a run, by its path, its id, or a unique piece of its id; "last" is the newest.
 
     Raises:
-        RunNotFound: none or several match; names the nearest.
+        RunNotFound: no run or several match; names the nearest.
     """
     root = Path(root) if root is not None else runs_root()
     if isinstance(name, Path) or os.sep in name:

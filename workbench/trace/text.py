@@ -1,4 +1,4 @@
-"""JSON from files that anybody may have written or cut: what is no value, too deep or too long is a `ValueError`, and costs little."""
+"""Read JSON from files of any origin: invalid, too deep or too long content is a `ValueError`, and costs little time and memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SMALL_BYTES = 32 * 1024 * 1024  # of a file that is one value, such as `run.json`
-LINE_BYTES = 4 * 1024 * 1024  # of a line of metrics, spans, events or words
+SMALL_BYTES = 32 * 1024 * 1024  # limit of a file with one value, such as `run.json`
+LINE_BYTES = 4 * 1024 * 1024  # limit of a line of metrics, spans, events or commands
 BLOCK_BYTES = 16 * 1024 * 1024  # of a file that are read at once
-MOST_TIMES = 200  # as much smaller may a packed file be: one with more is made to fill the memory
-MOST_DIGITS = 300  # of a whole number: one with more is none that a float could hold
+MOST_TIMES = 200  # largest compression ratio: a file with a larger one was made to fill the memory
+MOST_DIGITS = 300  # of an integer: a longer one fits no float
 
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, or one that is nested so deeply that Python refuses it.
+        ValueError: it is no JSON, or is nested too deeply for Python.
     """
     try:
         return json.loads(text)
@@ -33,7 +33,7 @@ def read_json(path: Path) -> Any:
     """The value of a small file.
 
     Raises:
-        OSError: it cannot be read, or is no file (of a pipe nobody knows when it ends).
+        OSError: it cannot be read, or is no regular file (a pipe may never end).
         ValueError: it is no JSON, or larger than `SMALL_BYTES`.
     """
     with open_file(path) as file:
@@ -44,10 +44,10 @@ def read_json(path: Path) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """The value of a JSON text that goes into `run.json`, or comes from there: `parse_json`, and no number that is too long for it.
+    """The value of a JSON text of `run.json`: as `parse_json`, and without too long integers.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no such JSON.
     """
     try:
         return json.loads(text, parse_int=_whole)
@@ -56,12 +56,12 @@ def parse_value(text: str) -> Any:
 
 
 def open_file(path: Path) -> Any:
-    """Open a file to be read in binary.
+    """Open a file to read bytes.
 
     Raises:
-        OSError: there is none, or what there is is no file.
+        OSError: there is none, or it is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would keep us waiting
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe without a writer would block
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{path} is no file")
@@ -69,9 +69,9 @@ def open_file(path: Path) -> Any:
 
 
 def whole_lines(path: Path) -> Iterator[list[str | None]]:
-    """The lines of a file, some megabytes at a time; None for one that is longer than `LINE_BYTES`.
+    """The lines of a file, some megabytes at a time; None in place of a line that is longer than `LINE_BYTES`.
 
-    A last line without its end is what a crash, or a writer in the middle of its write, leaves: it is left out.
+    A last line without its end is left out: its writer crashed, or still writes.
     """
     rest, too_long = b"", False
     with open_file(path) as file:
@@ -87,10 +87,10 @@ def whole_lines(path: Path) -> Iterator[list[str | None]]:
 
 
 def unpacked(content: bytes) -> bytes:
-    """What a gzip file holds.
+    """The content of a gzip file.
 
     Raises:
-        ValueError: it is none, is cut off, or holds so much more than its size that nobody can have recorded it.
+        ValueError: it is no gzip file, is cut off, or decompresses to more than `MOST_TIMES` its size.
     """
     most = MOST_TIMES * len(content) + 1024 * 1024
     reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -99,7 +99,7 @@ def unpacked(content: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if len(found) >= most:
-        raise ValueError(f"it is packed {MOST_TIMES} times and more")
+        raise ValueError(f"it is compressed {MOST_TIMES} times and more")
     if not reader.eof:
         raise ValueError("it is cut off")
     return found

@@ -18,34 +18,34 @@ from typing import Any, Literal, TextIO, final
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of, step_under_way
 from workbench.trace.atomic import write_atomic
 
-SILENT_S = 5.0  # a rank that was not heard of for so long does not run, or its host is not reached
-ROUTINE = "Handling apply_request"  # an engine says so of everything that it is asked
+SILENT_S = 5.0  # a rank without a heartbeat for this long does not run, or its host is not reached
+ROUTINE = "Handling apply_request"  # an engine logs this line for every request
 RANK = re.compile(r"\[\d+\] ")
 
 
 def output_name(rank: int) -> str:
-    """File of what a rank printed."""
+    """Name of the file with a rank's output."""
     return f"output-{rank:05d}.log"
 
 
 def end_name(rank: int) -> str:
-    """File of a rank's end: what it returned, or the error it left with."""
+    """Name of the file of a rank's end: its result, or its error."""
     return f"ended-{rank:05d}.json"
 
 
 def first_line(training: str) -> str:
-    """What a rank writes into the engines' log when it begins to train."""
+    """Line that a rank writes into the engines' log when it begins to train."""
     return f"training {training} begins"
 
 
 def lines_since(lines: list[str], training: str, *, of_ranks: bool) -> list[str]:
-    """What is worth reading of the engines' log since that training began; "" is since their start.
+    """Lines of the engines' log since that training began, without routine lines; "" is since their start.
 
     >>> lines_since(["[0] old", "[0] training a begins", "[0] new", "[1] old", "[1] training a begins"], "a", of_ranks=True)
     ['[0] new']
 
     Args:
-        of_ranks: whether it is one log after the other, each line with its rank.
+        of_ranks: whether each line begins with its rank.
     """
     begun: set[str] = set()
     kept = []
@@ -60,12 +60,12 @@ def lines_since(lines: list[str], training: str, *, of_ranks: bool) -> list[str]
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
-    """So that a reader sees the old or the new one."""
+    """Replace a JSON file atomically."""
     write_atomic(path, json.dumps(content, indent=1))
 
 
 def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
-    """What a rank of a run does, by its process on this machine, and by its pulse elsewhere; None: it is not in it, or no more."""
+    """State of a rank, from its process on this machine or its heartbeat elsewhere; None if it takes no part in the run."""
     row = read_heartbeat(folder, rank)
     if row is None:
         return None
@@ -76,16 +76,16 @@ def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent"
 
 
 def standing_words(folder: Path, num_ranks: int) -> str:
-    """Who keeps a run waiting: "rank 1 is stopped (SIGSTOP: kill -CONT 4711) at step 17; rank 0 is alive at step 17"."""
+    """States of all ranks: "rank 1 is stopped (SIGSTOP: kill -CONT 4711 on h continues it) at step 17; rank 0 is alive at step 17"."""
     parts = []
     for rank in range(num_ranks):
         state, row = standing(folder, rank), read_heartbeat(folder, rank)
         if row is None:
             continue
         words = {
-            "stopped": f"stopped (SIGSTOP: kill -CONT {row['pid']} on {row['host']} lets it go on)",
+            "stopped": f"stopped (SIGSTOP: kill -CONT {row['pid']} on {row['host']} continues it)",
             "gone": "gone",
-            "silent": f"not heard of for {row['silent_s']:.0f} s",
+            "silent": f"without a heartbeat for {row['silent_s']:.0f} s",
         }.get(state or "", "alive")
         parts.append((words == "alive", f"rank {rank} is {words} at step {step_under_way(folder, rank)}"))
     return "; ".join(words for _, words in sorted(parts))
@@ -117,5 +117,5 @@ class CapturedOutput:
         if kind is not None:
             said = "".join(traceback.format_exception(error))
             end = {"ename": kind.__name__, "evalue": str(error), "traceback": said}
-        with contextlib.suppress(OSError):  # the folder was removed under us
+        with contextlib.suppress(OSError):  # the folder was removed
             write_whole(self._folder / end_name(self._rank), end)

@@ -1,4 +1,4 @@
-"""One rank of a run, from the job that it is given to the record that it leaves.
+"""One rank of a run, from its job to its record.
 
 - `main`: joins the library, builds the replica, trains, and reports a failure to the other ranks.
 - `training_loop`: the loop around a rank's programs; it carries out what `control/generations.py` decides.

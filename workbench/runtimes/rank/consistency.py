@@ -1,4 +1,4 @@
-"""What ranks must have in common: compared before the first step, or sent by rank 0."""
+"""Consistency of ranks: facts that are compared before the first step, and tensors that rank 0 sends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.settings import Settings
 
 Facts = dict[str, str]
 
-# What may differ, and is then noted with the run: it decides neither which messages are sent nor, but for a last bit, what is in them.
+# Facts that may differ, with a note in the record: they change no message's order or length, and values only in a last bit.
 MAY_DIFFER = ("build of torch", "patch of Python", "problem", "code of the problem")
 FIXES = {
     "workbench": "Install the same version on every rank, or check out the same commit",
@@ -36,10 +36,10 @@ MOST_NAMED = 4
 
 
 def versions() -> Facts:
-    """Of the software that this rank runs."""
+    """Versions of this rank's software."""
     number, _, build = torch.__version__.partition("+")
     major, minor, patch = platform.python_version_tuple()
-    python = {"Python": f"{major}.{minor}", "patch of Python": patch}  # functions that are sent run on the same minor version alone
+    python = {"Python": f"{major}.{minor}", "patch of Python": patch}  # pickled functions need the same minor version
     return {"workbench": f"sources {package_digest()}", "torch": number, "build of torch": build or "plain", **python}
 
 
@@ -51,7 +51,7 @@ def facts_of_layout(layout: Layout) -> Facts:
 def facts_of_run(
     algorithm: Algorithm, problem: Problem, settings: Settings, layout: Layout, data: tuple[Dataset[Any], Dataset[Any] | None]
 ) -> Facts:
-    """All that ranks of a run must have in common, what explains the rest first."""
+    """Facts that must be equal on all ranks; those that explain other differences come first."""
     return {
         **versions(),
         "method": str(algorithm),
@@ -67,10 +67,10 @@ def facts_of_run(
 
 
 def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:
-    """Compare every rank's facts; answers what differs and may, of which rank 0 warns.
+    """Compare the facts of all ranks. Returns notes on differences that are allowed; rank 0 warns of them.
 
     Raises:
-        RankMismatch: something differs that must not; names the ranks that have it otherwise than most.
+        RankMismatch: another fact differs; names the ranks that differ from most.
     """
     deadline = interpreter.clock.deadline("all ranks to describe their model, data and software")
     texts = require_all(transport.gather_texts(json.dumps(facts), deadline), "the beginning of a run")
@@ -82,7 +82,7 @@ def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter
         others.remove(name) if name in others else None
         more = f" Also different: {', '.join(others)}." if others else ""
         raise RankMismatch(f"{words}. {FIXES.get(name, 'Give every rank the same model and settings')}.{more}")
-    notes = [f"{words}: the run goes on, for that changes no more than last bits" for words in differences.values()]
+    notes = [f"{words}: the run continues, because that changes at most last bits" for words in differences.values()]
     if transport.rank == 0:
         for line in notes:
             warnings.warn(line, RuntimeWarning, stacklevel=2)
@@ -90,7 +90,7 @@ def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter
 
 
 def compare(everyone: Sequence[Facts]) -> dict[str, str]:
-    """What differs, by name and in order, in words: what most ranks have is right, and of as many rank 0's, or the lowest rank's.
+    """Differences by name, as text. The value of most ranks is right; in a tie that of the lowest rank.
 
     >>> compare([{"torch": "2.9"}, {"torch": "2.8"}, {"torch": "2.9"}])
     {'torch': "rank 1 differs from ranks 0 and 2: torch is '2.9' on ranks 0 and 2, and '2.8' on rank 1"}
@@ -108,7 +108,7 @@ def compare(everyone: Sequence[Facts]) -> dict[str, str]:
 
 
 def _difference(name: str, groups: dict[str, list[int]]) -> str:
-    usual = max(groups, key=lambda value: len(groups[value]))  # the first of the largest
+    usual = max(groups, key=lambda value: len(groups[value]))  # the first of the largest groups
     odd = {value: ranks for value, ranks in groups.items() if value != usual}
     those = sorted(rank for ranks in odd.values() for rank in ranks)
     differ = "differs" if len(those) == 1 else "differ"
@@ -125,7 +125,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def share_tensors(tensors: list[torch.Tensor], transport: Transport, interpreter: Interpreter) -> None:
-    """Rank 0's tensors to all ranks, byte for byte (so of any type) and in one message."""
+    """Copy rank 0's tensors to all ranks, as bytes (so of any dtype), in one message."""
     if not tensors or transport.num_workers == 1:
         return
     flats = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]

@@ -1,4 +1,4 @@
-"""Short digests of what ranks must have in common and nobody can compare by eye: code, and data."""
+"""Fingerprints: short digests of code and data, to compare them between ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, TensorDataset
 from workbench.resources import PACKAGE
 from workbench.units import MIB
 
-MOST_BYTES = 64 * MIB  # of data in memory that are gone through whole; of more, and of data that must be loaded, some items are
+MOST_BYTES = 64 * MIB  # data in memory up to this size are digested whole; of larger data, and of data to load, a sample
 NUM_ROWS, NUM_ITEMS = 1024, 8
-NUM_TWICE = 2  # items that are loaded twice, to see whether they are random
+NUM_TWICE = 2  # items that are loaded twice, to find out whether they are random
 
 
 def _digest(*parts: bytes) -> str:
@@ -33,13 +33,13 @@ def _digest(*parts: bytes) -> str:
 
 @cache
 def package_digest() -> str:
-    """Of this package's sources, as they lie on this rank's disk when it is first asked for."""
+    """Digest of this package's source files on this rank's disk."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return _digest(*(part for path in paths for part in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes())))
 
 
 def code_digest(*functions: Any) -> str:
-    """Of what functions, methods, partials, classes and callable objects do; not of the values that they close over."""
+    """Digest of the code of functions, methods, partials, classes and callable objects, without the values of closures."""
     return _digest(*(part for function in functions for part in _code_of(function)))
 
 
@@ -66,12 +66,12 @@ def _parts_of(code: CodeType) -> Iterator[bytes]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _parts_of(constant)
-        elif not isinstance(constant, frozenset):  # whose order is another in each process
+        elif not isinstance(constant, frozenset):  # its order differs between processes
             yield repr(constant).encode()
 
 
 def data_digest(data: Dataset[Any] | None) -> str:
-    """Of a data set: of all its tensors where they are small, else of items spread over it. Says why, where that tells nothing."""
+    """Digest of a data set: of all its tensors if they are small, else of items spread over it. A text if there is no digest."""
     if data is None:
         return "none"
     if isinstance(data, TensorDataset):
@@ -82,13 +82,13 @@ def data_digest(data: Dataset[Any] | None) -> str:
     try:
         with _own_randomness():
             first, again = ([_digest(*_bytes_of(data[place])) for place in some] for some in (places, places[:NUM_TWICE]))
-    except Exception as error:  # noqa: BLE001 - whatever a data set of the user's raises: ranks compare it, and training will tell
+    except Exception as error:  # noqa: BLE001 - any error of the user's data set: ranks compare its text, and training raises it
         return f"cannot be read ({type(error).__name__}: {error})"
-    return _digest(*map(str.encode, first)) if again == first[:NUM_TWICE] else "not told: its items are random"
+    return _digest(*map(str.encode, first)) if again == first[:NUM_TWICE] else "unknown: its items are random"
 
 
 def _spread(length: int, number: int) -> list[int]:
-    """So many places from the first to the last.
+    """Evenly spread positions from the first to the last.
 
     >>> _spread(5, 3), _spread(2, 3)
     ([0, 2, 4], [0, 1])
@@ -117,7 +117,7 @@ def _bytes_of(item: Any) -> Iterator[bytes]:
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
-    """What is drawn in it is drawn for nobody else."""
+    """Restore the state of all random generators at the end of the block."""
     plain, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - a data set may draw from it
     try:
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""One rank of a real run, from the job it is given to the record it leaves."""
+"""One rank of a real run, from its job to its record."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
 
 RuntimeName = Literal["mpi", "torch"]
-_LEFT: list[Any] = []  # groups that were given back
+_LEFT: list[Any] = []  # destroyed groups
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every rank is given; the same on all.
+    """A training, equal on all ranks.
 
     Attributes:
         folder: the run's folder, which all ranks can write to.
-        resume: folder of a run to go on from, at its newest checkpoint.
+        resume: folder of the run to continue, from its newest checkpoint.
         stop_after: stop at the end of this step, with a checkpoint.
     """
 
@@ -66,15 +66,15 @@ class Job:
 
 
 def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
-    """Train as one rank of the world this process was started in (mpiexec, torchrun, an engine), or of a given transport.
+    """Train as one rank of the world in which this process was started (mpiexec, torchrun, an engine), or of a given transport.
 
     Returns:
         {"rank", "steps", "seconds", "stopped"}: plain values.
 
     Raises:
-        WorkbenchError: what went wrong on this rank; on the others `PeerFailed` names it. Nobody is left waiting.
+        WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for this one.
     """
-    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # until there is one, nobody can be told
+    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # without a transport no failure can be announced
     with single_interrupt(lambda: not here or here[0].bound) as leave:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))
@@ -83,7 +83,7 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
             if not here:
                 wait_for_all(detector, job.settings.timeout_s, partial(failure_before_join, folder))
                 here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.find_gone))
-            if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all when one is gone
+            if job.runtime == "torch" or here[0].can_shrink:  # the launcher of a plain MPI ends all ranks with the first
                 detector.announce = here[0].announce_failure
             return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, step))
 
@@ -91,10 +91,10 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
 def as_rank(
     transport: Transport, detector: FailureDetector, step: list[int], leave: Callable[[], None], train: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `train` returns; where it fails, the others learn why, and it is known whose fault it is.
+    """Run `train` and return its result. If it fails, report the failure to the other ranks and raise its cause.
 
     Args:
-        step: the one under way.
+        step: a list with the current step.
         leave: called when this rank begins to leave because of a failure.
     """
     try:
@@ -111,7 +111,7 @@ def as_rank(
 
 
 def cause_of(error: BaseException, transport: Transport, detector: FailureDetector | None) -> BaseException:
-    """The error itself; `PeerFailed` where it only says that a connection ended, and it is known whose end that was."""
+    """`PeerFailed` if the error is a lost connection and the rank at fault is known; else the error itself."""
     if isinstance(error, ValueError | RuntimeError) and (words := transport.unusable()):
         return ConfigError(words)
     if detector is None or not lost_connection(error):
@@ -119,15 +119,15 @@ def cause_of(error: BaseException, transport: Transport, detector: FailureDetect
     diagnosis = detector.diagnose(transport.peer_failure)
     if diagnosis is None:
         return error
-    with suppress(RuntimeError):  # the process that kept the store is gone
+    with suppress(RuntimeError):  # the process that holds the store is gone
         transport.announce_failure(diagnosis)
     return PeerFailed(diagnosis)
 
 
 def _tell(error: BaseException, transport: Transport, detector: FailureDetector, step: int, *, keeps_record: bool) -> None:
-    """Let the other ranks, and whoever reads the run's folder, know why this rank leaves."""
+    """Report why this rank leaves, to the other ranks and in the run's folder."""
     where = f"at step {step}" if step >= 0 else "before the first step"
-    rank, folder = detector.rank, detector.folder  # the number with which it began
+    rank, folder = detector.rank, detector.folder  # the rank's number at the beginning
     words = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         words = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
@@ -139,7 +139,7 @@ def _tell(error: BaseException, transport: Transport, detector: FailureDetector,
             "traceback": traceback.format_exc(),
             "exit_code": getattr(error, "exit_code", 1),
         }
-        with suppress(OSError):  # a full disk, of which the error itself tells
+        with suppress(OSError):  # a full disk, which the error itself reports
             (folder / f"failed-{rank:05d}.json").write_text(json.dumps(record))
     if keeps_record:
         with suppress(WorkbenchError):  # likewise
@@ -149,10 +149,11 @@ def _tell(error: BaseException, transport: Transport, detector: FailureDetector,
 def make_transport(
     runtime: RuntimeName, timeout_s: float, folder: Path | None = None, failure: Callable[[], str | None] = lambda: None
 ) -> Transport:
-    """This process's end of a runtime; `folder` is where torch.distributed ranks meet that have no launcher's address.
+    """This process's transport of a runtime.
 
     Args:
-        failure: words of a rank that is gone before all have come.
+        folder: where ranks of torch.distributed meet if no launcher gives an address.
+        failure: describes a rank that is gone before all have joined; None if none is.
 
     Raises:
         LaunchError: the library is missing, or the ranks did not find each other.
@@ -174,7 +175,7 @@ def make_transport(
 
 
 def failure_before_join(folder: Path | None) -> str | None:
-    """Words of a rank that ended before it could tell the others, from what it left in the run's folder."""
+    """Error of a rank that failed before it joined, from its file in the run's folder; None if there is none."""
     for path in sorted(folder.glob("ended-*.json")) if folder is not None else ():
         with contextlib.suppress(OSError, ValueError):
             end = json.loads(path.read_text())
@@ -184,12 +185,12 @@ def failure_before_join(folder: Path | None) -> str | None:
 
 
 def transport_here(timeout_s: float) -> Transport:
-    """The runtime whose launcher started this process: torch.distributed under torchrun (or where its group exists), MPI
+    """The transport of the launcher that started this process.
 
-    under mpiexec and in MPI engines, one process on its own otherwise.
+    torch.distributed under torchrun or if its default group exists, MPI under mpiexec and in MPI engines, else a single process.
 
     Raises:
-        LaunchError: it is one of several of a plain `srun`.
+        LaunchError: a plain `srun` started several processes.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return make_transport("torch", timeout_s)
@@ -201,12 +202,12 @@ def transport_here(timeout_s: float) -> Transport:
 
 
 def _refuse_plain_srun() -> None:
-    """`srun` alone starts processes that know of each other, but not where to meet: each would train alone, without any error."""
+    """Raise `LaunchError` under a plain `srun`: its processes do not know where to meet, so each would train alone, without an error."""
     num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     if num_tasks > 1:
         ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
         raise LaunchError(
-            f"srun started {num_tasks} processes, and this one is not told where to meet the others, so each would train alone. "
+            f"srun started {num_tasks} processes, and this one does not know where to meet the others, so each would train alone. "
             f"On MPI: srun --mpi=pmix -n {num_tasks} python script.py (--mpi=pmi2 for MPICH). "
             "On gloo or NCCL: set MASTER_ADDR to the first node and MASTER_PORT to a free port of it, and "
             f"srun -n {num_tasks} bash -c '{ranks} exec python script.py'. "
@@ -215,14 +216,14 @@ def _refuse_plain_srun() -> None:
 
 
 def runtime_here() -> RuntimeName | None:
-    """What this process was started as a rank of, by its environment; None for a process on its own."""
+    """The runtime that this process is a rank of, from its environment; None for a single process."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return "torch"
     return "mpi" if any(name in os.environ for name in MPI_VARIABLES) else None
 
 
 def world_here() -> tuple[int, int]:
-    """Rank and world size: the torch group's, the launcher's environment's, or the MPI world's we are a rank of."""
+    """Rank and world size: of the torch group, of the launcher's environment, or of the MPI world."""
     if torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if runtime_here() == "torch":
@@ -235,10 +236,10 @@ def world_here() -> tuple[int, int]:
 
 
 def leave_world() -> None:
-    """Give torch.distributed's default group back before the process ends: its threads must not outlive the interpreter.
+    """Destroy torch.distributed's default group before the process ends: its threads must not outlive the interpreter.
 
-    The object stays until then: callbacks of torch's hooks hold it on its own thread, which, if it were the last to hold it, would
-    wait for its own end, and abort.
+    The object is kept. Callbacks of torch's hooks hold it on its own thread; if that thread dropped the last reference, it would
+    wait for its own end and abort.
     """
     if torch.distributed.is_initialized():
         _LEFT.append(torch.distributed.group.WORLD)
@@ -246,7 +247,7 @@ def leave_world() -> None:
 
 
 def _machine() -> str:
-    """Whose cores this rank uses: its host's, or those of the machine whose emulated hosts share them."""
+    """Name of the machine whose cores this rank uses. Emulated hosts share one machine."""
     return os.environ.get("WORKBENCH_MACHINE", socket.gethostname())
 
 
@@ -257,7 +258,7 @@ def _ranks_on_this_machine(transport: Transport, timeout_s: float, detector: Fai
 
 
 def record_departures(folder: Path, transport: Transport) -> None:
-    """At a run's end: the lowest rank writes down who left."""
+    """Record at a run's end which ranks have left; rank 0 writes."""
     if transport.members is not None and transport.rank == 0:
         note_departures(folder, transport.members)
 

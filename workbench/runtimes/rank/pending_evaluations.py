@@ -1,9 +1,9 @@
-"""Evaluations that are due and must wait: their parameters lie in the run's folder, and not in memory, until they are made.
+"""Pending evaluations: their parameters are stored in the run's folder, not in memory, until they are made.
 
-Where ranks are at steps of their own, rank 0 evaluates when the run is over (decision 12). A run may end before that: what lies there
-then is evaluated by `evaluate_left`, or by `workbench evaluate RUN`.
+Where ranks are at different steps, rank 0 evaluates at the end of the run (decision 12). If the run ends before, `evaluate_left` or
+`workbench evaluate RUN` makes the evaluations.
 
-    evaluations/step-00000004.pt      the parameters behind step 4, and the row that the evaluation completes
+    evaluations/step-00000004.pt      the parameters after step 4, and the row that the evaluation completes
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FORMAT = 1
 
 @final
 class PendingEvaluations:
-    """The evaluations of one run that wait, in order of step; one snapshot at most is in memory."""
+    """The pending evaluations of one run, in order of step. At most one snapshot is in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder) / DUE_FOLDER
 
     def add(self, row: dict[str, Any], snapshot: Any) -> None:
-        """Keep what an evaluation looks at.
+        """Store a snapshot of the parameters.
 
         Raises:
             WorkbenchError: it cannot be written.
@@ -47,37 +47,37 @@ class PendingEvaluations:
             self._folder.mkdir(exist_ok=True)
             with atomic_file(path) as file:
                 torch.save({"format": FORMAT, "row": row, "snapshot": snapshot}, file)
-        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter on a full disk
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
             raise cannot_write(self._folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
     def newest(self) -> int:
-        """The last step that waits; -1 for none."""
+        """The last pending step; -1 for none."""
         return max((int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.pt")), default=-1)
 
     def take(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Row and snapshot of each; its file goes when the next one is asked for, so that none is lost between the two."""
+        """Row and snapshot of each. A file is removed when the next one is asked for, so that none is lost."""
         for path in sorted(self._folder.glob("step-*.pt")):
             kept = torch.load(path, map_location="cpu", weights_only=True)
             yield kept["row"], kept["snapshot"]
             path.unlink()
         if self._folder.is_dir() and not any(self._folder.glob("step-*.pt")):
-            for rest in self._folder.iterdir():  # drafts of a writer that was killed
+            for rest in self._folder.iterdir():  # drafts of a killed writer
                 rest.unlink()
             self._folder.rmdir()
 
 
 def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) -> int:
-    """Make the evaluations that a run left undone when it failed or was killed, and add them to its record.
+    """Make the pending evaluations of a run that failed or was killed, and add them to its record.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         algorithm, problem: those of the run.
 
     Returns:
-        how many were made.
+        How many were made.
 
     Raises:
-        ConfigError: of another algorithm or problem, or the run still goes on.
+        ConfigError: the algorithm or problem is another, or the run has not ended.
     """
     folder = Path(folder)
     run = Run.load(folder)
@@ -98,7 +98,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     num_made, file = 0, open_append(folder / metrics_name(0))
     try:
         for row, snapshot in PendingEvaluations(folder).take():
-            if row["step"] in made:  # it was killed between the record and the file's end
+            if row["step"] in made:  # the run was killed after writing the row
                 continue
             append(file, [row_text(evaluated(worker, row, snapshot))])
             num_made += 1
@@ -108,5 +108,5 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
 
 
 def evaluated(worker: LocalTraining, row: dict[str, Any], snapshot: Any) -> dict[str, Any]:
-    """The row of an evaluation that one rank makes for all."""
+    """The completed row of an evaluation that one rank makes for all."""
     return {**row, "evaluation": worker.evaluate_snapshot(snapshot)}

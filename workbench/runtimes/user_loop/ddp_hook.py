@@ -1,4 +1,4 @@
-"""Our collectives and codecs as communication hooks of torch's DistributedDataParallel."""
+"""Collectives and codecs as communication hooks of torch's DistributedDataParallel."""
 
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
@@ -30,13 +30,13 @@ from workbench.runtimes.transport.torch_distributed import TorchTransport, backe
 from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.trace.recorder import NullRecorder
 
-Signature = tuple[tuple[int, ...], ...]  # of each parameter in a bucket: its number, and its shape
+Signature = tuple[tuple[int, ...], ...]  # for each parameter of a bucket: its number and its shape
 
 
 @final
 @dataclass(slots=True)
 class Bucket:
-    """One of DDP's buckets: what is in it, and what the collective is told of it."""
+    """One of DDP's buckets: its parameters, and the layout and context for the collective."""
 
     signature: Signature
     layout: Layout
@@ -45,13 +45,13 @@ class Bucket:
 
 @final
 class DDPHook:
-    """The state of `ddp_hook`: a rank's lane and groups of its own, and what codecs remember from step to step.
+    """The state of `ddp_hook`: a rank's lane, its groups, and the codecs' memory between steps.
 
-    What is remembered (the residuals of error feedback, the factors of PowerSGD) belongs to the parameters of a bucket. DDP
-    cuts its buckets anew after the first backward, in the order in which gradients came: of a bucket that then holds other
-    parameters, memory starts afresh, and the first step's residual is lost. `PowerSGD(start_step=2)` begins after that.
+    This memory (residuals of error feedback, factors of PowerSGD) belongs to the parameters of a bucket. After the first backward
+    DDP makes new buckets, in the order in which gradients became ready. The memory of a bucket that changes is lost, so the first
+    step's residual may be. `PowerSGD(start_step=2)` begins after that.
 
-    `state_dict` is one rank's: save it on every rank, beside the model's and the optimizer's.
+    `state_dict` is one rank's: save it on every rank, next to the model's and the optimizer's.
     """
 
     def __init__(self, collective: Collective, process_group: dist.ProcessGroup | None, seed: int, timeout_s: float | None) -> None:
@@ -65,11 +65,11 @@ class DDPHook:
         self._link = measure_link(self._transport, self._clock.deadline) if collective.needs_link else None
         self._mailbox, self._lane = Mailbox(self._transport), Lane(self._clock)
         weakref.finalize(self, self._lane.leave).atexit = False
-        self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order in which DDP first brought them
+        self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order of DDP's first buckets
         self._buckets: dict[int, Bucket] = {}
         self._memory: dict[Signature, dict[str, Tensor]] = {}
-        self._cut: list[Signature] = []  # buckets of a loaded state, in which the next step is summed
-        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []  # DDP's own, until that step's last has come
+        self._cut: list[Signature] = []  # buckets of a loaded state: the next step is averaged in them
+        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []  # DDP's buckets of that step, until its last one
         self._error: BaseException | None = None
 
     @property
@@ -80,7 +80,7 @@ class DDPHook:
     # -- a bucket ----------------------------------------------------------------------------------------------
 
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Begin to average a bucket over the ranks; the future's value is its buffer. Every rank's buckets come in the same order."""
+        """Begin to average a bucket over the ranks. The future's value is its buffer. All ranks call it in the same order."""
         if self._error is not None:
             raise self._error
         with translated_errors(lambda error: self._fail(error, self.step)):
@@ -98,7 +98,7 @@ class DDPHook:
             self._forget_beyond(max(bucket.index(), len(self._cut) - 1))
             self._cut, self._waiting = [], []
             self.step += 1
-        return future.then(_value)  # raises there what went wrong: DDP asks a future for its value, and takes an exception for one
+        return future.then(_value)  # `_value` raises an error: DDP would take an exception for the value
 
     def _submit(self, known: Bucket, buffer: Tensor, future: Future[Tensor], program: Program | None = None) -> None:
         """Average on the lane; the future's value is the buffer."""
@@ -111,8 +111,9 @@ class DDPHook:
         self._lane.submit(task)
 
     def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
-        """The first step after a state was loaded: DDP has cut its buckets as at its very start, and what is remembered belongs to
-        those of the saved run. So when all gradients are there, they are averaged in those buckets and copied back.
+        """The first step after a state was loaded: DDP has its first buckets, but the codecs' memory belongs to the saved run's.
+
+        So when all gradients are there, they are averaged in the saved run's buckets and copied back.
         """
         self._waiting.append((bucket, future))
         if not bucket.is_last():
@@ -133,7 +134,7 @@ class DDPHook:
             last = index == len(self._cut) - 1
             done: Future[Tensor] = Future(devices=[joined.device]) if joined.is_cuda else Future()
             program = self._average_and_return(known, joined, gradients, self.step, ready)
-            if last:  # the lane goes in order, so the others are over by then
+            if last:  # a lane works in order, so the others have ended by then
                 done.then(partial(_end_all, self._waiting))
             self._submit(known, joined, done, program)
 
@@ -143,10 +144,10 @@ class DDPHook:
             _as_it_lies(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
-        """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may be too large where the mean is not."""
+        """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
         if self._error is not None:
             raise self._error
-        if ready is not None:  # the lane works on its thread's stream
+        if ready is not None:  # the lane uses its thread's stream
             torch.cuda.current_stream(buffer.device).wait_event(ready)
         self._clock.step = step
         if not self.collective.lossy:
@@ -166,7 +167,7 @@ class DDPHook:
             future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # its annotation is a slip
 
     def _fail(self, error: BaseException, step: int) -> BaseException:
-        """Tell the other ranks, and every later bucket of this one; what is to be raised."""
+        """Announce the error to the other ranks, and fail every later bucket of this rank. Returns the error to raise."""
         error = cause_of(error, self._transport, self._detector)
         if self._error is None:
             self._error = error
@@ -174,7 +175,7 @@ class DDPHook:
                 self._transport.announce_failure(f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}")
         return error
 
-    # -- what is remembered ------------------------------------------------------------------------------------
+    # -- memory of codecs --------------------------------------------------------------------------------------
 
     def _check(self, buffer: Tensor) -> None:
         if buffer.is_sparse:
@@ -186,7 +187,7 @@ class DDPHook:
             )
 
     def _known(self, index: int, params: list[Tensor], buffer: Tensor) -> Bucket:
-        """What is in the bucket of that number; its memory is that of the same parameters, if there is any."""
+        """The bucket of that number. Its memory is that of the same parameters, if they were in one bucket before."""
         numbers = [self._numbers.setdefault(param, len(self._numbers)) for param in params]
         signature = tuple((number, *param.shape) for number, param in zip(numbers, params, strict=True))
         before = self._buckets.get(index)
@@ -200,7 +201,7 @@ class DDPHook:
         return self._buckets[index]
 
     def _forget(self, bucket: Bucket | None) -> None:
-        """What no bucket has any more; what was loaded stays until a bucket has had it."""
+        """Drop the memory of a bucket that no longer exists. Loaded memory stays until a bucket has used it."""
         if bucket is not None and bucket.signature not in {item.signature for item in self._buckets.values()}:
             self._memory.pop(bucket.signature, None)
 
@@ -209,7 +210,7 @@ class DDPHook:
             self._forget(self._buckets.pop(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank remembers, as copies of tensors and plain values that `torch.load` reads. Call it between two steps."""
+        """This rank's memory, as copies of tensors and plain values that `torch.load` reads. Call it between two steps."""
         kept = [
             {"parameters": [list(item) for item in signature], "values": {name: value.clone() for name, value in memory.items()}}
             for signature, memory in self._memory.items()
@@ -247,7 +248,7 @@ class DDPHook:
         return {"rank": self.rank, "num_workers": self.num_workers, "collective": repr(self.collective)}
 
     def close(self) -> None:
-        """Give threads and groups back; every rank calls it. Who makes many hooks in one process should: groups stay else until its end."""
+        """End the thread and destroy the groups; every rank calls it. Call it if one process makes many hooks."""
         self._lane.close()
         stop_watching(self._detector)
         self._transport.close()
@@ -314,7 +315,7 @@ def ddp_hook(
 
 
 def hook(state: DDPHook, bucket: dist.GradBucket) -> Future[Tensor]:
-    """What DDP calls with each bucket."""
+    """The function that DDP calls with each bucket."""
     return state.start(bucket)
 
 

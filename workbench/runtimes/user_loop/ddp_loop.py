@@ -1,4 +1,4 @@
-"""A plain loop of torch's DistributedDataParallel on ranks of whatever launcher, to compare methods with."""
+"""A plain loop of torch's DistributedDataParallel on the ranks of any launcher, to compare algorithms with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.units import MIB
 
 @contextmanager
 def process_group(store: str, timeout_s: float = 120.0) -> Iterator[tuple[int, int]]:
-    """(rank, number of ranks) of the default group of torch.distributed; made by a shared file, and taken down, where there is none.
+    """(rank, number of ranks) of torch.distributed's default group. It is made by a shared file, and destroyed, if there is none.
 
     Args:
         store: a path that all ranks share and that no group has used before.
@@ -38,12 +38,12 @@ def process_group(store: str, timeout_s: float = 120.0) -> Iterator[tuple[int, i
 def ddp_step(
     model: nn.Module, optimizer: Optimizer, loss: Callable[[nn.Module], Tensor], *, bucket_bytes: float, hooked: bool = False
 ) -> tuple[Callable[[], None], Callable[[], Any]]:
-    """(a step of DDP, what to call at the end), the loop as torch's manual has it.
+    """A step of DDP as in torch's manual, and a function to call at the end.
 
     Args:
         loss: wrapped model -> this rank's loss.
-        bucket_bytes: DDP's buckets.
-        hooked: average by our all-reduce as its communication hook.
+        bucket_bytes: size of DDP's buckets.
+        hooked: average with `ddp_hook`.
     """
     wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_bytes / MIB, gradient_as_bucket_view=not hooked)
     close: Callable[[], Any] = int
@@ -61,17 +61,17 @@ def ddp_step(
 
 
 def device_here(rank: int) -> torch.device:
-    """Where this rank's model belongs: its GPU where the group's backend is NCCL."""
+    """Device of this rank's model: its GPU if the group's backend is NCCL, else the CPU."""
     return pick_device(rank) if backend_of(None) == "nccl" else torch.device("cpu")
 
 
 def together(seconds: float) -> float:
-    """The slowest rank's seconds; all ranks wait for each other."""
+    """The largest seconds of all ranks, which wait for each other."""
     took = torch.tensor([seconds], dtype=torch.float64, device=device_here(dist.get_rank()))
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took)
 
 
 def barrier(timeout_s: float = 120.0) -> None:
-    """Until all ranks are here."""
+    """Wait until all ranks are here."""
     dist.monitored_barrier(timeout=timedelta(seconds=timeout_s)) if dist.get_backend() == "gloo" else dist.barrier()

@@ -1,6 +1,6 @@
-"""What a loop of one's own leaves to its `Trainer`: to weigh its ranks' batches, to record, to keep checkpoints and to find them.
+"""Parts of `Trainer`: weights of the ranks' batches, the record, checkpoints, and a preview of the model at the end.
 
-Checkpoints are those of a run (`kept`), in a folder that the loop names, and written while it waits.
+Checkpoints have the format of a run's (`checkpoint.files`). The loop names the folder and waits while they are written.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from workbench.trace.store import new_run
 Closure = Callable[[], Tensor]
 Losses = Closure | Sequence[Closure] | None
 
-CHECKED_STEPS = 3  # a loop that scales its losses does so from its first step on
-OWN = "own"  # of a part: the loop's own values, and what was counted
+CHECKED_STEPS = 3  # a loop that scales its losses does so from the first step
+OWN = "own"  # entry of a rank file: the loop's own values, and the counts of samples
 
 
 @final
 class BatchWeights:
-    """Weighs a rank's batches: all ranks alike, or by their samples where the loop counts them.
+    """Weights of a rank's batches: equal for all ranks, or by samples if the loop counts them.
 
     Attributes:
-        samples: of all ranks until now, where they are counted.
+        samples: of all ranks until now, if they are counted.
     """
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted; None: not known yet
-        self._num_checked = 0  # steps whose losses were looked at for a GradScaler's factor
+        self._num_checked = 0  # steps whose losses were checked for a GradScaler's factor
         self.samples = 0
 
     def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
         """This step's micro-batches.
 
         Args:
-            gather: a text of each rank -> all of them.
+            gather: this rank's text -> the texts of all ranks.
 
         Raises:
-            ConfigError: samples are counted on some ranks or steps only, or what is given is not a function or several.
+            ConfigError: samples are counted on some ranks or steps only, or the loss is no function or list of functions.
         """
         closures, numbers = _micro_batches(loss, num_samples)
         counted, total = numbers is not None, sum(numbers or ())
@@ -89,18 +89,18 @@ class BatchWeights:
         return [Micro(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """To be kept."""
+        """State for a checkpoint."""
         return {"samples": self.samples, "unit": self._unit, "num_workers": self._num_workers}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`; on another number of ranks batches are others, and what weighs 1 / p is agreed on anew."""
+        """Continue from `state()`. On another number of ranks the batch of weight 1 / p is agreed on again."""
         self.samples = int(state["samples"])
         if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
             self._unit = state["unit"]
 
 
 def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tuple[list[Closure], Sequence[int] | None]:
-    """The functions of a step's micro-batches and, if they are counted, the samples of each."""
+    """The loss functions of a step's micro-batches, and the samples of each if they are counted."""
     given: Any = [] if loss is None else loss if isinstance(loss, list | tuple) else [loss]
     closures: list[Closure] = list(given)
     for closure in closures:
@@ -132,13 +132,13 @@ def _checked(closure: Closure) -> Closure:
 
 
 def _unit_of(everyone: list[str]) -> int | None:
-    """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0 where they are not counted; None where nobody had any."""
+    """Samples of a batch of weight 1 / p: the largest first batch of any rank. 0: not counted; None: no rank had samples."""
     return 0 if "" in everyone else max(map(int, everyone)) or None
 
 
 @final
 class LoopCheckpoints:
-    """Keeps a rank's parts of checkpoints, and finds them."""
+    """Writes and loads a rank's files of a loop's checkpoints."""
 
     def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context) -> None:
         self._algorithm, self._interpreter, self._ctx = algorithm, interpreter, ctx
@@ -149,20 +149,20 @@ class LoopCheckpoints:
         return self._transport.gather_texts(text, self._interpreter.clock.deadline(what))
 
     def save(self, folder: Path, end: EndStep, own: Any, counted: dict[str, Any], keep: int) -> str:
-        """Write all that ranks need to go on behind a step. Every rank comes here, and leaves when all have written.
+        """Write a checkpoint after a step. Every rank must call it, and returns when all have written.
 
         Returns:
             Which ranks could not write, and why; "" if all could.
 
         Raises:
-            ConfigError: ranks are not behind one step, or `own` is not to be kept.
+            ConfigError: ranks have finished different steps, or `own` cannot be saved.
         """
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"keep={keep!r}: how many checkpoints stay in the folder, 1 or more")
         _check_plain(own)
         steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
         if len(set(steps)) > 1:
-            raise ConfigError(f"ranks are behind steps {steps}, and a checkpoint is of one: save on all of them behind the same step")
+            raise ConfigError(f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same step")
         self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
         self._interpreter.complete_all(end.state)
@@ -170,7 +170,7 @@ class LoopCheckpoints:
         try:
             self._write(folder, end, {**counted, "loop": own})
             remove_old_rank_files(folder, rank, num_workers, keep)
-        except (OSError, RuntimeError) as error:  # torch's writer has its own words for a full disk
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
             words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): those before it stand"
         return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
 
@@ -186,13 +186,13 @@ class LoopCheckpoints:
         write_rank_file(path, partial(save_rank_file, saved), facts)
 
     def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
-        """Go on from the folder's newest checkpoint that is whole. Every rank comes here.
+        """Continue from the folder's newest complete checkpoint. Every rank must call it.
 
         Returns:
-            How many steps were taken before it, and what was counted; with "loop", the loop's own, where ranks are as many.
+            Number of steps before it, and the counts of samples with "loop", the loop's own values.
 
         Raises:
-            ConfigError: there is none, or it is of another method, model or optimizer.
+            ConfigError: there is none, or it is of another algorithm, model or optimizer.
         """
         saved, words = restore_state(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
         if self._ctx.rank == 0:
@@ -200,12 +200,12 @@ class LoopCheckpoints:
                 print(f"{folder}: {word}")
         own = saved.get(OWN)
         if not isinstance(own, dict) or not isinstance(own.get("samples"), int) or not {"unit", "num_workers", "loop"} <= own.keys():
-            raise ConfigError(f"{folder} holds a run's checkpoint and not a loop's: go on from it with resume={str(folder)!r}")
+            raise ConfigError(f"{folder} holds a run's checkpoint and not a loop's: continue from it with resume={str(folder)!r}")
         return self._ctx.first_step, own
 
 
 def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter) -> tuple[Path, Recorder]:
-    """A run's folder, which all ranks are told, and this rank's recorder in it; the interpreter writes to it from now on."""
+    """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on. Every rank must call it."""
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
         info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
@@ -221,14 +221,13 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
 
 @final
 class Preview:
-    """The model as the end of training would leave it now, and back again.
+    """The model as it would be if training ended after this step; `undo` restores the present one. Every rank makes one.
 
-    A second program of the algorithm goes to its end from a copy of the first one's state: it applies what is in flight and makes
-    the replicas equal, with copies of the optimizer's state and of what codecs remember. `undo` restores every value, so the first
-    program, which waits at its step's end, notices nothing. Every rank makes one.
+    A second program of the algorithm runs to its end from a copy of the first one's state. It applies gradients in flight and makes
+    the replicas equal, with copies of the optimizer's state and of the codecs' residuals. The first program waits at its step's end.
 
     Args:
-        end: the last step's end.
+        end: the end of the last step.
     """
 
     def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context, end: EndStep) -> None:
@@ -254,7 +253,7 @@ class Preview:
             raise
 
     def _set_aside(self) -> None:
-        """Keep what an update changes; the optimizer works with copies of its state."""
+        """Save what an update changes; the optimizer works on copies of its state."""
         replica, updater = self._replica, self._replica.updater
         self._values += [(param, param.detach().clone()) for param in replica.parameters]
         staleness, updates, of_step = self._interpreter.staleness, list(replica.updates), dict(updater.of_step)
@@ -279,7 +278,7 @@ class Preview:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put everything back as it was."""
+        """Restore every value."""
         for tensor, value in self._values:
             tensor.copy_(value)
         for restore in self._restored:
@@ -294,7 +293,7 @@ def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:
 
 
 def _copies(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A program's state, its tickets completed, in memory of its own."""
+    """A copy of a program's state, whose tickets are complete."""
     return tuple(Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item) for item in state)
 
 
@@ -305,7 +304,7 @@ def _copy(value: Any) -> Any:
 
 
 def _optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    """An optimizer and those inside it (ZeRO's)."""
+    """An optimizer and the optimizers inside it (ZeRO's)."""
     yield optimizer
     for inner in vars(optimizer).values():
         if isinstance(inner, torch.optim.Optimizer):
@@ -319,7 +318,7 @@ def check_unscaled(loss: Tensor) -> None:
     the loss tell whether a scaler holds one of their factors.
     """
     nodes = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn is not None else []
-    for node in nodes:  # grows on the way
+    for node in nodes:  # grows in the loop
         factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
         if isinstance(factor, Tensor) and not factor.ndim and not factor.requires_grad and _scaler_of(factor):
             raise ConfigError(
@@ -330,7 +329,7 @@ def check_unscaled(loss: Tensor) -> None:
             nodes += [before for before, _ in node.next_functions if before is not None and before.name() in _ELEMENTWISE]
 
 
-NUM_NODES = 16  # of the graph, from the loss on
+NUM_NODES = 16  # nodes of the graph to check, from the loss on
 _ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "Sub", "Mean", "Sum", "ToCopy", "View", "Squeeze"))
 
 
@@ -344,13 +343,13 @@ def _scaler_of(factor: Tensor) -> bool:
 
 
 def _check_plain(own: Any) -> None:
-    """Raise `ConfigError` unless it can be read again without running what a file says."""
+    """Raise `ConfigError` unless `own` can be loaded without running code of the file."""
     held = io.BytesIO()
     try:
         torch.save(own, held)
         held.seek(0)
         torch.load(held, weights_only=True)
-    except Exception as error:  # whatever it holds may raise its own
+    except Exception as error:  # its objects may raise any error
         raise ConfigError(
             f"own={type(own).__name__} cannot be saved ({brief_error(error)}): "
             "give tensors and plain values, such as a scheduler's state_dict()"

@@ -1,9 +1,9 @@
-"""A barrier that says what each rank calls, for loops whose ranks decide themselves when they take a step, save or finish.
+"""A monitored barrier: it compares what each rank calls, because the ranks of a user's loop may call step, save or finish differently.
 
 Collectives that do not match must never meet: gloo then ends the process (`EnforceNotMet`), and MPI hangs or truncates. So before the
-first collective of `save`, `load` or `finish` a rank says, out of band, what it calls and after how many steps, and waits until all ranks
-have said the same. A step says nothing and costs nothing more. A rank that waits in a step looks, as often as it looks for failed peers,
-whether another has come to the next barrier after fewer steps.
+first collective of `save`, `load` or `finish`, a rank reports out of band what it calls and after how many steps. It waits until all
+ranks have reported the same. A step reports nothing and costs nothing. A rank that waits in a step checks, as often as for failed
+peers, whether another rank has reached the next barrier after fewer steps.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import final
 from workbench.errors import RankMismatch
 from workbench.runtimes.transport.base import Deadline, Transport
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 1e-4, 5e-3  # between two looks at the barrier
-LEAVES = "end"  # what a rank calls that leaves without `finish`
+FIRST_PAUSE_S, LAST_PAUSE_S = 1e-4, 5e-3  # between two polls of the barrier
+LEAVES = "end"  # reported by a rank that leaves without `finish`
 SENTENCES = {
     "save": "calls save()",
     "load": "calls load()",
@@ -40,25 +40,25 @@ class MonitoredBarrier:
     """One rank's end of the barriers of a training.
 
     Attributes:
-        steps: that this rank has begun.
+        steps: how many this rank has begun.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.steps = 0
         self._transport = transport
-        self._number = 0  # of the next barrier
-        self._text = ""  # what this rank has said at it
+        self._number = 0  # number of the next barrier
+        self._text = ""  # what this rank has reported at it
 
     def wait(self, what: str, deadline: Deadline, tick: Callable[[], bool], *, counted: bool = True) -> None:
-        """Until all ranks have called the same, after as many steps.
+        """Wait until all ranks have made the same call, after the same number of steps.
 
         Args:
             what: "save", "load", "evaluating" or "finish".
-            tick: moves what is in flight where no thread does; whether anything moved.
-            counted: the number of steps must be the same.
+            tick: drives operations in progress if no thread does; returns whether anything moved.
+            counted: whether the number of steps must be equal.
 
         Raises:
-            RankMismatch: another rank calls something else.
+            RankMismatch: another rank makes another call.
         """
         if self._transport.num_workers == 1:
             return
@@ -72,22 +72,22 @@ class MonitoredBarrier:
         self._number, self._text = self._number + 1, ""
 
     def leave(self) -> None:
-        """This rank takes no more steps, and has not called `finish`; does not wait."""
+        """Report that this rank takes no more steps and has not called `finish`. Does not wait."""
         if self._transport.num_workers > 1 and not self._text:
             self._say(LEAVES)
 
     def num_arrived(self) -> int:
-        """How many ranks have said the same as this one.
+        """Number of ranks that have reported the same as this one.
 
         Raises:
-            RankMismatch: one has said something else, or this rank has begun more steps than another has taken before its call.
+            RankMismatch: a rank has reported another call, or a call after fewer steps than this rank has begun.
         """
         same, other = self._transport.arrivals(self._number, self._text)
         if other is None:
             return same
         rank, text = other
         what, _, steps = text.partition(" ")
-        if not self._text and steps and int(steps) >= self.steps:  # it is only faster
+        if not self._text and steps and int(steps) >= self.steps:  # that rank is only ahead
             return same
         here, _, steps_here = self._text.partition(" ")
         mine = _sentence(here, steps_here) if self._text else f"has begun {_count(self.steps)}"

@@ -1,4 +1,4 @@
-"""Ranks of a loop of the user's own, which has no run's folder, know of each other all the same, where they share a machine."""
+"""Failure detection for user-written training loops, which have no run folder. Works for ranks on one machine."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from workbench.runtimes.transport.base import Transport
 
 
 def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, announces: bool) -> FailureDetector | None:
-    """This rank's presence, in a temporary folder of rank 0's name; every rank calls it. None for one process on its own.
+    """Start this rank's failure detector, in a temporary folder that rank 0 names. Every rank must call it. None for one process.
 
-    Which step a rank was at that is gone, its peers know to a second, for it keeps no record.
+    A loop keeps no record, so peers know the step of a dead rank only from its last heartbeat.
 
     Args:
-        owner: with whose end, or the process's in order, the rank leaves.
-        announces: whether a rank that is gone is told to all as soon as it is seen (an MPI's launcher ends all); else who asks is told.
+        owner: the rank leaves when this object is collected, or when the process ends in an orderly way.
+        announces: announce a dead rank to all ranks as soon as it is seen. Else it is reported only when asked for. On MPI the
+            launcher ends all ranks anyway.
     """
     if transport.num_workers == 1:
         return None
     name = tempfile.mkdtemp(prefix="workbench-ranks-") if transport.rank == 0 else ""
     folder = Path(transport.gather_texts(name, Deadline("all ranks to begin", transport.peer_failure, timeout_s))[0])
-    folder.mkdir(parents=True, exist_ok=True)  # on another machine, one that nobody else sees
+    folder.mkdir(parents=True, exist_ok=True)  # on another machine this folder is private
     tells = announces and transport.library.startswith("torch")
     detector = FailureDetector(folder, transport.rank, transport.num_workers, transport.announce_failure if tells else None)
-    weakref.finalize(owner, stop_watching, detector)  # else who ends without a word would be taken for one that was killed
+    weakref.finalize(owner, stop_watching, detector)  # else an orderly end would pass for a kill
     return detector.__enter__()
 
 
 def stop_watching(detector: FailureDetector | None, words: str = "") -> None:
-    """Leave in order, if one is there, and say why if that is before the end; the last takes the folder away."""
+    """Leave in an orderly way; `words` tell why if that is before the end. The last rank removes the folder."""
     if detector is None:
         return
     detector.leave(words)
@@ -47,7 +48,7 @@ def stop_watching(detector: FailureDetector | None, words: str = "") -> None:
 
 @contextmanager
 def translated_errors(fail: Callable[[BaseException], BaseException]) -> Iterator[None]:
-    """Where the block fails, raise what `fail` makes of it."""
+    """If the block raises, raise the error that `fail` returns for it."""
     try:
         yield
     except BaseException as error:

@@ -1,6 +1,6 @@
-"""A process that ends while a `Trainer` has not finished: the others learn why, and no thread is left in the library.
+"""The end of a process whose `Trainer` has not finished: the other ranks learn why, and no thread stays in the library.
 
-A thread that comes back from gloo while the interpreter ends aborts the process ("terminate called without an active exception").
+A thread that returns from gloo while the interpreter ends aborts the process ("terminate called without an active exception").
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.transport.base import Transport
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 
-IN_FLIGHT_S = 5.0  # how long a process waits at its end for the others
+IN_FLIGHT_S = 5.0  # how long a process waits at its end for operations in progress
 FIX = "use `with Trainer(...) as trainer:`, or call trainer.finish() on every rank after the last step"
 
 
 @final
 class ProcessEnd:
-    """What one `Trainer` does at the end of its process. It holds nothing that holds the `Trainer`.
+    """What a `Trainer` does at the end of its process. It holds no reference to the `Trainer`.
 
     Attributes:
-        failed: the others have been told already.
+        failed: the failure has been announced already.
     """
 
     def __init__(self, transport: Transport, interpreter: Interpreter, detector: FailureDetector | None, barrier: MonitoredBarrier) -> None:
@@ -36,12 +36,12 @@ class ProcessEnd:
         atexit.register(self._end)
 
     def forget(self) -> None:
-        """Nothing is left to do then."""
+        """Nothing is left to do at the end."""
         atexit.unregister(self._end)
 
     def collected(self) -> None:
-        """Nobody holds the `Trainer` any more, so it takes no more steps; perhaps on a thread of ours, so that nothing waits here."""
-        with contextlib.suppress(RuntimeError):  # the one that kept the word is gone
+        """The `Trainer` was collected, so it takes no more steps. Must not wait: this may run on one of its threads."""
+        with contextlib.suppress(RuntimeError):  # the process that holds the announcements is gone
             self._barrier.leave()
 
     def _end(self) -> None:
@@ -56,14 +56,14 @@ class ProcessEnd:
             if error is None:
                 with contextlib.suppress(Warning):  # as an error it would only be printed here
                     warnings.warn(
-                        f"{words}, so updates that were in flight are lost, and the model still has the Trainer's hooks: {FIX}",
+                        f"{words}, so updates in flight are lost, and the model still has the Trainer's hooks: {FIX}",
                         RuntimeWarning,
                         stacklevel=2,
                     )
         self._interpreter.close()
         deadline = time.monotonic() + IN_FLIGHT_S
         while not self._interpreter.ended and time.monotonic() < deadline and not self._others_failed():
-            time.sleep(1e-3)  # what is in flight comes to its end where the others take part
+            time.sleep(1e-3)  # operations in progress end if the other ranks take part
         if not self._interpreter.ended:
             self._interpreter.clock.failure = LaunchError("this process ends")
             self._transport.cut()

@@ -1,4 +1,4 @@
-"""Any PyTorch loop with any method: the program runs inside the user's own `for`."""
+"""`Trainer`: any algorithm in your own PyTorch loop."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ from workbench.trace.store import update_run
 
 @final
 class Trainer:
-    """Drives a method from the user's own loop, under torchrun, mpiexec, in an engine, or alone.
+    """Runs an algorithm in your own training loop, under torchrun, mpiexec, in an engine, or as one process.
 
-    Rank 0's weights are sent to all ranks at the start. Each `step` gives this rank's loss to the method, which updates
-    the model when it sees fit: a delayed method updates with an earlier step's gradients. `finish` (or leaving the `with`)
-    applies what is still in flight, K - 1 gradients for Pipe-SGD, and takes the hooks off the model.
+    Rank 0's weights are sent to all ranks at the start. Each `step` takes this rank's loss. The algorithm decides when to update the
+    model: a delayed one applies an earlier step's gradients. `finish` (or leaving the `with` block) applies gradients in flight,
+    K - 1 for Pipe-SGD, and removes the hooks from the model.
 
     Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by their
-    samples, so that the update is the mean over all of them; a rank without any says `step(None)` and still takes part.
+    samples, so the update is the mean over all samples. A rank without samples calls `step(None)` and still takes part.
 
-    Between steps the weights of a method that communicates in the background lack what is in flight (DeAR: one update; Pipe-SGD:
-    K - 1), and LocalSGD's and DiLoCo's differ between ranks. `with trainer.evaluating():` shows them as `finish` would leave them.
-    An update uses the learning rate, momentum and weight decay that the optimizer had in its gradient's step, also where it comes
-    later: so your own scheduler acts as in a synchronous loop.
+    Between steps, the weights lack updates in flight if the algorithm communicates in the background (DeAR: one; Pipe-SGD: K - 1).
+    With LocalSGD and DiLoCo they differ between ranks. `with trainer.evaluating():` shows them as `finish` would leave them.
+    An update uses the learning rate, momentum and weight decay that the optimizer had in its gradient's step, also if the update
+    comes later. So your own scheduler acts as in a synchronous loop.
 
-    One rank's exception ends the run on all: the others raise `PeerFailed`, which names the rank and its error. So does a loss that is
-    no number (on CPUs), and the end of a rank's process, where ranks share a machine (an MPI's launcher ends them all). Gradients are
-    looked at where `on_bad_gradient` asks for it.
+    An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. The same holds
+    for a loss that is NaN or infinite (on CPUs), and for the end of a rank's process if ranks share a machine (an MPI launcher ends
+    all ranks). Gradients are checked if `on_bad_gradient` asks for it.
 
     Args:
-        model, optimizer: yours, the optimizer over the model's parameters; the model on this rank's device.
-        algorithm: which method.
+        model, optimizer: your model, on this rank's device, and an optimizer over its parameters.
+        algorithm: the algorithm, such as `PipeSGD(width=2)`.
         clip_norm: global norm to clip the mean gradient to before an update.
         precision: "fp32", "bf16" or "fp16": autocast around the closure.
-        progress: how communication goes on while you compute (see `runtimes.execution.progress`).
+        progress: how communication makes progress while you compute (see `runtimes.execution.progress`).
         record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
         timeout_s: how long to wait for the other ranks.
-        on_bad_gradient: what becomes of a rank's own gradient that holds a NaN or an infinity, or is above `max_grad_norm`: "stop" raises
-            `Diverged`, which names rank and parameter; "skip" leaves it out, so that it counts nothing in the mean, with a warning;
-            "clip" scales it to `max_grad_norm`, and leaves out what is not finite; "ignore" does not look, which spares a pass through it.
-        max_grad_norm: the largest global norm of a rank's own gradient that is a good one; None for any.
-        keep_gradients: after a step each parameter's `.grad` is the mean gradient that its last update used (clipped, if you clip), and
+        on_bad_gradient: what to do with a rank's gradient that holds a NaN or an infinity, or whose norm is above `max_grad_norm`.
+            "stop" raises `Diverged`, which names rank and parameter. "skip" leaves it out of the mean, with a warning. "clip" scales it
+            to `max_grad_norm`, and leaves it out if it is not finite. "ignore" does not check, which saves a pass over the gradient.
+        max_grad_norm: the largest global norm of a rank's gradient that is accepted; None for any.
+        keep_gradients: after a step each parameter's `.grad` is the mean gradient of its last update (clipped, if you clip), and
             `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm alone.
 
     Attributes:
-        num_skipped: gradients of this rank that were left out. On a GPU one is known a step later, unless the run is recorded.
+        num_skipped: number of this rank's gradients that were left out. On a GPU it is known a step later, unless the run is recorded.
 
     Example:
         >>> from workbench.algorithms import PipeSGD
@@ -120,8 +120,8 @@ class Trainer:
         self._evaluated_s = 0.0
         self._detector: FailureDetector | None = None
         self._guard: GradientGuard | None = None
-        self._late: tuple[GradientReport, ...] = ()  # what the device may not have found yet
-        self._late_event: Any = None  # after which it has
+        self._late: tuple[GradientReport, ...] = ()  # reports of the device that may not be complete
+        self._late_event: Any = None  # the device event after which they are
         self.num_skipped = 0
         with translated_errors(self._fail):
             self._detector = watch_peers(self, self._transport, timeout_s, announces=True)
@@ -132,7 +132,7 @@ class Trainer:
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
-            here = weakref.ref(self)  # or what outlives this would hold it
+            here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
 
             def micros(_step: int) -> list[Micro]:
                 trainer = here()
@@ -166,15 +166,15 @@ class Trainer:
         return min(self.replica.updates)
 
     def step(self, closure: Losses, num_samples: int | Sequence[int] | None = None) -> Tensor | None:
-        """One step of the method with this rank's loss.
+        """One step of the algorithm with this rank's loss.
 
-        A list of functions accumulates gradients: each computes the loss of one micro-batch, forward and backward run for one after
+        A list of functions accumulates gradients: each computes the loss of one micro-batch. Forward and backward run for one after
         the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by its samples.
 
         Args:
-            closure: runs forward and returns the mean loss, a scalar with a graph, or a list of such functions, one a micro-batch;
-                None where this rank has no samples.
-            num_samples: in this rank's batch, or in each micro-batch. Give it on every rank and step, or never.
+            closure: runs forward and returns the mean loss, a scalar with a graph. Or a list of such functions, one a micro-batch.
+                None if this rank has no samples.
+            num_samples: number of samples in this rank's batch, or in each micro-batch. Give it on every rank and step, or never.
 
         Returns:
             The loss, detached, the mean over the micro-batches; None without a closure.
@@ -183,17 +183,17 @@ class Trainer:
             PeerFailed: another rank failed.
             ConfigError: after `finish`, or a loss that is not one number.
         """
-        self._check_goes_on()
+        self._check_usable()
         with translated_errors(self._fail):
             self._barrier.steps = self._end.step + 2
             self.replica.updater.remember(self._end.step + 1)
             self._next = self._shares.weigh(closure, num_samples, self._gather)
             end = self._interpreter.advance(self._program)
-            assert end is not None, "a program ended that was not told to"
+            assert end is not None, "the program ended before finish()"
             self._end = end
             if self.replica.updater.keeps:
                 self.replica.show_gradients()
-            self._book(end.step, self._interpreter.loss)
+            self._record_step(end.step, self._interpreter.loss)
         return self._interpreter.loss
 
     @property
@@ -203,7 +203,7 @@ class Trainer:
         None before the first update. Reading it waits for a GPU.
 
         Raises:
-            ConfigError: the Trainer has neither `clip_norm` nor `keep_gradients`, so nobody measures it.
+            ConfigError: the Trainer has neither `clip_norm` nor `keep_gradients`, so it is not measured.
         """
         updater = self.replica.updater
         if not (updater.keeps or updater.clips):
@@ -212,16 +212,16 @@ class Trainer:
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """Show the model as `finish` would leave it now, in evaluation mode; training continues afterwards as if nothing had happened.
+        """Show the model as `finish` would leave it now, in evaluation mode. Training continues unchanged afterwards.
 
-        Within the block the gradients in flight are applied (the K - 1 of Pipe-SGD, the last one of DeAR, DiLoCo's delayed outer
-        step), parameters are averaged where ranks hold different ones (LocalSGD, DiLoCo), and buffers (BatchNorm's statistics) are
-        rank 0's. So the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline
-        and each module's mode are as before, bit-identical. It costs a copy of the parameters and of the optimizer's state while it
-        lasts, where something is in flight. Every rank must enter it after the same step; the time in it does not count as training.
+        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, DiLoCo's delayed outer step).
+        Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's statistics) are rank 0's. So
+        the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline and each module's
+        mode are bit-identical to before. If gradients are in flight, it costs a copy of the parameters and of the optimizer's state.
+        Every rank must enter the block after the same step. The time in it does not count as training.
 
         Yields:
-            The model. Changes to its weights do not outlive the block.
+            The model. Changes to its weights are undone at the end of the block.
 
         Raises:
             ConfigError: after `finish`.
@@ -239,10 +239,10 @@ class Trainer:
             True
             >>> trainer.finish()
         """
-        self._check_goes_on()
+        self._check_usable()
         begin = time.perf_counter()
         with translated_errors(self._fail):
-            self._meet("evaluating")
+            self._wait_for_all("evaluating")
             ahead = Preview(self._algorithm, self._interpreter, self._ctx, self._end)
         self._is_evaluating = True
         try:
@@ -254,29 +254,29 @@ class Trainer:
             self._evaluated_s += time.perf_counter() - begin
 
     def settle(self) -> None:
-        """Wait until what is in flight has arrived, and apply none of it: what is timed next then has the wire to itself.
+        """Wait for communication in flight without applying it, so that the next measurement has the network to itself.
 
-        For weights that have all updates, use `evaluating`.
+        For weights with all updates, use `evaluating`.
         """
-        self._check_goes_on()
+        self._check_usable()
         with translated_errors(self._fail):
             self._interpreter.complete_all(self._end.state)
 
     def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
-        """Keep what all ranks need to go on from here, gradients in flight too. Every rank must call it, behind the same step.
+        """Write a checkpoint, with gradients in flight. Every rank must call it, after the same step.
 
         Args:
-            folder: of this training's checkpoints alone, which all ranks see.
-            own: tensors and plain values of this rank's loop, such as a learning rate's `scheduler.state_dict()`.
-            keep: older checkpoints than the last so many are removed.
+            folder: a folder for this training's checkpoints alone, which all ranks see.
+            own: tensors and plain values of this rank's loop, such as `scheduler.state_dict()`.
+            keep: how many checkpoints stay; older ones are removed.
 
         Raises:
-            OSError: on all ranks, where one could not write; training may go on, and what was kept before stands.
-            ConfigError: ranks are behind different steps, or `own` holds something else.
+            OSError: on all ranks, if one could not write. Training may continue, and earlier checkpoints stay valid.
+            ConfigError: ranks have finished different steps, or `own` holds other objects.
         """
-        self._check_goes_on()
+        self._check_usable()
         with translated_errors(self._fail):
-            self._meet("save")
+            self._wait_for_all("save")
             words = self._writer.save(
                 Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
             )
@@ -284,21 +284,21 @@ class Trainer:
             raise OSError(words)
 
     def load(self, folder: str | Path) -> tuple[int, Any]:
-        """Go on from the newest checkpoint in the folder that is whole: to the last bit on as many ranks, and with the same batches.
+        """Continue from the newest complete checkpoint in the folder. On the same number of ranks the result is bit-identical.
 
-        Every rank must call it, before its first step. On another number of ranks it is possible where ranks hold nothing of their own.
+        Every rank must call it, before its first step. Another number of ranks is possible if the ranks' states are equal.
 
         Returns:
-            How many steps were taken before it, and the `own` that this rank kept; None on another number of ranks.
+            The number of steps before the checkpoint, and this rank's `own`, or None on another number of ranks.
 
         Raises:
-            ConfigError: no checkpoint is whole, or the newest is of another method, model or optimizer; or a step was taken before.
+            ConfigError: there is no complete checkpoint, it is of another algorithm, model or optimizer, or a step was taken before.
         """
-        self._check_goes_on()
+        self._check_usable()
         with translated_errors(self._fail):
             if self._end.step >= 0:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
-            self._meet("load")
+            self._wait_for_all("load")
             num_steps, kept = self._writer.load(Path(folder))
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
@@ -307,21 +307,19 @@ class Trainer:
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
-        """Apply what is in flight and let the model go; returns the run if it was recorded. Every rank must call it, after the same step.
+        """Apply gradients in flight and release the model. Returns the run if it was recorded. A second call returns the same.
 
-        Called again, as after the `with`, it returns the same.
-
-        The model's buffers (BatchNorm's statistics) are rank 0's then, on all ranks.
+        Every rank must call it, after the same step. Afterwards the model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
         """
         if self._finished:
             return None if self._folder is None else Run.load(self._folder)
-        self._check_goes_on()
+        self._check_usable()
         self._finished = True
         self._ctx.num_steps = 0
         with translated_errors(self._fail):
-            self._meet("finish", counted=self._algorithm.replicas != Replicas.NEVER)
+            self._wait_for_all("finish", counted=self._algorithm.replicas != Replicas.NEVER)
             self._interpreter.advance(self._program)
-            self._look(self._interpreter.clock.step, last=True)
+            self._report_gradient(self._interpreter.clock.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
             self._transport.barrier(self._deadline("all ranks to finish"))
         self._release()
@@ -349,22 +347,22 @@ class Trainer:
                 )
             self._fail(error)
 
-    def _check_goes_on(self) -> None:
+    def _check_usable(self) -> None:
         if self._finished:
             raise ConfigError("this Trainer is finished: make a new one to train on")
         if self._is_evaluating:
             raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
 
-    def _meet(self, what: str, *, counted: bool = True) -> None:
-        """Wait until all ranks have called the same: what follows are collectives, which must not meet those of another call."""
+    def _wait_for_all(self, what: str, *, counted: bool = True) -> None:
+        """Wait until all ranks have made the same call: the collectives that follow must not meet those of another call."""
         self._barrier.wait(what, self._deadline(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
     def _gather(self, text: str) -> list[str]:
         return self._transport.gather_texts(text, self._deadline("all ranks' first step"))
 
-    def _book(self, step: int, loss: Tensor | None) -> None:
-        found = self._look(step)
-        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would have to wait
+    def _record_step(self, step: int, loss: Tensor | None) -> None:
+        found = self._report_gradient(step)
+        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would wait
             raise Diverged(
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
             )
@@ -377,17 +375,17 @@ class Trainer:
             self._recorder.end_step()
         self._interpreter.staleness = None
 
-    def _look(self, step: int, *, last: bool = False) -> dict[str, Any]:
-        """What was wrong with this rank's gradient, for the record. On a GPU that is known later, and a record waits for the device anyway.
+    def _report_gradient(self, step: int, *, last: bool = False) -> dict[str, Any]:
+        """What was wrong with this rank's gradient, for the record. On a GPU without a record it is known a step later.
 
         Args:
-            last: of all steps; no later look comes.
+            last: no later step comes.
         """
         found, event = () if self._guard is None else self._guard.take(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:
             found, self._late, step = self._late, found, step - 1
             event, self._late_event = self._late_event, self._transport.streams.mark()
-        with self._transport.streams.after(event):  # None: of everything until now
+        with self._transport.streams.after(event):  # None: after all work until now
             entries = entries_of((*self._late, *found) if last else found, None)
         entries.pop("loss")
         if "skipped" in entries:
@@ -396,14 +394,14 @@ class Trainer:
         return entries
 
     def _fail(self, error: BaseException) -> BaseException:
-        """Tell the others, and let the model go; what is to be raised."""
+        """Announce the error to the other ranks and release the model. Returns the error to raise."""
         error = cause_of(error, self._transport, self._detector)
         words = ""
         if not isinstance(error, PeerFailed):
             words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             if hasattr(self, "_interpreter"):
                 words = words.replace("failed:", f"failed at step {self._interpreter.clock.step}:", 1)
-            with suppress(RuntimeError):  # the process that kept the store is gone
+            with suppress(RuntimeError):  # the process that holds the store is gone
                 self._transport.announce_failure(words)
             if self._folder is not None:
                 update_run(self._folder, status="failed", error=words)
@@ -414,7 +412,7 @@ class Trainer:
     def _release(self, words: str = "") -> None:
         stop_watching(self._detector, words)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
-            if hasattr(self, name):  # not after a failure while this was made
+            if hasattr(self, name):  # absent after a failure in __init__
                 getattr(self, name).close()
         if hasattr(self, "_process_end"):
             self._collected.detach()
