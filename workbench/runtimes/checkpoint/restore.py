@@ -128,9 +128,9 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     if data is None:
         return []
     if data["global_batch"] == batch:
-        worker.deal_anew(tuple(data["origin"]))
+        worker.redistribute_data(tuple(data["origin"]))
         return []
-    worker.deal_anew((saved["step"] + 1, data["samples"]))
+    worker.redistribute_data((saved["step"] + 1, data["samples"]))
     return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]
 
 

@@ -198,7 +198,7 @@ class TrainingLoop:
         computes = ctx.rank < self._algorithm.num_computing(ctx.num_workers)
         left = computes and end_of_run is not None and step < end_of_run
         goes_on, stop = self._controller.take(step, left=left, admit=self._admit)
-        self._replica.forget_words()
+        self._replica.clear_control()
         self._ending = ctx.stopping = False
         return goes_on, stop
 

@@ -18,8 +18,7 @@ from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.backward import Micro
-from workbench.replica.gradient_guard import GradientGuard
-from workbench.replica.gradient_report import GradientReport, entries_of
+from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.helper_process import start_helper
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -385,7 +384,7 @@ class Trainer:
         Args:
             last: of all steps; no later look comes.
         """
-        found, event = () if self._guard is None else self._guard.take(), None
+        found, event = () if self._guard is None else self._guard.take_reports(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:
             found, self._late, step = self._late, found, step - 1
             event, self._late_event = self._late_event, self._transport.streams.mark()
