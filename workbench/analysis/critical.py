@@ -256,7 +256,8 @@ class _Groups:
     def __init__(self, spans: Steps, group: NDArray[Any], times: Floats) -> None:
         groups = group[spans]
         order = np.argsort(groups.astype(np.int16) if len(groups) and groups.max() < 1 << 15 else groups, kind="stable")
-        self._spans, self._groups = spans[order], groups[order]
+        self._spans = spans[order]
+        self._groups = groups[order]
         self._times = times[self._spans]
 
     def get(self, group: int) -> tuple[Floats, Steps]:

@@ -22,12 +22,14 @@ class RunButtons:
 
     def __init__(self, on_stop: Action | None, on_pause: Action | None = None, on_resume: Action | None = None) -> None:
         self._actions = {"stop": on_stop, "pause": on_pause, "resume": on_resume}
-        self._active, self._paused = True, False
+        self._active = True
+        self._paused = False
         self._asked = ""
         self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip="End training after the step that runs")
         self.pause = ipywidgets.Button()
         self._said = ipywidgets.HTML()
-        self.stop.disabled, self.pause.disabled = on_stop is None, on_pause is None or on_resume is None
+        self.stop.disabled = on_stop is None
+        self.pause.disabled = on_pause is None or on_resume is None
         self.stop.on_click(lambda _: self._press("stop"))
         self.pause.on_click(lambda _: self._press("resume" if self._paused else "pause"))
         self._name_pause()
@@ -37,7 +39,9 @@ class RunButtons:
     def show(self, paused: bool, active: bool = True) -> None:
         """Label the buttons by their next action, and disable them if the run is not `active`."""
         if active != self._active:
-            self._active, self._asked, self.stop.description = active, "", "Stop"
+            self._active = active
+            self._asked = ""
+            self.stop.description = "Stop"
         self.stop.disabled = not active or self._asked == "stop"
         self.pause.disabled = not active
         if paused != self._paused:
@@ -55,7 +59,8 @@ class RunButtons:
 
     def _press(self, what: str) -> None:
         button = self.stop if what == "stop" else self.pause
-        self._said.value, self._asked = "", what
+        self._said.value = ""
+        self._asked = what
         button.description = {"stop": "Stopping", "pause": "Pausing", "resume": "Resuming"}[what]
         if what == "stop":
             button.disabled = True
@@ -65,7 +70,8 @@ class RunButtons:
             action()
         except Exception as error:  # noqa: BLE001 - a button has no caller that could handle it
             self._asked = ""
-            button.disabled, button.description = False, "Stop"
+            button.disabled = False
+            button.description = "Stop"
             self._name_pause()
             self._said.value = error_line(error)
 

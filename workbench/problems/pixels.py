@@ -142,7 +142,8 @@ class PixelCNN(nn.Module):
 
     def __init__(self, channels: int, levels: int, width: int, blocks: int, kernel: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.channels, self.levels = channels, levels
+        self.channels = channels
+        self.levels = levels
         self.first = MaskedConv2d("A", channels, width, kernel, channels, dtype)
         self.blocks = nn.ModuleList(_Block(width, channels, dtype) for _ in range(blocks))
         self.inner = MaskedConv2d("B", width, width, 1, channels, dtype)

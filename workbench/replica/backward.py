@@ -129,8 +129,10 @@ class Accumulation:
     def __init__(
         self, gradient: Gradient, views: list[Tensor], in_place: InPlaceGradients, hooks: Hooks, weight: float, control: int
     ) -> None:
-        self.gradient, self.views = gradient, views
-        self.on_bucket, self.tick = hooks.bucket, hooks.tick
+        self.gradient = gradient
+        self.views = views
+        self.on_bucket = hooks.bucket
+        self.tick = hooks.tick
         self.weight = weight
         self.control = control
         self.factor = 0.0
@@ -147,7 +149,8 @@ class Accumulation:
     def begin(self, factor: float, last: bool) -> None:
         """Begin a micro-batch's forward pass; its gradients will be multiplied by `factor`."""
         self.factor = factor
-        self._last, self._armed = last, False
+        self._last = last
+        self._armed = False
         self._fired.clear()
 
     def attach_grads(self) -> None:

@@ -44,7 +44,9 @@ class GradientGuard:
     def __init__(self, replica: Replica, policy: str, rank: int, max_norm: float | None = None, *, deferred: bool | None = None) -> None:
         self.rank = rank
         self.whole = max_norm is not None
-        self._replica, self._policy, self._max_norm = replica, policy, max_norm
+        self._replica = replica
+        self._policy = policy
+        self._max_norm = max_norm
         self._layout = replica.layout
         self._deferred_checks = self._layout.device.type == "cuda" if deferred is None else deferred
         self._scaled = replica.loss_scale is not None  # the loss scale then handles an overflow
@@ -65,7 +67,8 @@ class GradientGuard:
 
     def begin_step(self, step: int) -> None:
         """Prepare for the forward pass of a step."""
-        self._step, self._left_out = step, False
+        self._step = step
+        self._left_out = False
         self._kept = [buffer.clone() for buffer in self._buffers]
         if self._deferred_checks:
             self._pending = DeferredCheck(self.rank, step, self._policy, self._layout.device, self._advice)
@@ -86,7 +89,8 @@ class GradientGuard:
         norm = torch.linalg.vector_norm(torch.stack(norms)) / weight  # as in torch's `clip_grad_norm_`
         scale = torch.clamp(self._max_norm / (norm + 1e-6), max=1.0)
         if self._pending is not None:
-            self._pending.norm, self._pending.too_large = norm, norm > self._max_norm
+            self._pending.norm = norm
+            self._pending.too_large = norm > self._max_norm
             if self._policy == "clip":
                 gradient.flat.mul_(torch.where(torch.isfinite(norm), scale, 1.0))
             else:
@@ -262,7 +266,10 @@ class DeferredCheck:
     """A check that runs on the device. Its result is read later."""
 
     def __init__(self, rank: int, step: int, policy: str, device: torch.device, advice: Callable[[], str]) -> None:
-        self.rank, self._step, self._policy, self._advice = rank, step, policy, advice
+        self.rank = rank
+        self._step = step
+        self._policy = policy
+        self._advice = advice
         self.ok = torch.ones((), dtype=torch.bool, device=device)
         self.too_large = torch.zeros((), dtype=torch.bool, device=device)
         self.norm: Tensor | None = None
@@ -329,7 +336,8 @@ class LossWatch:
     """
 
     def __init__(self, ratio: float | None, lr: Callable[[], float]) -> None:
-        self._ratio, self._lr = ratio, lr
+        self._ratio = ratio
+        self._lr = lr
         self._first: dict[int, float] = {}  # rank -> its first loss
 
     def first(self, rank: int) -> float | None:

@@ -40,8 +40,10 @@ class LocalTraining:
         device: torch.device,
         data: tuple[Dataset[Any], Dataset[Any] | None] | None = None,
     ) -> None:
-        self.problem, self.settings = problem, settings
-        self.rank, self.device = rank, device
+        self.problem = problem
+        self.settings = settings
+        self.rank = rank
+        self.device = device
         self.batch_size = settings.batch_size or problem.batch_size
         self._served = algorithm.has_servers
         self._data, self._test = data or (problem.train_data(), problem.test_data())

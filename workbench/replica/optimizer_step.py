@@ -118,7 +118,8 @@ class Updater:
         """Take one optimizer step; with a bucket, for its parameters only. `of` is the step of its gradient."""
         groups = self.optimizer.param_groups
         if bucket is not None and self._sizes() != self._group_sizes:  # a group or a parameter was added
-            self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
+            self._narrowed = self._narrow_groups()
+            self._group_sizes = self._sizes()
         if self._clip_norm is not None:
             self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         elif self.keeps:
@@ -206,7 +207,8 @@ class Updater:
         """Restore `state()`."""
         with uncompiled():
             self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would share the tensors
-        self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
+        self._narrowed = self._narrow_groups()
+        self._group_sizes = self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
 
@@ -277,7 +279,8 @@ class TrainedParameters:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model = model
+        self._optimizer = optimizer
         self._laid_out = {id(param) for param in parameters}
         named = list(model.named_parameters())
         held = [param for group in optimizer.param_groups for param in group["params"]]

@@ -48,7 +48,8 @@ class Average:
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         self.values = [param.detach().clone() for param in parameters]
-        self._parameters, self._decay = parameters, decay
+        self._parameters = parameters
+        self._decay = decay
 
     @torch.no_grad()
     def update(self) -> None:

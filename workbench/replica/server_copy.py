@@ -41,7 +41,8 @@ class Master:
     ) -> None:
         self.layout = layout
         self.parameters = [nn.Parameter(param.detach().clone()) for param in parameters]
-        self._make_optimizer, self._schedule = make_optimizer, schedule
+        self._make_optimizer = make_optimizer
+        self._schedule = schedule
         self._updaters: dict[int, Updater] = {}  # bucket -> its updater, made at its first update
         self.updates = [0] * len(layout.buckets)
         self.progress = [0.0] * len(

@@ -272,7 +272,8 @@ class ReferenceRuntime:
                 process.blocked = True
                 self._communicate(process, request, None)
                 return
-        process.ready, process.answer = True, answer
+        process.ready = True
+        process.answer = answer
 
     # -- compute -----------------------------------------------------------------------------------------------
 

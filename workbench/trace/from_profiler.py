@@ -152,7 +152,8 @@ class _Steps:
         self.numbers = [number for number, _, _ in steps] or list(range(len(self.begins)))
         self.waits = sorted(call.event["ts"] + call.event["dur"] for call in calls(profile.events))
         # step -> begin of its last backward, last update
-        self._backward, self._update = dict[int, float](), dict[int, float]()
+        self._backward = dict[int, float]()
+        self._update = dict[int, float]()
         for event in profile.events:
             if named(event, AUTOGRAD, "Optimizer.step#"):
                 last = self._backward if named(event, AUTOGRAD) else self._update

@@ -182,11 +182,13 @@ class FileRecorder(Recorder):
     """
 
     def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False) -> None:
-        self._traced, self._open = inf if trace_steps is None else trace_steps, go_on if goes_on else create
+        self._traced = inf if trace_steps is None else trace_steps
+        self._open = go_on if goes_on else create
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
         self._rows: deque[str] = deque()  # of metrics
         self._events: deque[str] = deque()
-        self._events_path, self._events_file = Path(folder) / events_name(rank), -1
+        self._events_path = Path(folder) / events_name(rank)
+        self._events_file = -1
         self._notes = deque([json.dumps({**header, "rank": rank}, default=_plain) + "\n"])  # header and clocks
         self._lanes: dict[str, str] = {}
         self._writing = Lock()
