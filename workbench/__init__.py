@@ -1,6 +1,6 @@
 """A Jupyter-centric research workbench for distributed SGD.
 
-Public names, in reading order; each is loaded when it is first used, so that `import workbench` costs nothing.
+Public names, in reading order. Each is imported at first use, so `import workbench` is cheap.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAMES = MappingProxyType(
         "Trainer": "workbench.runtimes.user_loop.trainer",
         "ddp_hook": "workbench.runtimes.user_loop.ddp_hook",
         "Dashboard": "workbench.dashboard",
-        # what came of it
+        # results
         "Run": "workbench.trace.run",
         "open_run": "workbench.trace",
         "list_runs": "workbench.trace.store",
@@ -62,7 +62,7 @@ _NAMES = MappingProxyType(
         "plots": "",
         "experiments": "",
         "papers": "",
-        # to write a method of one's own
+        # to write an algorithm
         "Algorithm": "workbench.program",
         "Context": "workbench.program",
         "ops": "",

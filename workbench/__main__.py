@@ -1,4 +1,4 @@
-"""`python -m workbench`: as `workbench`, and what every rank is that a command line starts."""
+"""`python -m workbench`: the command `workbench`, and the entry of every rank that the command line starts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from workbench.cli.main import main
 
 
 def leave(status: int) -> None:
-    """End this process. A rank that failed does so at once: its library's threads may still wait for a rank that is gone, and one of them
+    """End this process. A failed rank ends at once, without Python's finalisation.
 
-    that came back while the interpreter ends would abort it, or hold it up.
+    Threads of its library may still wait for a rank that has left. A thread that returned during finalisation could
+    abort the process, or delay its end.
     """
     if status and "RANK" in os.environ and "torch.distributed" in sys.modules:
         sys.stdout.flush()
@@ -24,7 +25,7 @@ def leave(status: int) -> None:
 if __name__ == "__main__":
     try:
         code = main()
-    except Exception:  # noqa: BLE001 - told as the interpreter would
+    except Exception:  # noqa: BLE001 - printed as the interpreter would
         traceback.print_exc()
         code = 1
     leave(code)

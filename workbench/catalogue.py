@@ -1,4 +1,4 @@
-"""What there is, as tables and as JSON: methods, collectives and codecs, and what each can be given on the command line."""
+"""The algorithms, collectives and codecs of this package, as tables and as JSON, with their settings on the command line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from workbench.program import Card
 from workbench.units import KIB, MIB
 
 LEGEND = """\
-p ranks (of methods with servers, workers), n bytes of one gradient. Staleness in updates; bytes that a rank sends in one step,
-on average; memory of a rank, beside parameters and optimizer. K: width of a pipeline. d: delay in steps. M: servers, a shard of
-the parameters each; the bytes of one are those of a rank that serves beside its worker. N, b: gradients that an update takes,
-and that it does without. H: steps between two averages. P: fragments of the parameters. t_c, t_compute: seconds of an
-all-reduce, and of a step's compute."""
+p ranks (with servers: workers), n bytes of one gradient. Staleness in updates; bytes that a rank sends in one step, on average; memory
+of a rank, beyond parameters and optimizer. K: width of a pipeline. d: delay in steps. M: servers, each with a shard of the
+parameters; their bytes are those of a rank that is also a worker. N, b: gradients that an update uses, and that it drops.
+H: steps between two averages. P: fragments of the parameters. t_c, t_compute: seconds of an all-reduce, and of a step's compute."""
 
-TIED = "\N{NO-BREAK SPACE}"  # keeps what is in parentheses on one line
-CODED = 1_000_000  # values of which a codec's bytes are shown
+TIED = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line
+CODED = 1_000_000  # number of values for which a codec's bytes are shown
 
 FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = MappingProxyType(
     {
@@ -61,14 +60,14 @@ COLUMNS = MappingProxyType(
 
 
 def describe(what: str, name: str) -> dict[str, Any]:
-    """All that is known of a method, collective or codec, fit for JSON.
+    """Return all facts about an algorithm, collective or codec, fit for JSON.
 
     >>> found = describe("methods", "pipe-sgd")
     >>> found["class"], found["staleness"], [setting["name"] for setting in found["settings"]]
     ('PipeSGD', 'K - 1', ['width', 'warmup_steps', 'first', 'collective', 'lanes'])
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: unknown name.
     """
     names, find = FIND[what]
     make = find(name)
@@ -85,7 +84,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
 
 
 def describe_all(what: str) -> list[dict[str, Any]]:
-    """The same of all, in the order of the table."""
+    """Return the facts about all of them, in the order of the table."""
     return [describe(what, name) for name in FIND[what][0]()]
 
 
@@ -105,20 +104,20 @@ def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
 
 
 def card_of(make: Callable[..., Any]) -> Card:
-    """A method's card; of a function, that of what it makes."""
+    """Return the card of an algorithm; for a function, that of its result."""
     method: Any = make if isinstance(make, type) else make()
     card: Card = method.card
     return card
 
 
 def box(make: Callable[..., Any]) -> str:
-    """The docstring, without its example."""
+    """Return the docstring without its example."""
     text = inspect.getdoc(make) or ""
     return text.split("\n\n>>>")[0].strip()
 
 
 def rule_of(lines: Sequence[str]) -> list[str]:
-    """The update rule of a docstring: its first line, and if that ends in a colon the indented lines that follow it."""
+    """Return the update rule of a docstring: its first line, and if that ends in a colon the indented lines after it."""
     rule = [lines[0]]
     if lines[0].endswith(":"):
         for line in lines[1:]:
@@ -129,7 +128,7 @@ def rule_of(lines: Sequence[str]) -> list[str]:
 
 
 def _codec_place(name: str) -> str:
-    """Where a codec goes that is written after the name and a colon."""
+    """Return where a collective applies a codec that is written after its name and a colon."""
     try:
         collectives.get(f"{name}:truncate16")
     except ConfigError:
@@ -159,7 +158,7 @@ def _setting(name: str, default: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def shell_word(value: Any) -> str:
-    """A value as it is written behind `--set NAME=`.
+    """Return a value as it is written after `--set NAME=`.
 
     >>> from workbench.algorithms import Uniform
     >>> [shell_word(value) for value in (None, True, 1048576, 0.5, collectives.HalvingDoubling(), Uniform(0, 8))]
@@ -179,7 +178,7 @@ def shell_word(value: Any) -> str:
 
 
 def show(what: str, name: str) -> str:
-    """The whole box of a method, collective or codec, and its settings."""
+    """Return the docstring of an algorithm, collective or codec, and its settings."""
     found, make = describe(what, name), FIND[what][1](name)
     parts = [f"{found['name']}: {found['class']}", textwrap.indent(box(make), "  ")]
     if what == "methods":
@@ -195,12 +194,12 @@ def show(what: str, name: str) -> str:
 
 
 def listing(what: str, width: int) -> str:
-    """All of them as a table of at most `width` columns, as far as words can be broken into lines."""
+    """Return a table of all of them with at most `width` columns, if words can be broken into lines."""
     columns = COLUMNS[what]
     rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
     table = grid(tuple(columns.values()), rows, width)
     hints = {
-        "methods": f"{LEGEND}\n\n`workbench methods NAME` tells all of one, and its settings.",
+        "methods": f"{LEGEND}\n\n`workbench methods NAME` shows one of them with its settings.",
         "collectives": "Written as ring, or with a codec as ring:truncate16, or once:top-k+feedback with error feedback.",
         "codecs": "Bytes on the wire of 1e6 float32 values, 4e6 uncompressed. Summable: messages are added undecoded.",
     }
@@ -208,7 +207,7 @@ def listing(what: str, width: int) -> str:
 
 
 def markdown(what: str) -> str:
-    """The table as Markdown, for a page."""
+    """Return the table as Markdown."""
     columns = COLUMNS[what]
     rows = [tuple(columns.values()), ["---"] * len(columns), *([_cell(found, key) for key in columns] for found in describe_all(what))]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
@@ -226,7 +225,7 @@ def _filled(text: str, width: int) -> str:
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Rows of text under a head, cells broken into lines where the whole would be wider than `width`.
+    """Format rows of text under a head; break cells into lines if the table would be wider than `width`.
 
     >>> print(grid(("a", "words"), [("1", "one two three")], 12))
     a  words
@@ -251,7 +250,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Of each column: as wide as its widest cell, and the widest are narrowed, down to their longest word, until all fit."""
+    """Return column widths: those of the widest cells, narrowed from the widest on, down to the longest word, until all fit."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]

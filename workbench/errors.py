@@ -1,18 +1,18 @@
-"""The few errors a caller meets. Each message names the fix; the command line prints it alone and exits with status 2."""
+"""The errors that a caller can fix. Each message names the fix; the command line prints it and exits with status 2."""
 
 
 class WorkbenchError(Exception):
-    """Base of every error that is the caller's to mend. `exit_code` is what the command line returns."""
+    """Base of every error that the caller can fix. `exit_code` is the status of the command line."""
 
     exit_code = 2
 
 
 class ConfigError(WorkbenchError, ValueError):
-    """A setting, or a combination of settings, that cannot run."""
+    """A setting, or a combination of settings, that cannot work."""
 
 
 class DataMissing(WorkbenchError, FileNotFoundError):
-    """A data set is not where it was looked for."""
+    """A data set is missing."""
 
 
 class LaunchError(WorkbenchError, RuntimeError):
@@ -20,11 +20,11 @@ class LaunchError(WorkbenchError, RuntimeError):
 
 
 class RankMismatch(WorkbenchError, ValueError):
-    """The ranks do not hold the same thing (model, algorithm or settings)."""
+    """The ranks do not have the same model, algorithm or settings."""
 
 
 class Diverged(WorkbenchError, ArithmeticError):
-    """The loss is no longer a finite number."""
+    """The loss is not a finite number."""
 
 
 class PeerFailed(WorkbenchError, RuntimeError):
@@ -32,8 +32,8 @@ class PeerFailed(WorkbenchError, RuntimeError):
 
 
 class Stalled(WorkbenchError, TimeoutError):
-    """Nobody can move: names every rank's pending request."""
+    """Deadlock: names every rank's pending request."""
 
 
 class RunNotFound(WorkbenchError, FileNotFoundError):
-    """No run of that name is in the run store, or its folder cannot be read."""
+    """No run with that name is in the run store, or its folder cannot be read."""

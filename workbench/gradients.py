@@ -1,15 +1,18 @@
-"""Flat gradient buffers: how the parameters of any module lie in one contiguous tensor, cut into buckets.
+"""Flat gradient buffers: the layout of a module's parameters in one contiguous tensor, cut into buckets.
 
 One gradient is one buffer. Parameters lie in it in reverse order of registration, the order in which backward
-finishes them, so a bucket is a contiguous slice and bucket 0 is ready first. Behind its parameters every bucket
-carries a short tail of the same dtype,
+finishes them. A bucket is therefore a contiguous slice, and bucket 0 is ready first. After its parameters, every
+bucket has a short tail of the same dtype,
 
     [weight, control, used_0, ..., used_k]
 
-so that the all-reduce that sums the gradients also sums how much each rank contributed (`weight`, the rank's
-share of the nominal global batch), a control word (rank 0's requests to stop or change, so that all ranks learn
-of them at the same step at no extra message), and for each parameter how many ranks used it (a parameter that no
-rank used has gradient None, not zero: momentum and weight decay would move it).
+which the all-reduce sums together with the gradients:
+
+- `weight` is the rank's share of the nominal global batch. Its sum is the weight of the ranks that contributed.
+- `control` is rank 0's control value: a request to stop or change. All ranks receive it at the same step, without
+  another message.
+- `used` counts, for each parameter, the ranks that used it. If no rank used a parameter, its gradient is None, not
+  zero: momentum and weight decay would move it.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Slot:
     dtype: torch.dtype
 
     def view(self, flat: Tensor) -> Tensor:
-        """The slot as a tensor of the parameter's shape and strides; shares memory with `flat`."""
+        """Return the slot as a tensor with the parameter's shape and strides; it shares memory with `flat`."""
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)
 
 
@@ -65,7 +68,7 @@ class BucketSlice:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """How a module's trainable parameters lie in one flat buffer of `numel` elements of `dtype`."""
+    """The layout of a module's trainable parameters in one flat buffer of `numel` elements of `dtype`."""
 
     slots: tuple[Slot, ...]  # in order of registration
     buckets: tuple[BucketSlice, ...]  # in order of readiness: bucket 0 holds the last parameters
@@ -79,7 +82,7 @@ class Layout:
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of one whole gradient on the wire, tails included."""
+        """Bytes of one complete gradient on the wire, with tails."""
         return self.numel * self.itemsize
 
     @property
@@ -87,47 +90,47 @@ class Layout:
         return sum(slot.numel for slot in self.slots)
 
     def bucket_bytes(self, bucket: int) -> int:
-        """Bytes of one bucket on the wire, its tail included."""
+        """Return the bytes of one bucket on the wire, with its tail."""
         piece = self.buckets[bucket]
         return (piece.stop - piece.start) * self.itemsize
 
     def describe(self) -> list[str]:
-        """One line a parameter: what ranks must agree on before they exchange anything."""
+        """Return one line for each parameter: ranks must agree on them before they exchange data."""
         return [f"{slot.name}: {tuple(slot.shape)} {slot.dtype} bucket {slot.bucket}" for slot in self.slots]
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The module's distinct trainable parameters with their names (a shared parameter once, a frozen one not at all)."""
+    """Return the module's distinct trainable parameters with their names: shared ones once, frozen ones not at all."""
     return [(name, param) for name, param in module.named_parameters() if param.requires_grad]
 
 
 def build_layout(
     named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float | None = None, num_buckets: int | None = None
 ) -> Layout:
-    """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket a parameter).
+    """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket for each parameter).
 
-    A bucket always holds at least one parameter, so a parameter larger than `bucket_bytes` is a bucket of its own.
-    `num_buckets` asks for that many of about equal size instead; fewer parameters make fewer buckets.
-    The buffer's dtype is the widest of the parameters', and float32 for 16-bit parameters: sums are taken there.
+    A bucket has at least one parameter, so a parameter larger than `bucket_bytes` is its own bucket. `num_buckets`
+    asks for that number of buckets of about equal size instead; fewer parameters give fewer buckets. The buffer has
+    the widest dtype of the parameters, and float32 for 16-bit parameters: they are summed in float32.
 
     Raises:
-        ConfigError: nothing to train, parameters on several devices, or a parameter that is not floating point.
+        ConfigError: there is nothing to train, parameters are on several devices, or one is not floating point.
     """
     named = list(named_parameters)
     if not named:
-        raise ConfigError("the model has no trainable parameter: every requires_grad is False, or it has none at all")
+        raise ConfigError("the model has no trainable parameter: every requires_grad is False, or it has no parameters")
     devices = {param.device for _, param in named}
     if len(devices) > 1:
         raise ConfigError(f"the model's parameters lie on several devices ({', '.join(map(str, devices))}): move it to one")
     dtype = torch.float32
     for name, param in named:
         if isinstance(param, nn.parameter.UninitializedParameter):
-            raise ConfigError(f"parameter {name} has no shape yet: run the lazy model once on a batch before it is trained")
+            raise ConfigError(f"parameter {name} has no shape yet: run the lazy model once on a batch before training")
         if not param.dtype.is_floating_point:
             raise ConfigError(f"parameter {name} is {param.dtype}: only real floating-point parameters can be trained here")
         dtype = torch.promote_types(dtype, param.dtype)
     if bucket_bytes is not None and bucket_bytes < 0:
-        raise ConfigError(f"bucket_bytes is {bucket_bytes}: use None for one bucket, 0 for one a parameter, or a size in bytes")
+        raise ConfigError(f"bucket_bytes is {bucket_bytes}: use None for one bucket, 0 for one bucket a parameter, or a size in bytes")
 
     sizes = [param.numel() * dtype.itemsize for _, param in named]
     groups = _cut(sizes, bucket_bytes) if num_buckets is None else _cut_evenly(sizes, num_buckets)
@@ -157,7 +160,7 @@ def build_layout(
 
 
 def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
-    """Positions of the parameters of each bucket, last parameter first."""
+    """Return the positions of the parameters of each bucket, last parameter first."""
     groups: list[list[int]] = []
     filled = 0.0
     for index in reversed(range(len(sizes))):
@@ -170,7 +173,7 @@ def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
 
 
 def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
-    """The same for a number of buckets: a bucket ends where it comes nearest to its part of what is left."""
+    """Return the same for a number of buckets: a bucket ends nearest to its share of the rest."""
     groups: list[list[int]] = []
     left, index = sum(sizes), len(sizes) - 1
     for bucket in range(min(num_buckets, len(sizes))):
@@ -189,24 +192,22 @@ def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
 
 
 def _dense_strides(param: Tensor) -> tuple[int, ...]:
-    """The parameter's own strides where it fills its memory without gaps (channels_last, say), else contiguous ones."""
-    return tuple(torch.empty_like(param, device="meta").stride())  # what preserve_format means
+    """Return the parameter's strides if it fills its memory without gaps (channels_last, for example), otherwise contiguous strides."""
+    return tuple(torch.empty_like(param, device="meta").stride())  # the meaning of preserve_format
 
 
 @final
 @dataclass(slots=True)
 class Gradient:
-    """One rank's gradient, or one bucket of it, or their sum over ranks: a flat tensor with its layout.
+    """One rank's gradient, one bucket of it, or their sum over ranks: a flat tensor with its layout.
 
     Attributes:
-        flat: 1-D buffer (`layout.numel` elements, or one bucket's slice of it), tails included. On the meta
-            device in a timing-only simulation.
-        layout: where each parameter lies.
-        bucket: which bucket this is; None for the whole gradient.
-        step: the step whose minibatch it was computed on.
-        version: number of updates this rank had applied when it was computed (staleness is counted from it).
-        ready: on a GPU, the event after which the values are there, where another stream than the holder's made them (`streams`).
-        total_weight: the sum of all ranks' weights where the plan of batches says it beforehand; None where nobody knows it yet.
+        flat: 1-D buffer (`layout.numel` elements, or one bucket's slice), with tails. On the meta device in a
+            timing-only simulation. layout: where each parameter lies. bucket: number of the bucket; None for the
+            complete gradient. step: the step of its minibatch. version: number of updates that this rank had applied
+            when it was computed; staleness is counted from it. ready: on a GPU, the event after which the values are
+            complete, if another stream computed them (`streams`). total_weight: sum of all ranks' weights if it is
+            known in advance; otherwise None.
     """
 
     flat: Tensor
@@ -215,7 +216,7 @@ class Gradient:
     version: int
     bucket: int | None = None
     ready: Any = field(default=None, repr=False)
-    owner: Gradient | None = field(default=None, repr=False)  # whose buffer a bucket is a slice of
+    owner: Gradient | None = field(default=None, repr=False)  # the gradient whose buffer this bucket is a slice of
     total_weight: float | None = None
 
     @property
@@ -223,7 +224,7 @@ class Gradient:
         return self.flat.numel() * self.flat.element_size()
 
     def slices(self) -> Iterator[tuple[BucketSlice, Tensor]]:
-        """Each bucket in this gradient with its part of `flat` (parameters and tail)."""
+        """Yield each bucket of this gradient with its slice of `flat` (parameters and tail)."""
         if self.bucket is not None:
             yield self.layout.buckets[self.bucket], self.flat
             return
@@ -231,23 +232,23 @@ class Gradient:
             yield piece, self.flat[piece.start : piece.stop]
 
     def tail(self, bucket: int | None = None) -> Tensor:
-        """The tail of one bucket: [weight, control, used...]; shares memory."""
+        """Return the tail of one bucket, [weight, control, used...]; it shares memory."""
         piece = self.layout.buckets[self.bucket if self.bucket is not None else (bucket or 0)]
         base = piece.start if self.bucket is not None else 0
         return self.flat[piece.tail - base : piece.stop - base]
 
     def view(self, slot: Slot) -> Tensor:
-        """The part of one parameter, in its shape; shares memory."""
+        """Return the part of one parameter, in its shape; it shares memory."""
         base = self.layout.buckets[self.bucket].start if self.bucket is not None else 0
         flat = self.flat
         return flat.as_strided(slot.shape, slot.stride, flat.storage_offset() + slot.offset - base)
 
     def copy(self) -> Gradient:
-        """The same values in memory of their own: for whoever needs them after `Apply` has consumed this one."""
+        """Return a copy of the values, for use after `Apply` has consumed this gradient."""
         return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket, total_weight=self.total_weight)
 
     def part(self, bucket: int) -> Gradient:
-        """One bucket of a whole gradient; shares memory with it."""
+        """Return one bucket of a complete gradient; it shares memory."""
         piece = self.layout.buckets[bucket]
         return Gradient(
             self.flat[piece.start : piece.stop],
@@ -261,25 +262,26 @@ class Gradient:
 
 
 class BufferPool:
-    """Rotating gradient buffers. One is taken by each backward and given back by the update that consumes it,
+    """Reused gradient buffers. Each backward takes one, and the update that consumes it gives it back.
 
-    so a synchronous method uses one and Pipe-SGD of width K uses K. A buffer that is out is never handed out again.
+    A synchronous algorithm uses one, and Pipe-SGD of width K uses K. A buffer in use is never handed out again.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self.allocate: Callable[[], Tensor] = partial(torch.empty, layout.numel, dtype=layout.dtype, device=layout.device)  # or a runtime's
+        # a runtime may replace it
+        self.allocate: Callable[[], Tensor] = partial(torch.empty, layout.numel, dtype=layout.dtype, device=layout.device)
         self._free: list[Tensor] = []
         self._out: set[int] = set()
-        self._all: list[Tensor] = []  # kept alive, so that an id stays one buffer's
+        self._all: list[Tensor] = []  # kept alive, so that ids are unique
 
     @property
     def num_allocated(self) -> int:
-        """Buffers that were ever needed at once."""
+        """Largest number of buffers in use at one time."""
         return len(self._all)
 
     def take(self) -> Tensor:
-        """A buffer of `layout.numel` elements whose content is undefined."""
+        """Return a buffer of `layout.numel` elements with undefined content."""
         if self._free:
             flat = self._free.pop()
         else:
@@ -289,25 +291,25 @@ class BufferPool:
         return flat
 
     def owns(self, flat: Tensor) -> bool:
-        """Whether it is one of the pool's buffers."""
+        """Return whether this is one of the pool's buffers."""
         return any(flat is buffer for buffer in self._all)
 
     def give_back(self, flat: Tensor) -> None:
-        """Return a buffer; giving one back twice, or one that was never taken, is a bug of ours."""
+        """Give a buffer back. Giving it back twice, or a foreign one, is an internal error."""
         assert id(flat) in self._out, "a gradient buffer was given back that is not out"
         self._out.remove(id(flat))
         self._free.append(flat)
 
 
 def whole(buckets: list[Gradient]) -> Gradient:
-    """The gradient that these buckets, all of one backward, are the parts of."""
+    """Return the gradient whose buckets these are; all must come from one backward."""
     owner = buckets[0].owner
     assert owner is not None and all(bucket.owner is owner for bucket in buckets), "buckets of different gradients"
     return owner
 
 
 def block_bounds(numel: int, num_blocks: int) -> list[int]:
-    """Where each of `num_blocks` nearly equal blocks begins, and where the last one ends.
+    """Return where each of `num_blocks` nearly equal blocks begins, and where the last one ends.
 
     >>> block_bounds(7, 3)
     [0, 3, 5, 7]

@@ -1,4 +1,4 @@
-"""Whether the package's folder is its own: another distribution has the same import name."""
+"""Check whether the package's folder is intact: another distribution has the same import name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.resources import DISTRIBUTION, PACKAGE
 
 
 def foreign_distributions(folder: Path) -> list[str]:
-    """Distributions, other than this one, whose record lists a file in the package's folder."""
+    """Return the other distributions whose record lists a file in the package's folder."""
     found = set[str]()
     for distribution in metadata.distributions(path=[str(folder.parent), *sys.path]):
         name = distribution.metadata["Name"] or ""
@@ -25,16 +25,16 @@ def foreign_distributions(folder: Path) -> list[str]:
 
 
 def mixed(folder: Path = PACKAGE) -> tuple[str, str] | None:
-    """What is wrong where another distribution has written into the folder, and what mends it."""
+    """Return what is wrong and the fix, if another distribution has written into the folder; otherwise None."""
     others = foreign_distributions(folder)
     if not others:
         return None
-    words = f"{', '.join(others)} has written into {folder}, too: files of both are mixed, and either may be damaged"
+    words = f"{', '.join(others)} has also written into {folder}: files of both are mixed, and either may be damaged"
     return words, f"pip uninstall {' '.join(others)} {DISTRIBUTION}, then install {DISTRIBUTION} again as README.md says"
 
 
 def warn_if_mixed() -> None:
-    """Called at `import workbench` where the folder holds files that the package does not have."""
+    """Warn about mixed files. `import workbench` calls it if the folder holds foreign files."""
     found = mixed()
     if found is not None:
         words, fix = found

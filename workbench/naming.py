@@ -1,4 +1,4 @@
-"""Names at the edges (command line, notebook parameters): found or refused in one way, with the near miss named."""
+"""Names and values at the edges (command line, notebook parameters): parsed, checked, and refused with similar names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.units import GB, GIB, KB, KIB, MB, MIB
 
-MOST_WORD = 4096  # characters of what anybody writes on a command line, or calls something
+MOST_WORD = 4096  # longest text of an argument or a name, in characters
 SIZES = {"kb": KB, "mb": MB, "gb": GB, "kib": KIB, "mib": MIB, "gib": GIB}
 
 
 def kebab(name: str) -> str:
-    """How a class is called on the command line.
+    """Return the command-line name of a class.
 
     >>> kebab("PipeSGD"), kebab("SynchronousSGD"), kebab("Ring")
     ('pipe-sgd', 'synchronous-sgd', 'ring')
@@ -31,7 +31,7 @@ def kebab(name: str) -> str:
 
 
 def same_word(one: str, other: str) -> bool:
-    """Whether two spellings are of one name: a class's and the command line's, whatever letters are large.
+    """Return whether two spellings mean the same name: a class's and the command line's, in any case.
 
     >>> same_word("DiLoCo", "diloco"), same_word("PipeSGD", "pipe-sgd"), same_word("PipeSGD", "pipe")
     (True, True, False)
@@ -40,20 +40,20 @@ def same_word(one: str, other: str) -> bool:
 
 
 def brief(value: Any) -> str:
-    """A value as a message shows it: not all of one that would fill the page.
+    """Return a value for a message, shortened if it is long.
 
     >>> brief("width"), len(brief("x" * 10**6))
     ("'width'", 79)
     """
     try:
         text = repr(value[:200] if isinstance(value, str | bytes) else value)
-    except (ValueError, RecursionError):  # a number of more digits than Python writes, or a list in itself
+    except (ValueError, RecursionError):  # an integer with too many digits, or a list that contains itself
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-14:]}"
 
 
 def listed(value: Any) -> Any:
-    """A list or tuple as it is; of anything else a list."""
+    """Return a list or tuple unchanged; put anything else into a list."""
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -72,10 +72,10 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: floa
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is none of `known`.
+    """Return the error for a name that is not in `known`.
 
-    >>> print(unknown("method", "pipe-sdg", ["pipe-sgd", "layerwise-sgd"]))
-    no method is called 'pipe-sdg': did you mean pipe-sgd? There are pipe-sgd, layerwise-sgd
+    >>> print(unknown("algorithm", "pipe-sdg", ["pipe-sgd", "layerwise-sgd"]))
+    no algorithm is called 'pipe-sdg': did you mean pipe-sgd? There are pipe-sgd, layerwise-sgd
     """
     names = list(known)
     meant = did_you_mean(name, names, most=2)
@@ -83,10 +83,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
 
 
 def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """`make(**options)`, refusing an option that it does not take.
+    """Return `make(**options)`; refuse an option that it does not take.
 
     Raises:
-        ConfigError: no such option (the near miss and the valid ones are named), or a value that it refuses.
+        ConfigError: unknown option (similar and valid ones are named), or a value that it refuses.
     """
     valid = list(signature(make).parameters)
     for option in options:
@@ -97,12 +97,12 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
         return make(**options)
     except WorkbenchError:
         raise
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # whatever is made of a value nobody foresaw
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # any error of an unexpected value
         raise ConfigError(f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}") from error
 
 
 def kinds_of(make: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
-    """What each option of a class or function may be: types, and the words or numbers that are listed one by one.
+    """Return the allowed kinds of each option of a class or function: types, and literal values.
 
     >>> def make(*, width: int | None = None, how: Literal["once", "twice"] = "once") -> None: ...
     >>> kinds_of(make)
@@ -123,7 +123,7 @@ def _alternatives(hint: Any) -> list[Any]:
 
 
 def kind_words(kinds: Iterable[Any]) -> list[str]:
-    """As a reader is told them.
+    """Return kinds as words for a reader.
 
     >>> kind_words([int, "once", NoneType])
     ['a whole number', 'once', 'none']
@@ -133,12 +133,12 @@ def kind_words(kinds: Iterable[Any]) -> list[str]:
 
 
 def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse an option whose value is of none of its kinds, such as a word for a number, or "yes" for true.
+    """Refuse an option whose value has none of its kinds, such as a word for a number, or "yes" for true.
 
-    What can be an object (a collective) is left to who takes it.
+    Options that take objects (a collective) are not checked here.
 
     Raises:
-        ConfigError: the option, the value and what it can be are named.
+        ConfigError: the option, the value and the allowed kinds are named.
     """
     known = kinds_of(make)
     for option, value in options.items():
@@ -158,7 +158,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """A value written on the command line: a number, a size, true, false, none, a list, or else a word.
+    """Parse a value from the command line: a number, a size, true, false, none, a list, or otherwise a word.
 
     >>> [parse_value(text) for text in ("2", "1e-3", "4MiB", "true", "none", "ring", "[64, 32]")]
     [2, 0.001, 4194304.0, True, None, 'ring', [64, 32]]
@@ -174,7 +174,7 @@ def parse_value(text: str) -> Any:
         return plain
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what looks like code: it is a word
+            warnings.simplefilter("ignore")  # text that looks like code is a word
             value = literal_eval(plain)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return plain
@@ -182,7 +182,7 @@ def parse_value(text: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is what a record and a command line can hold: no set, no bytes, no number that no float comes near."""
+    """Return whether a record and a command line can hold the value: no set, no bytes, no number beyond float."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -193,13 +193,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
-    """What an expression of calls and plain values says, such as "Ring(codec=TopK(k=5))"; nothing else is ever evaluated.
+    """Evaluate an expression of calls and plain values, such as "Ring(codec=TopK(k=5))"; nothing else is evaluated.
 
     >>> build("Fraction(numerator=1, denominator=3)", {"Fraction": __import__("fractions").Fraction})
     Fraction(1, 3)
 
     Raises:
-        ConfigError: it is no such expression, or calls what is not in `classes`.
+        ConfigError: the expression has another form, or calls a name that is not in `classes`.
     """
     try:
         if len(text) > MOST_WORD:
@@ -228,10 +228,10 @@ def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
-    """`key=value` words to a dictionary.
+    """Parse `key=value` words into a dictionary.
 
     Raises:
-        ConfigError: a word without "=", or a name that is given twice.
+        ConfigError: a word without "=", or a name given twice.
     """
     parsed: dict[str, Any] = {}
     for pair in pairs:

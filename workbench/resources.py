@@ -1,6 +1,6 @@
-"""Files that travel with the package: notebooks and paper cards, found in a checkout and in an installed wheel alike.
+"""Files that come with the package: notebooks and paper cards, in a checkout and in an installed wheel.
 
-The variable WORKBENCH_SHARE names a folder of your own that holds `notebooks/` and `papers/` in their place.
+The variable WORKBENCH_SHARE names your own folder with `notebooks/` and `papers/` to use instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DISTRIBUTION = "sgd-workbench"
 
 
 def version() -> str:
-    """Of the distribution that is installed."""
+    """Return the version of the installed distribution."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -27,7 +27,7 @@ def version() -> str:
 
 
 def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
-    """The folder of that kind: your own where there is one, else inside the package where a wheel was installed, beside it in a checkout.
+    """Return the folder of a kind: your own, or inside the package of an installed wheel, or next to the package in a checkout.
 
     >>> shared("notebooks").name
     'notebooks'
@@ -40,15 +40,15 @@ def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
 
 
 def notebooks() -> tuple[str, ...]:
-    """Names of the notebooks that come with the package, in reading order."""
+    """Return the names of the notebooks that come with the package, in reading order."""
     return tuple(sorted(path.stem for path in shared("notebooks").glob("*.ipynb")))
 
 
 def notebook(name: str) -> Path:
-    """The file of a notebook, by name, with or without `.ipynb`.
+    """Return the file of a notebook by name, with or without `.ipynb`.
 
     Raises:
-        ConfigError: there is none of that name; the nearest is named.
+        ConfigError: unknown name; the nearest is named.
     """
     known = notebooks()
     stem = name.removesuffix(".ipynb")
@@ -58,5 +58,5 @@ def notebook(name: str) -> Path:
 
 
 def kernels() -> tuple[Path, ...]:
-    """The folders of the Jupyter kernels that come with the package."""
+    """Return the folders of the Jupyter kernels that come with the package."""
     return tuple(sorted(path.parent for path in shared("kernels").glob("*/kernel.json")))

@@ -1,7 +1,7 @@
 """Randomness by (seed, stream, rank, step): no global seed, no hidden state.
 
-Two streams never share numbers, and the numbers of a step do not depend on how many steps came before it,
-so a resumed run, another runtime and a simulated worker all draw the same.
+Two streams never share numbers. The numbers of a step do not depend on the number of steps before it. So a resumed
+run, another runtime and a simulated worker all draw the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, stream: str, rank: int = 0, step: int = 0) -> int:
-    """A 63-bit seed that depends on all four arguments and on nothing else.
+    """Return a 63-bit seed that depends on these four arguments only.
 
     >>> derive_seed(0, "data") == derive_seed(0, "data"), derive_seed(0, "data") == derive_seed(0, "dropout")
     (True, False)
@@ -22,5 +22,5 @@ def derive_seed(seed: int, stream: str, rank: int = 0, step: int = 0) -> int:
 
 
 def generator(seed: int, stream: str, rank: int = 0, step: int = 0) -> np.random.Generator:
-    """A NumPy generator for that stream."""
+    """Return a NumPy generator for that stream."""
     return np.random.default_rng(derive_seed(seed, stream, rank, step))

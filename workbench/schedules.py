@@ -1,4 +1,4 @@
-"""Learning-rate rules of the papers, as a first learning rate and a factory for `Settings(lr=..., schedule=...)`."""
+"""Learning-rate rules of the papers: an initial learning rate and a factory for `Settings(lr=..., schedule=...)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.settings import ScheduleFactory
 
 
 def per_update(factor: Callable[[int], float]) -> ScheduleFactory:
-    """A schedule from the number of updates taken to a factor on the first learning rate.
+    """Return a schedule from a function: number of updates -> factor of the initial learning rate.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
@@ -31,7 +31,7 @@ def synchronous(
 
     Args:
         num_workers: N, gradients in an update (backup workers do not count).
-        batch_size: B, samples a worker and step.
+        batch_size: B, samples of a worker in a step.
 
     Paper: chen2016revisiting, A.2 and A.3 (lr 0.045, decay 0.94).
 
@@ -44,7 +44,7 @@ def synchronous(
 
 
 def asynchronous(num_samples: int, batch_size: int, *, lr: float = 0.045, decay: float = 0.94) -> tuple[float, ScheduleFactory]:
-    """gamma_0 = lr,   gamma_t = gamma_0 decay^(t / (2 T)),   T = num_samples / batch_size: an update is one worker's gradient
+    """gamma_0 = lr,   gamma_t = gamma_0 decay^(t / (2 T)),   T = num_samples / batch_size: an update uses one worker's gradient
 
     Paper: chen2016revisiting, A.2 and A.3.
 
@@ -55,7 +55,7 @@ def asynchronous(num_samples: int, batch_size: int, *, lr: float = 0.045, decay:
 
 
 def linear_to_zero(num_updates: int, last: int) -> ScheduleFactory:
-    """Constant, then in a straight line to zero over the `last` of `num_updates` updates.
+    """Constant, then linear to zero over the `last` of `num_updates` updates.
 
     Paper: chen2016revisiting, section 2 (injected staleness: 25 epochs at 0.1, to 0 over the last 10).
 
@@ -65,7 +65,7 @@ def linear_to_zero(num_updates: int, last: int) -> ScheduleFactory:
     """
     _check(num_updates=num_updates, last=last)
     if last > num_updates:
-        raise ConfigError(f"last={last} of num_updates={num_updates}: at most all of them")
+        raise ConfigError(f"last={last} of num_updates={num_updates}: give at most num_updates")
     return per_update(partial(_line, num_updates, last))
 
 

@@ -1,4 +1,4 @@
-"""How to train: everything that is neither the method nor the problem."""
+"""How to train: all settings that belong neither to the algorithm nor to the problem."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-TRACE_STEPS = 2_000  # of which spans are kept unless asked otherwise: 0.8 to 7 MB a rank on digits
+TRACE_STEPS = 2_000  # default number of traced steps: 0.8 to 7 MB a rank on digits
 BAD_GRADIENT = ("stop", "skip", "clip", "ignore")
 PROGRESS = ("auto", "blocking", "tests", "thread", "library")
 
@@ -26,36 +26,40 @@ PROGRESS = ("auto", "blocking", "tests", "thread", "library")
 class Settings:
     """Settings of one training run; the same on every rank.
 
-    Attributes:
-        epochs, steps: how long; exactly one of them (an epoch is `ceil(samples / (batch_size * workers))` steps).
-        batch_size: samples a worker and step; None for the problem's own.
-        optimizer: parameters -> `torch.optim` optimizer; None for the problem's own.
+    epochs, steps: length of training; give exactly one (an epoch is `ceil(samples / (batch_size * workers))` steps).
+        batch_size: samples of a worker in a step; None: the problem's.
+        optimizer: parameters -> `torch.optim` optimizer; None: the problem's.
         lr: overrides the optimizer's learning rate in every parameter group.
-        schedule: optimizer -> `torch.optim.lr_scheduler`; advanced once for each update.
+        schedule: optimizer -> `torch.optim.lr_scheduler`; it advances after each update.
         clip_norm: global norm to which the mean gradient is clipped before each update.
-        ema_decay: evaluate an exponential moving average of the parameters, of this decay an update (0.9999, say); None: they themselves.
-        num_micro: micro-batches a step, whose gradients accumulate before anything is sent.
+        ema_decay: evaluate an exponential moving average of the parameters with this decay for each update (0.9999,
+            for example); None: no average.
+        num_micro: micro-batches of a step, whose gradients accumulate before they are sent.
         precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling).
         compile: run the module through `torch.compile`.
-        evaluate_every: steps between evaluations on the test data; None for once an epoch; 0 for the end only.
+        evaluate_every: steps between evaluations on the test data; None: once an epoch; 0: at the end only.
         seed: of data order, initial weights and dropout.
-        on_bad_gradient: what becomes of a rank's own gradient that holds a NaN or an infinity, or is above `max_grad_norm`: "stop" ends the
-            run, naming rank and parameter; "skip" leaves it out, so that it counts nothing in the sum; "clip" scales it to `max_grad_norm`,
-            and leaves out what is not finite; "ignore" does not look. See `replica.gradient_guard`.
-        max_grad_norm: the largest global norm of a rank's own mean gradient that is a good one; None for any. Buckets then leave after
-            backward, for the whole must be known. (`clip_norm` is of the mean over all ranks.)
-        divergence_ratio: a rank's loss above so many times the one that it began with ends the run; None: one that is no number alone.
-        timeout_s: how long a rank may wait for its peers before the run is ended with an error.
-        trace_steps: record spans of the first this many steps only, which bounds the trace; None for all steps, 0 for none. Metrics are
-            of all steps. A span takes about 50 bytes of a rank's file. On digits, with 2 ranks, a step takes 0.3 kB (PipeSGD) to 3 kB
-            (LayerwiseSGD with 10 buckets by Ring), so the default is 0.5 to 6 MB a rank. A ring's spans grow with the number of ranks.
-        progress: how communication in the background goes on while a rank computes: see `runtimes.execution.progress`.
-        on_failure: what ranks that go in step do when one of them has left: "stop", or "shrink" to those that remain and go on
-            (gloo, Open MPI 5; on gloo methods with servers go on without a worker by themselves).
-        threads: compute threads of a rank; None to share the machine's cores among its ranks.
-        checkpoint_every: steps between checkpoints, written beside the training, from which a run that was lost goes on; None: none
-            but the one that a stop leaves.
-        keep_checkpoints: how many of them are kept, the newest.
+        on_bad_gradient: handling of a rank's own gradient that is not finite, or above `max_grad_norm`. "stop" ends
+            the run and names rank and parameter. "skip" leaves it out of the sum. "clip" scales it to
+            `max_grad_norm`, and leaves it out if it is not finite. "ignore" does not check. See
+            `replica.gradient_guard`.
+        max_grad_norm: largest good global norm of a rank's own mean gradient; None: no limit. With a limit, buckets
+            are sent after backward. (`clip_norm` limits the mean over all ranks.)
+        divergence_ratio: end the run if a rank's loss exceeds its first loss by this factor; None: only if it is not
+            a number.
+        timeout_s: how long a rank may wait for its peers before the run ends with an error.
+        trace_steps: record spans of this many first steps, which limits the trace; None: all steps, 0: none. Metrics
+            cover all steps. A span takes about 50 bytes in a rank's file. On digits with 2 ranks, a step takes 0.3 kB
+            (PipeSGD) to 3 kB (LayerwiseSGD with 10 buckets by Ring), so the default is 0.5 to 6 MB a rank. A ring's
+            spans grow with the number of ranks.
+        progress: how background communication makes progress while a rank computes: see
+            `runtimes.execution.progress`.
+        on_failure: what synchronous ranks do if one of them leaves: "stop", or "shrink" to continue with the others
+            (gloo, Open MPI 5). On gloo, algorithms with servers always continue without a worker.
+        threads: compute threads of a rank; None: share the machine's cores among its ranks.
+        checkpoint_every: steps between checkpoints, which are written during training and from which a lost run
+            continues; None: only the checkpoint of a stop.
+        keep_checkpoints: number of newest checkpoints to keep.
     """
 
     epochs: int | None = None
@@ -84,7 +88,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise ConfigError("say how long to train: either epochs=... or steps=..., and not both")
+            raise ConfigError("give the length of training: either epochs=... or steps=..., not both")
         for name in ("epochs", "steps", "batch_size", "num_micro", "threads", "checkpoint_every", "keep_checkpoints"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -94,7 +98,7 @@ class Settings:
         for name in ("optimizer", "schedule"):
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
-                raise ConfigError(f"{name}={value!r}: a function that makes it, such as functools.partial(torch.optim.SGD, lr=0.1)")
+                raise ConfigError(f"{name}={value!r}: a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)")
         if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
             raise ConfigError(f"ema_decay={self.ema_decay!r}: from 0 (no averaging) to below 1, 0.9999 in the papers")
         if self.trace_steps is not None and not (isinstance(self.trace_steps, int) and self.trace_steps >= 0):
@@ -109,18 +113,18 @@ class Settings:
             raise ConfigError(f"on_failure={self.on_failure!r}: choose stop or shrink")
         check_guard(self.on_bad_gradient, self.max_grad_norm)
         if self.divergence_ratio is not None and self.divergence_ratio <= 1:
-            raise ConfigError(f"divergence_ratio={self.divergence_ratio!r}: of the loss that a rank began with, so above 1; 10, say")
+            raise ConfigError(f"divergence_ratio={self.divergence_ratio!r}: a factor of a rank's first loss, above 1, such as 10")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
 
     def as_record(self) -> dict[str, Any]:
-        """Names and values fit for JSON, as written to the run's folder."""
+        """Return names and values fit for JSON, as written to the run's folder."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         return {name: value if isinstance(value, int | float | str | None) else describe(value) for name, value in plain.items()}
 
 
 def describe(factory: Any) -> str:
-    """A readable name of a function, partial or class, for the record.
+    """Return a readable name of a function, partial or class, for the record.
 
     >>> from functools import partial
     >>> describe(partial(torch.optim.SGD, lr=0.1))
@@ -134,16 +138,14 @@ def describe(factory: Any) -> str:
 
 
 def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
-    """Raise `ConfigError` for what says nothing of gradients, or the one thing and the other."""
+    """Raise `ConfigError` for an unknown policy, or for policies that contradict each other."""
     if on_bad_gradient not in BAD_GRADIENT:
         raise ConfigError(f"on_bad_gradient={on_bad_gradient!r}: choose one of {', '.join(BAD_GRADIENT)}")
     _check_positive("max_grad_norm", max_grad_norm)
     if on_bad_gradient == "clip" and max_grad_norm is None:
-        raise ConfigError("on_bad_gradient='clip' scales a gradient to max_grad_norm: give it, such as 1.0, or use 'skip'")
+        raise ConfigError("on_bad_gradient='clip' scales a gradient to max_grad_norm: set it, such as 1.0, or use 'skip'")
     if on_bad_gradient == "ignore" and max_grad_norm is not None:
-        raise ConfigError(
-            "max_grad_norm says which gradients are bad ones, and on_bad_gradient='ignore' does not look: use 'clip' or 'skip'"
-        )
+        raise ConfigError("max_grad_norm limits good gradients, and on_bad_gradient='ignore' does not check them: use 'clip' or 'skip'")
 
 
 def _check_positive(name: str, value: float | None) -> None:

@@ -1,17 +1,17 @@
-"""CUDA streams and events, as far as the order of work depends on them. On a CPU there is nothing to order.
+"""CUDA streams and events, where the order of work depends on them. A CPU needs no ordering.
 
-A device works through each stream in order, and streams run side by side. Work that one thread enqueues on its stream and
-another thread reads from its own stream needs an event between the two. The rules of this package are few:
+A device runs each stream in order, and streams run concurrently. If one thread enqueues work on its stream and
+another thread reads the result from its own stream, an event must connect the two. This package has three rules:
 
-- A sub-program that is started works on a stream of its lane. It waits for what its starter's stream had been given
-  (`mark` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the sub-program's end.
-- A program that serves (a server beside its worker) exchanges values with the foreground while both run. It works on the
-  foreground's stream.
-- A number that the host needs is read on a stream of its own, after the event of the tensor it is part of (`after`). So
-  the host does not wait for the work that was enqueued since.
+- A started sub-program works on a stream of its lane. It waits for the work that its starter's stream had been given
+  (`mark` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the sub-program's
+  end.
+- A server on a worker's rank exchanges values with the foreground while both run. It works on the foreground's
+  stream.
+- A number that the host needs is read on a separate stream, after the event of its tensor (`after`). So the host does
+  not wait for work that was enqueued later.
 
-Everything here goes through the `Streams` port, so that a test can put a model of streams in its place and check the order
-without a GPU.
+All access goes through the `Streams` port, so a test can use a model of streams and check the order without a GPU.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Streams(ABC):
 
     @abstractmethod
     def new(self) -> Any:
-        """A further stream; None where there are no streams."""
+        """Return a new stream; None if there are no streams."""
 
     @abstractmethod
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Inside, `stream` is the calling thread's."""
+        """Make `stream` the calling thread's stream within the block."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """An event after everything that the calling thread's stream has been given so far."""
+        """Return an event after all work that the calling thread's stream has been given so far."""
 
     @abstractmethod
     def past(self) -> Any:
-        """An event that has happened: for values that the host knows to be there."""
+        """Return an event that has already happened: for values that the host knows to be complete."""
 
     @abstractmethod
     def wait(self, event: Any) -> None:
-        """What the calling thread's stream is given from here on waits for `event`. The host does not."""
+        """Make later work of the calling thread's stream wait for `event`. The host does not wait."""
 
     @abstractmethod
     def finish(self) -> None:
-        """The host waits for everything that the calling thread's stream has been given."""
+        """Make the host wait for all work of the calling thread's stream."""
 
     @abstractmethod
     def after(self, event: Any) -> AbstractContextManager[Any]:
-        """Inside, what the host reads waits for `event` alone; for `mark()` where `event` is None."""
+        """Within the block, reads by the host wait for `event` only; for `mark()` if `event` is None."""
 
 
 @final
@@ -110,7 +110,7 @@ class CudaStreams(Streams):
         return self.current().record_event()
 
     def past(self) -> Any:
-        return torch.cuda.Event()  # to wait for an event that was never recorded is to wait for nothing
+        return torch.cuda.Event()  # waiting for an event that was never recorded returns at once
 
     def wait(self, event: Any) -> None:
         if event is not None:

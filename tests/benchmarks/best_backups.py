@@ -89,7 +89,7 @@ def arrival_of(law: Independent) -> theory.Arrival:
 def best(arrival: theory.Arrival, updates: Callable[[float], float]) -> dict[str, Any]:
     """The best (N, b) where stragglers could be cancelled, and where they are carried into the next step, as they are."""
     found = {}
-    carried = theory.Carried(arrival=arrival, num_steps=CARRIED_STEPS)
+    carried = theory.Backlog(arrival=arrival, num_steps=CARRIED_STEPS)
     for name, law in (("cancelled", arrival), ("carried", carried)):
         choice = theory.best_backups(TOTAL, updates, law)
         near = [b for b, seconds in enumerate(choice.total_s) if seconds <= 1.01 * choice.best_s]
@@ -105,7 +105,7 @@ def best(arrival: theory.Arrival, updates: Callable[[float], float]) -> dict[str
 def simulated_steps(law: Independent) -> list[dict[str, float]]:
     """Mean time between updates of `BackupSGD`, message by message, beside both closed forms."""
     arrival = arrival_of(law)
-    carried = theory.Carried(arrival=arrival, num_steps=CARRIED_STEPS)
+    carried = theory.Backlog(arrival=arrival, num_steps=CARRIED_STEPS)
     problem = replace(wb.problems.digits_softmax(), train=range(10**9), test=None)  # timing only: samples are counted
     compute = Compute(forward_s=1 / 3, backward_s=2 / 3, stragglers=(law,))
     rows = []
@@ -146,7 +146,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load_before": round(load, 2),
         "updates": f"digits-mlp to a test loss of {TARGET}, one sample a worker, best of lr {LRS}, {SEEDS} seeds",
-        "carried_steps": CARRIED_STEPS,
+        "backlog_steps": CARRIED_STEPS,
         "simulated_steps": SIMULATED_STEPS,
     }
     versions = {"workbench": wb.__version__, "torch": __import__("torch").__version__}

@@ -128,7 +128,7 @@ def test_what_is_no_profile_of_a_ddp_loop_says_what_to_do(profiles: list[Path], 
         return [event for event in trace["traceEvents"] if not any(word in str(event.get("name")) for word in words)]
 
     for told, words in (
-        ("no json", "no Chrome trace"),
+        ("no json", "not a Chrome trace"),
         (json.dumps([1]), "traceEvents"),
         (json.dumps({**trace, "distributedInfo": None}), "--workers"),
         (json.dumps({**trace, "traceEvents": without("ProfilerStep", "Optimizer.step")}), "no steps"),

@@ -188,7 +188,7 @@ def test_a_loss_of_many_times_the_first_ends_the_run() -> None:
     settings = how(lr=3.0, steps=40, divergence_ratio=1.5, optimizer=tiny.sgd)
     with pytest.raises(Diverged, match=r"the loss of rank (\d) is \S+ at step \d+, more than 1.5 times the \S+ that it began with"):
         train("simulated", P, SynchronousSGD(), tiny.problem(), settings)
-    with pytest.raises(ConfigError, match="a loss that begins above 0"):
+    with pytest.raises(ConfigError, match="needs a first loss above 0"):
         train("simulated", P, SynchronousSGD(), tiny.problem(loss=lambda output, target: output.sum() - 1e3), settings)
 
 

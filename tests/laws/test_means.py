@@ -24,13 +24,13 @@ from tests.laws.covering import takes
 from tests.laws.gossip import WRONG, Gossip, RightGossip
 from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near
 from tests.laws.variants import find_algorithms, name_of, variants
-from tests.unit.driver import Driver
 from workbench.algorithms import DiLoCo, LocalSGD, NoCommunication
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Program, Value
 from workbench.program import Algorithm, Context, Replicas
+from workbench.runtimes.reference import ReferenceRuntime
 
 LR, CURVATURE, STEPS = 0.2, 0.5, 13
 SIZES = (2, 3, 1)
@@ -48,16 +48,16 @@ def pulled(rank: int, step: int, parameters: Tensor) -> Tensor:
     return CURVATURE * (parameters - minimum(rank, step))
 
 
-def run(algorithm: Algorithm, num_ranks: int, *, equal: bool = False, shuffle: int | None = None) -> Driver:
+def run(algorithm: Algorithm, num_ranks: int, *, equal: bool = False, shuffle: int | None = None) -> ReferenceRuntime:
     """On ranks with gradients of their own; or, `equal`, each with the mean of all."""
 
     def mean(rank: int, step: int, parameters: Tensor) -> Tensor:
         return torch.stack([pulled(one, step, parameters) for one in range(num_ranks)]).mean(0)
 
-    return Driver(algorithm, num_ranks, mean if equal else pulled, sizes=SIZES, lr=LR, start=START, shuffle=shuffle).run(STEPS)
+    return ReferenceRuntime(algorithm, num_ranks, mean if equal else pulled, sizes=SIZES, lr=LR, start=START, shuffle=shuffle).run(STEPS)
 
 
-def states(driver: Driver) -> list[list[Tensor]]:
+def states(driver: ReferenceRuntime) -> list[list[Tensor]]:
     """[after which step][rank], and at last those at the end."""
     after = [list(values) for values in zip(*(rank.seen for rank in driver.ranks), strict=True)]
     return [*after, [rank.parameters for rank in driver.ranks]]
@@ -100,7 +100,7 @@ def moves_as_sgd(algorithm: Algorithm) -> bool:
 
 def check_rest(algorithm: Algorithm, num_ranks: int) -> None:
     """Where all gradients are 0 and all ranks are equal, nothing moves: an average of equal numbers is that number."""
-    driver = Driver(algorithm, num_ranks, lambda rank, step, w: torch.zeros_like(w), sizes=SIZES, lr=LR, start=START).run(STEPS)
+    driver = ReferenceRuntime(algorithm, num_ranks, lambda rank, step, w: torch.zeros_like(w), sizes=SIZES, lr=LR, start=START).run(STEPS)
     law = f"{name_of(algorithm)}: the average of equal parameters is those parameters"
     for step, ranks in enumerate(states(driver)):
         for rank, found in enumerate(ranks):
@@ -133,7 +133,7 @@ def check_meeting(algorithm: Algorithm, num_ranks: int) -> None:
     elif algorithm.replicas == Replicas.AT_END:
         assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal at the end", found[-1], "at the end", ROUNDING)
     elif algorithm.bytes_per_step(0, num_ranks, run(algorithm, num_ranks).ranks[0].layout) != 0:
-        apart = Driver(algorithm, num_ranks, once, sizes=SIZES, lr=LR, start=START).run(60)
+        apart = ReferenceRuntime(algorithm, num_ranks, once, sizes=SIZES, lr=LR, start=START).run(60)
         first, last = (torch.stack(ranks) for ranks in (states(apart)[0], states(apart)[-1]))
         spread = [(values.max(0).values - values.min(0).values) for values in (first, last)]
         for coordinate, (before, after) in enumerate(zip(*spread, strict=True)):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tests.laws.variants import name_of
-from tests.unit.driver import Driver
 from workbench.algorithms import (
     AdaptiveDelaySGD,
     DeAR,
@@ -28,6 +27,7 @@ from workbench.algorithms import (
 from workbench.codecs import QSGD, SharedInt8
 from workbench.collectives import Collective, Once, Ring
 from workbench.program import Algorithm
+from workbench.runtimes.reference import ReferenceRuntime
 
 RANKS, SIZES = 3, (40, 60, 50)
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -69,7 +69,7 @@ def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
 def errors(algorithm: Algorithm) -> list[float]:
     """Of the mean of the first T updates, for each T of `LENGTHS`: its root mean square over the coordinates."""
     steps = max(LENGTHS)
-    driver = Driver(algorithm, RANKS, constant, lr=1.0, sizes=SIZES, start=0.0).run(steps)
+    driver = ReferenceRuntime(algorithm, RANKS, constant, lr=1.0, sizes=SIZES, start=0.0).run(steps)
     start = torch.zeros(sum(SIZES), dtype=torch.float64)
     exact = torch.stack([constant(rank, 0, start) for rank in range(RANKS)]).mean(0)
     here = driver.ranks[0]

@@ -114,12 +114,12 @@ def test_without_backups_a_step_is_the_slowest_s(law: theory.Arrival) -> None:
 def test_with_backups_a_step_is_the_recurrence_of_carried_stragglers(law: theory.Arrival, num_gradients: int, backups: int) -> None:
     """Step by step. The order statistic, which has all begin afresh, is what the first step takes, and a bound from below of the others."""
     steps_s, draws = backup_steps(law, num_gradients, backups)
-    assert steps_s == exactly(theory.carried_steps(draws, num_gradients))
+    assert steps_s == exactly(theory.backlog_steps(draws, num_gradients))
     fresh = np.sort(draws, 1)[:, num_gradients - 1]
     assert steps_s[0] == exactly(fresh[0])
     assert fresh.mean() == pytest.approx(law.expected_order_statistic(num_gradients, num_gradients + backups), abs=error_of(fresh))
     assert fresh.mean() <= steps_s.mean() * (1 + 1e-9) <= draws.max(1).mean() * (1 + 2e-9)
-    carried = theory.Carried(arrival=law)
+    carried = theory.Backlog(arrival=law)
     predicted, its_error = (
         ask(num_gradients, num_gradients + backups) for ask in (carried.expected_order_statistic, carried.standard_error)
     )

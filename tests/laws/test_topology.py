@@ -298,7 +298,7 @@ def test_a_run_with_failures_waits_for_whoever_is_away(detail: Detail) -> None:
         ({"inside": "nvlink-3", "ranks_per_host": 4}, "a Network, such as"),
         ({"ranks_per_host": 0}, "1 or more"),
         ({"inside": FAST, "ranks_per_host": 4, "nics_per_host": 3}, "divides ranks_per_host"),
-        ({"oversubscription": 4.0}, "say hosts_per_switch"),
+        ({"oversubscription": 4.0}, "set hosts_per_switch"),
         ({"hosts_per_switch": 2, "oversubscription": 0.0}, "4 for 4:1"),
         ({"hosts_per_switch": 0}, "1 or more"),
         ({"rates": ((0, 0.0),)}, "factors above 0"),

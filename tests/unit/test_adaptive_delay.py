@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Costs, Driver
 from workbench.algorithms import AdaptiveDelaySGD, PipeSGD
 from workbench.errors import ConfigError
+from workbench.runtimes.reference import Costs, ReferenceRuntime
 
 
 def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
@@ -18,15 +18,15 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
     return parameters - rank
 
 
-def delays(driver: Driver) -> list[list[int]]:
+def delays(driver: ReferenceRuntime) -> list[list[int]]:
     return [[end.state[0] for end in rank.ends] for rank in driver.ranks]
 
 
 def run(
     algorithm: AdaptiveDelaySGD, collective_s: float, num_steps: int = 20, backward: Any = lambda rank, step: 1.0, **more: Any
-) -> Driver:
+) -> ReferenceRuntime:
     costs = Costs(backward=backward, apply=0.25, collective=collective_s)
-    return Driver(algorithm, 3, pull, lr=0.1, costs=costs, **more).run(num_steps)
+    return ReferenceRuntime(algorithm, 3, pull, lr=0.1, costs=costs, **more).run(num_steps)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_ranks_that_measure_differently_agree() -> None:
 
 def test_with_a_constant_delay_it_is_pipe() -> None:
     adaptive = run(AdaptiveDelaySGD(adapt_every=3), 0.7)
-    pipe = Driver(PipeSGD(width=2), 3, pull, lr=0.1).run(20)
+    pipe = ReferenceRuntime(PipeSGD(width=2), 3, pull, lr=0.1).run(20)
     for ours, theirs in zip(adaptive.ranks, pipe.ranks, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours.seen, theirs.seen, strict=True))
         assert torch.equal(ours.parameters, theirs.parameters)
@@ -68,11 +68,11 @@ def test_resumed_at_any_step() -> None:
     """Compute times differ from step to step, so that a sum forgotten would show in the delay."""
     algorithm = AdaptiveDelaySGD(adapt_every=4)
     costs = Costs(backward=lambda rank, step: 6.0 if step % 4 == 0 else 0.5, apply=0.25, collective=4.0)
-    unbroken = Driver(algorithm, 3, pull, lr=0.1, costs=costs).run(16)
+    unbroken = ReferenceRuntime(algorithm, 3, pull, lr=0.1, costs=costs).run(16)
     assert delays(unbroken)[0] == [1] * 7 + [2] * 9
     for stop in range(16):
-        first = Driver(algorithm, 3, pull, lr=0.1, costs=costs).run(16, stop_after=stop)
-        second = Driver(algorithm, 3, pull, lr=0.1, costs=costs)
+        first = ReferenceRuntime(algorithm, 3, pull, lr=0.1, costs=costs).run(16, stop_after=stop)
+        second = ReferenceRuntime(algorithm, 3, pull, lr=0.1, costs=costs)
         for here, before in zip(second.ranks, first.ranks, strict=True):
             here.parameters.copy_(before.parameters)
             here.updates = list(before.updates)

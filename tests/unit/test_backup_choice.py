@@ -92,15 +92,15 @@ def test_whether_backups_repay() -> None:
 def test_carried_stragglers_by_hand() -> None:
     """Two of three are waited for. The third is ready 1.5 into the fourth step, late again by 1, and in the fifth the second at 1.5."""
     times = np.array([[1.0, 2.5, 9.0], [2.5, 1.0, 9.9], [1.0, 2.5, 9.9], [1.0, 2.5, 2.0], [3.0, 1.0, 0.5], [4.0, 1.0, 0.5]])
-    assert theory.carried_steps(times, 2).tolist() == [2.5, 2.5, 2.5, 2.5, 1.5, 1.0]
+    assert theory.backlog_steps(times, 2).tolist() == [2.5, 2.5, 2.5, 2.5, 1.5, 1.0]
 
 
 def test_rounding_does_not_decide_where_moments_coincide() -> None:
     """Two values, and sums of them that no float holds: as with multiples of them that are whole numbers."""
     slow = np.random.default_rng(0).random((300, 30)) < 0.1
     for usual, late in ((7, 31), (10, 33)):
-        whole = theory.carried_steps(np.where(slow, late, usual), 22)
-        assert theory.carried_steps(np.where(slow, late * 0.1, usual * 0.1), 22) == pytest.approx(0.1 * whole, rel=1e-6)
+        whole = theory.backlog_steps(np.where(slow, late, usual), 22)
+        assert theory.backlog_steps(np.where(slow, late * 0.1, usual * 0.1), 22) == pytest.approx(0.1 * whole, rel=1e-6)
 
 
 def test_carried_stragglers_without_memory() -> None:
@@ -113,7 +113,7 @@ def test_carried_stragglers_without_memory() -> None:
     late = np.array([math.comb(backups, k) * carried**k * (1 - carried) ** (backups - k) for k in range(backups + 1)])
     not_yet = sum(few[i] * late[j] for i in several for j in range(backups + 1) if i + j < num_gradients)
     expected = float(integrate.trapezoid(not_yet, t))
-    found = theory.Carried(arrival=EXPONENTIAL, num_steps=20_000)
+    found = theory.Backlog(arrival=EXPONENTIAL, num_steps=20_000)
     error = found.standard_error(num_gradients, num_gradients + backups)
     assert error < 0.01 * expected
     assert found.expected_order_statistic(num_gradients, num_gradients + backups) == pytest.approx(expected, abs=4 * error)
@@ -123,9 +123,9 @@ def test_carried_stragglers_without_memory() -> None:
 def test_carried_stragglers_make_fewer_backups_best() -> None:
     law, arrival = theory.fit_iterations([(50, 137.5e3), (100, 76.2e3)]), LognormalTime.of_mean(1.0, 0.3)
     fresh = theory.best_backups(100, law, arrival)
-    carried = theory.best_backups(100, law, theory.Carried(arrival=arrival, num_steps=300))
+    carried = theory.best_backups(100, law, theory.Backlog(arrival=arrival, num_steps=300))
     assert 0 < carried.backups <= fresh.backups and 1 < carried.gain < fresh.gain
     assert carried.step_s[0] == pytest.approx(fresh.step_s[0], rel=0.02), "without backups nobody is carried"
-    for wrong in (lambda: theory.Carried(arrival=arrival, num_steps=3), lambda: theory.carried_steps(np.ones((3, 2)), 3)):
+    for wrong in (lambda: theory.Backlog(arrival=arrival, num_steps=3), lambda: theory.backlog_steps(np.ones((3, 2)), 3)):
         with pytest.raises(ConfigError):
             wrong()

@@ -15,7 +15,7 @@ from workbench.bench.alone import Sums
 from workbench.bench.collectives import Library, rows_of
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, moves, read_record, write_record
-from workbench.bench.rows import Row, beside, interval, table_of
+from workbench.bench.rows import Row, compare, interval, table_of
 from workbench.cli.main import main
 from workbench.collectives import Native, Ring
 from workbench.errors import ConfigError
@@ -27,7 +27,7 @@ NAMES = {"case": "a sum, 2 ranks", "what": "ours", "over": "theirs"}
 def test_a_ratio_is_of_pairs_and_not_of_medians() -> None:
     """A machine that becomes ten times slower midway changes both alike."""
     theirs = np.array([1.0] * 15 + [10.0] * 16)
-    row = beside(list(1.1 * theirs), list(theirs), below=1.2, **NAMES)
+    row = compare(list(1.1 * theirs), list(theirs), below=1.2, **NAMES)
     assert row.ratio == pytest.approx(1.1) and row.low == pytest.approx(1.1) and row.high == pytest.approx(1.1)
     assert (row.ours, row.theirs, row.rounds) == (pytest.approx(11.0), pytest.approx(10.0), 31)
 
@@ -45,7 +45,7 @@ def test_a_ratio_is_of_pairs_and_not_of_medians() -> None:
     ],
 )
 def test_a_target_is_met_by_all_of_the_interval(ratios: list[float], asked: dict[str, float], word: str) -> None:
-    assert beside(ratios, 1.0, **NAMES, **asked).word == word
+    assert compare(ratios, 1.0, **NAMES, **asked).word == word
 
 
 def test_the_interval_covers_the_median() -> None:
@@ -66,7 +66,10 @@ def test_every_way_once_a_round_in_turning_order() -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    rows = [beside([1.0, 2.0, 3.0], 2.0, below=1.5, **NAMES), beside([5e9], [4e9], kind="limit", unit="B/s", **{**NAMES, "case": "other"})]
+    rows = [
+        compare([1.0, 2.0, 3.0], 2.0, below=1.5, **NAMES),
+        compare([5e9], [4e9], kind="limit", unit="B/s", **{**NAMES, "case": "other"}),
+    ]
     path = tmp_path / "bench.json"
     write_record(path, facts_of("step", rows))
     facts = read_record(path)
@@ -78,7 +81,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_what_moved_is_apart_from_both_intervals(tmp_path: Path) -> None:
     def row(case: str, ratios: list[float], **more: str) -> Row:
-        return beside(ratios, 1.0, **{**NAMES, "case": case, **more})
+        return compare(ratios, 1.0, **{**NAMES, "case": case, **more})
 
     before = facts_of(
         "step", [row("slower", [1.0, 1.1]), row("same", [1.0, 1.2]), row("faster", [2.0, 2.1]), row("rate", [2.0], unit="B/s")]
@@ -107,7 +110,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
     def run(how: bench.How) -> Iterator[Row]:
         if how.wanted(NAMES["case"]):
-            yield beside(numbers["ratios"][: how.rounds], 1.0, below=1.02, **NAMES)
+            yield compare(numbers["ratios"][: how.rounds], 1.0, below=1.02, **NAMES)
 
     module = types.ModuleType("workbench.bench.made_up")
     module.run = run  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import pytest
 
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, write_record
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.bench.wire import Measured, rows_of
 from workbench.bench.wire_cases import BATCHES, BITS, DDP, LAYERWISE, PIPE, encoded
 from workbench.bench.wire_chart import chart
@@ -133,7 +133,7 @@ def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:
     assert [trace.legendgroup for trace in dotted] == ["layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit"]
     assert dotted[1].y[0] == pytest.approx(2.0, rel=1e-4), "the wire over compute"
     with pytest.raises(ConfigError, match="workbench bench wire"):
-        chart([beside([1.0], 1.0, case="another", what="a", over="b")])
+        chart([compare([1.0], 1.0, case="another", what="a", over="b")])
 
 
 def test_a_record_is_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,5 +34,5 @@ def test_recurrences_of_a_trace_are_its_steps(order: ApplyOrder) -> None:
 
 
 def test_a_run_without_buckets_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no sums by buckets"):
+    with pytest.raises(ConfigError, match="no sums by bucket"):
         bucket_times(simulated(wb.SynchronousSGD()))

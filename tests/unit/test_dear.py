@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver
 from workbench.algorithms import DeAR, SynchronousSGD
 from workbench.collectives import Collective, Linear
 from workbench.errors import ConfigError
 from workbench.ops import AllGather, AllReduce, Program, ReduceScatter, Request, Value
 from workbench.program import Context, perform
+from workbench.runtimes.reference import ReferenceRuntime
 
 
 @final
@@ -57,8 +57,8 @@ def dear(bucket_bytes: float | None = 0, *, as_program: bool = True) -> DeAR:
 def test_every_gradient_is_taken_where_the_synchronous_one_is(bucket_bytes: float | None, shuffle: int | None) -> None:
     """So parameters at the end of a step are one update behind, and equal at the end."""
     for as_program in (True, False):
-        ours = Driver(dear(bucket_bytes, as_program=as_program), 3, pull, lr=0.3, momentum=0.5, shuffle=shuffle).run(7)
-        theirs = Driver(SynchronousSGD(), 3, pull, lr=0.3, momentum=0.5).run(7)
+        ours = ReferenceRuntime(dear(bucket_bytes, as_program=as_program), 3, pull, lr=0.3, momentum=0.5, shuffle=shuffle).run(7)
+        theirs = ReferenceRuntime(SynchronousSGD(), 3, pull, lr=0.3, momentum=0.5).run(7)
         for found, expected in zip(ours.ranks, theirs.ranks, strict=True):
             for (step, one), (other_step, other) in zip(found.backwards, expected.backwards, strict=True):
                 assert step == other_step and torch.allclose(one, other, rtol=1e-14)
@@ -69,17 +69,17 @@ def test_every_gradient_is_taken_where_the_synchronous_one_is(bucket_bytes: floa
 
 
 def test_buckets_are_updated_in_forward_order() -> None:
-    driver = Driver(dear(), 2, pull).run(3)
+    driver = ReferenceRuntime(dear(), 2, pull).run(3)
     assert [update.bucket for update in driver.ranks[0].applied] == [2, 1, 0] * 3
 
 
 @pytest.mark.parametrize("stop", range(5))
 def test_resumed_at_any_step(stop: int) -> None:
     """The state holds the whole gradient, of which a rank has summed its own block, and tickets that say no more than done."""
-    unbroken = Driver(dear(), 3, pull, lr=0.3).run(5)
-    first = Driver(dear(), 3, pull, lr=0.3).run(5, stop_after=stop)
+    unbroken = ReferenceRuntime(dear(), 3, pull, lr=0.3).run(5)
+    first = ReferenceRuntime(dear(), 3, pull, lr=0.3).run(5, stop_after=stop)
     assert all(ticket.done and ticket.value is None for state in first.states for ticket in state[1:])
-    second = Driver(dear(), 3, pull, lr=0.3)
+    second = ReferenceRuntime(dear(), 3, pull, lr=0.3)
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.parameters.copy_(before.parameters)
         here.updates = list(before.updates)

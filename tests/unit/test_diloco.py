@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver, common_factor, numbered
+from tests.unit.numbered import common_factor, numbered
 from workbench.algorithms import DiLoCo, LocalSGD, SynchronousSGD
 from workbench.errors import ConfigError
+from workbench.runtimes.reference import ReferenceRuntime
 
 LR = 0.3
 
@@ -25,7 +26,7 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
     return torch.linspace(0.5, 1.5, len(parameters), dtype=torch.float64) * (parameters - rank)
 
 
-def seen(driver: Driver, rank: int = 0) -> list[float]:
+def seen(driver: ReferenceRuntime, rank: int = 0) -> list[float]:
     """The first parameter after each step; coordinate k holds k + 1 times that."""
     return [common_factor(one) for one in driver.ranks[rank].seen]
 
@@ -33,20 +34,20 @@ def seen(driver: Driver, rank: int = 0) -> list[float]:
 def test_one_outer_step_in_the_head() -> None:
     """Two steps of 1, 2, 3: D = 4; m = 4; a = -0.5 (4 + 0.5 * 4) = -3. Then m = 0.5 * 4 + 4 = 6; a = -3 - 0.5 (4 + 3) = -6.5."""
     algorithm = DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5)
-    driver = Driver(algorithm, 3, constant, lr=1.0, start=0.0).run(4)
+    driver = ReferenceRuntime(algorithm, 3, constant, lr=1.0, start=0.0).run(4)
     assert seen(driver, 0) == [-1, -3, -4, -6.5]
     assert seen(driver, 2) == [-3, -3, -6, -6.5]
 
 
 def test_heavy_ball_in_the_head() -> None:
     """Without Nesterov: a = -0.5 * 4 = -2, then -2 - 0.5 * 6 = -5."""
-    driver = Driver(DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5, nesterov=False), 3, constant, lr=1.0, start=0.0).run(4)
+    driver = ReferenceRuntime(DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5, nesterov=False), 3, constant, lr=1.0, start=0.0).run(4)
     assert seen(driver) == [-1, -2, -3, -5]
 
 
 def test_an_outer_step_may_come_late_and_be_mixed() -> None:
     """Turn after step 1, D = 4, used after step 2, where rank 0 is at -3 and rank 2 at -9: half of that and half of a = -4."""
-    driver = Driver(DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, delay=1, mix=0.5), 3, constant, lr=1.0, start=0.0).run(3)
+    driver = ReferenceRuntime(DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, delay=1, mix=0.5), 3, constant, lr=1.0, start=0.0).run(3)
     assert seen(driver, 0) == [-1, -2, -3.5]
     assert seen(driver, 2) == [-3, -6, -6.5]
     assert [common_factor(rank.parameters) for rank in driver.ranks] == [-5, -5, -5], "the mean of -3.5, -5, -6.5"
@@ -54,7 +55,9 @@ def test_an_outer_step_may_come_late_and_be_mixed() -> None:
 
 def test_fragments_take_turns() -> None:
     """Four steps, two fragments: the front one, which is bucket 1, is due after steps 2, 6; the back one after 4, 8."""
-    driver = Driver(DiLoCo(every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0), 3, constant, sizes=(2, 2), lr=1.0, start=0.0).run(6)
+    driver = ReferenceRuntime(
+        DiLoCo(every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0), 3, constant, sizes=(2, 2), lr=1.0, start=0.0
+    ).run(6)
     front, back = ([float((one / numbered(one))[which]) for one in driver.ranks[0].seen] for which in (0, -1))
     for one in driver.ranks[0].seen:
         assert one[1] == 2 * one[0] and 3 * one[3] == 4 * one[2], "each coordinate its own"
@@ -64,7 +67,7 @@ def test_fragments_take_turns() -> None:
 
 def test_an_eager_step_has_the_own_part_new_and_the_others_late() -> None:
     """p = 2, D = 1, 2 each turn; a rank's first D is D_i / 2, later ones D_i / 2 + (1.5 - D_i / 2) = 1.5."""
-    driver = Driver(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, eager=True), 2, constant, lr=1.0, start=0.0).run(3)
+    driver = ReferenceRuntime(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, eager=True), 2, constant, lr=1.0, start=0.0).run(3)
     assert seen(driver, 0) == [-0.5, -2, -3.5]
     assert seen(driver, 1) == [-1, -2.5, -4]
     assert [common_factor(rank.parameters) for rank in driver.ranks] == [-3.75, -3.75]
@@ -73,7 +76,7 @@ def test_an_eager_step_has_the_own_part_new_and_the_others_late() -> None:
 def test_without_outer_optimizer_it_is_synchronous_or_local() -> None:
     plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
     for ours, theirs in ((DiLoCo(every=1, **plain), SynchronousSGD()), (DiLoCo(every=3, **plain), LocalSGD(every=3))):
-        found, expected = Driver(ours, 3, pull, lr=LR).run(10), Driver(theirs, 3, pull, lr=LR).run(10)
+        found, expected = ReferenceRuntime(ours, 3, pull, lr=LR).run(10), ReferenceRuntime(theirs, 3, pull, lr=LR).run(10)
         for one, other in zip(found.ranks[1].seen, expected.ranks[1].seen, strict=True):
             assert torch.allclose(one, other, rtol=1e-13, atol=1e-15)
 
@@ -134,7 +137,7 @@ FORMS = [
 
 @pytest.mark.parametrize("algorithm", FORMS, ids=str)
 def test_every_form_is_its_formula(algorithm: DiLoCo) -> None:
-    driver = Driver(algorithm, 3, pull, lr=LR).run(17)
+    driver = ReferenceRuntime(algorithm, 3, pull, lr=LR).run(17)
     for step, expected in enumerate(oracle(algorithm, 3, 17)):
         for rank, here in enumerate(driver.ranks):
             assert torch.allclose(here.seen[step], expected[rank], rtol=1e-12, atol=1e-14), f"rank {rank}, step {step}"
@@ -143,11 +146,11 @@ def test_every_form_is_its_formula(algorithm: DiLoCo) -> None:
 
 @pytest.mark.parametrize("algorithm", FORMS, ids=str)
 def test_resumed_at_any_step(algorithm: DiLoCo) -> None:
-    unbroken = Driver(algorithm, 3, pull, lr=LR).run(11)
+    unbroken = ReferenceRuntime(algorithm, 3, pull, lr=LR).run(11)
     for stop in range(11):
-        first = Driver(algorithm, 3, pull, lr=LR).run(11, stop_after=stop)
+        first = ReferenceRuntime(algorithm, 3, pull, lr=LR).run(11, stop_after=stop)
         for _ in range(2):  # the same state may be read twice
-            second = Driver(algorithm, 3, pull, lr=LR)
+            second = ReferenceRuntime(algorithm, 3, pull, lr=LR)
             for here, before in zip(second.ranks, first.ranks, strict=True):
                 here.parameters.copy_(before.parameters)
             second.run(11, first_step=stop + 1, resumed=first.states)

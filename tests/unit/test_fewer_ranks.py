@@ -19,7 +19,7 @@ def test_a_loss_is_compared_with_what_the_rank_began_with() -> None:
     worker.loss_watch.check(0.5, 0, 2)
     worker.number(0, 2, (5, 30))
     worker.loss_watch.check(4.0, 5, 0)
-    with pytest.raises(Diverged, match=r"the loss of rank 0 is 6 at step 6, more than 10 times the 0\.5 that it began with"):
+    with pytest.raises(Diverged, match=r"the loss of rank 0 is 6 at step 6, more than 10 times its first loss 0\.5"):
         worker.loss_watch.check(6.0, 6, 0)
     assert worker.rank == 0
     assert [worker.sampler.samples_before(step) for step in (5, 6)] == [30, 34], "two ranks with two samples each, behind what was dealt"

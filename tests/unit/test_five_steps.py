@@ -27,7 +27,7 @@ SEE_IT = ("tests/laws/test_updates.py", *CHEAP)  # to collect all laws once more
 
 def five_steps() -> str:
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    return page.partition("## Add a method in five steps")[2].partition("\n## ")[0]
+    return page.partition("## Add an algorithm in five steps")[2].partition("\n## ")[0]
 
 
 def blocks() -> list[tuple[str, str, str]]:

@@ -195,7 +195,10 @@ def test_an_earlier_version_that_was_cut_off_is_told_by_its_age(tmp_path: Path) 
     assert [item.status for item in list_runs(tmp_path)] == ["lost"]
 
 
-@pytest.mark.parametrize(("number", "words"), [(2, "update workbench"), (10**9, "update workbench"), (0, "no number"), ("1", "no number")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(2, "update workbench"), (10**9, "update workbench"), (0, "not a format number"), ("1", "not a format number")],
+)
 def test_a_later_version_is_refused_with_a_word(tmp_path: Path, number: Any, words: str) -> None:
     run = write(tmp_path, {**INFO, "format": number})
     with pytest.raises(RunNotFound, match=words):
@@ -206,7 +209,7 @@ def test_a_later_version_is_refused_with_a_word(tmp_path: Path, number: Any, wor
 @pytest.mark.parametrize("name", ["../../elsewhere", "/etc/cron.d", "..", "a/b", "new\nline", "\x1b[2J", ""])
 def test_a_run_cannot_be_called_what_leads_elsewhere(tmp_path: Path, name: str) -> None:
     """Exports make folders of that name, and remove files in them."""
-    with pytest.raises(RunNotFound, match="no folder can be called"):
+    with pytest.raises(RunNotFound, match="cannot name a folder"):
         read_info(write(tmp_path, {**INFO, "id": name}))
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, SendOrder, SynchronousSGD
 from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import FREE, AllReduce, Backward, Start
 from workbench.program import Context
+from workbench.runtimes.reference import ReferenceRuntime
 
 PRIORITY = SendOrder.PRIORITY
 
@@ -25,7 +25,7 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
 
 def started(algorithm: LayerwiseSGD) -> list[Any]:
     """What is begun on each of three buckets, in backward order."""
-    layout = Driver(algorithm, 1, pull).ranks[0].layout
+    layout = ReferenceRuntime(algorithm, 1, pull).ranks[0].layout
     assert len(layout.buckets) == 3
     request = next(algorithm.worker(Context(0, 2, layout=layout)))
     assert isinstance(request, Backward) and request.on_bucket is not None
@@ -51,8 +51,8 @@ def test_the_front_layers_go_first() -> None:
     "more", [{"lanes": 2}, {"lanes": 2, "collective": Linear()}, {"lanes": 9}, {"order": PRIORITY, "collective": Linear()}], ids=str
 )
 def test_the_update_is_the_synchronous_one(more: dict[str, Any], apply: ApplyOrder, shuffle: int | None) -> None:
-    ours = Driver(LayerwiseSGD(bucket_bytes=0, apply=apply, **more), 3, pull, momentum=0.5, lr=0.3, shuffle=shuffle).run(5)
-    theirs = Driver(SynchronousSGD(), 3, pull, momentum=0.5, lr=0.3).run(5)
+    ours = ReferenceRuntime(LayerwiseSGD(bucket_bytes=0, apply=apply, **more), 3, pull, momentum=0.5, lr=0.3, shuffle=shuffle).run(5)
+    theirs = ReferenceRuntime(SynchronousSGD(), 3, pull, momentum=0.5, lr=0.3).run(5)
     for one, other in zip(ours.ranks, theirs.ranks, strict=True):
         assert all(torch.allclose(mine, yours, rtol=1e-14) for mine, yours in zip(one.seen, other.seen, strict=True))
         assert not one.out

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.unit.driver import Costs, Driver, common_factor, numbered
+from tests.unit.numbered import common_factor, numbered
 from workbench.algorithms import PartialAllReduce, SynchronousSGD
 from workbench.algorithms.partial import DONE, GO, READY, _merged
 from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.program import Context, perform
+from workbench.runtimes.reference import Costs, ReferenceRuntime
 from workbench.runtimes.simulator.comm_schedule import RECEIVE, SEND, rehearse
 
 STEPS = 6
@@ -32,11 +33,11 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
     return parameters - rank
 
 
-def run(quorum: Any, num_ranks: int = 3, gradient: Any = coded, steps: int = STEPS, **more: Any) -> Driver:
-    return Driver(PartialAllReduce(quorum=quorum, collective=Linear()), num_ranks, gradient, lr=1.0, start=0.0, **more).run(steps)
+def run(quorum: Any, num_ranks: int = 3, gradient: Any = coded, steps: int = STEPS, **more: Any) -> ReferenceRuntime:
+    return ReferenceRuntime(PartialAllReduce(quorum=quorum, collective=Linear()), num_ranks, gradient, lr=1.0, start=0.0, **more).run(steps)
 
 
-def contributions(driver: Driver) -> list[set[tuple[int, int]]]:
+def contributions(driver: ReferenceRuntime) -> list[set[tuple[int, int]]]:
     """For each round, which (rank, step) were summed: read off the updates of rank 0, each their mean."""
     found, before = [], 0.0
     for update in driver.ranks[0].applied:
@@ -78,7 +79,7 @@ def test_every_order_of_events(num_ranks: int, quorum: str | float, shuffle: int
 @pytest.mark.parametrize("shuffle", [None, 1, 2])
 def test_a_quorum_of_all_is_synchronous(quorum: Any, shuffle: int | None) -> None:
     ours = run(quorum, gradient=pull, shuffle=shuffle)
-    theirs = Driver(SynchronousSGD(collective=Linear()), 3, pull, lr=1.0, start=0.0).run(STEPS)
+    theirs = ReferenceRuntime(SynchronousSGD(collective=Linear()), 3, pull, lr=1.0, start=0.0).run(STEPS)
     for one, other in zip(ours.ranks, theirs.ranks, strict=True):
         assert all(torch.equal(mine, yours) for mine, yours in zip(one.seen, other.seen, strict=True))
         assert {update.staleness for update in one.applied} == {0}
@@ -97,11 +98,11 @@ def test_a_slow_rank_is_waited_for_by_nobody() -> None:
 @pytest.mark.parametrize("stop", range(STEPS))
 @pytest.mark.parametrize("shuffle", [3, 4])
 def test_stopped_and_resumed_no_gradient_is_lost_or_used_twice(stop: int, shuffle: int) -> None:
-    first = Driver(PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle).run(
+    first = ReferenceRuntime(PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle).run(
         STEPS, stop_after=stop
     )
     assert {len(rank.seen) for rank in first.ranks} == {stop + 1}, "all ranks stopped at one step"
-    second = Driver(PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle)
+    second = ReferenceRuntime(PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle)
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.updates = list(before.updates)
     second.run(STEPS, first_step=stop + 1, resumed=first.states)

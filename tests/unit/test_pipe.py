@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.unit.driver import Driver, common_factor, numbered
+from tests.unit.numbered import common_factor, numbered
 from workbench.algorithms import DelayedSGD, FirstSteps, PipeSGD
 from workbench.errors import ConfigError
+from workbench.runtimes.reference import ReferenceRuntime
 
 DUPLICATE = FirstSteps.DUPLICATE
 
@@ -21,11 +22,11 @@ def of_step(rank: int, step: int, parameters: Tensor) -> Tensor:
     return (rank + 0.5) * 10**step * numbered(parameters)
 
 
-def run(algorithm: PipeSGD, num_steps: int = 5, **more: Any) -> Driver:
-    return Driver(algorithm, 2, of_step, lr=1.0, start=0.0).run(num_steps, **more)
+def run(algorithm: PipeSGD, num_steps: int = 5, **more: Any) -> ReferenceRuntime:
+    return ReferenceRuntime(algorithm, 2, of_step, lr=1.0, start=0.0).run(num_steps, **more)
 
 
-def places(driver: Driver) -> list[int]:
+def places(driver: ReferenceRuntime) -> list[int]:
     return [-round(common_factor(seen)) for seen in [*driver.ranks[0].seen, driver.ranks[0].parameters]]
 
 
@@ -53,7 +54,7 @@ def test_what_is_applied_when(algorithm: PipeSGD, expected: list[int]) -> None:
 @pytest.mark.parametrize("algorithm", [PipeSGD(width=3, warmup_steps=1), PipeSGD(width=3, first=DUPLICATE, warmup_steps=2)], ids=str)
 def test_resumed_at_any_step(algorithm: PipeSGD, stop: int) -> None:
     first = run(algorithm, stop_after=stop)
-    second = Driver(algorithm, 2, of_step, lr=1.0, start=0.0)
+    second = ReferenceRuntime(algorithm, 2, of_step, lr=1.0, start=0.0)
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.parameters.copy_(before.parameters)
         here.updates = list(before.updates)

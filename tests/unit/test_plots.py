@@ -34,7 +34,7 @@ from workbench.plots.layout import FILLED, MAX_BARS, panel
 from workbench.plots.lines import decimate, moving_average
 from workbench.plots.live import status_table
 from workbench.plots.marks import CLEAR_ARROWS, MAX_ARROWS
-from workbench.plots.prediction import method_of
+from workbench.plots.prediction import algorithm_of
 from workbench.plots.style import KIND_COLORS
 from workbench.replica.local_training import run_info
 from workbench.trace import KINDS, MemoryRecorder, Run, Spans
@@ -495,13 +495,15 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
     ids=str,
 )
 def test_a_record_tells_its_method(algorithm: Any) -> None:
-    assert method_of(Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})) == algorithm
+    assert (
+        algorithm_of(Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})) == algorithm
+    )
 
 
 def test_a_record_that_tells_only_a_part_of_its_method_asks_for_it() -> None:
     run = Run(info={"method": {"name": "SynchronousSGD", "settings": {"collective": "OfMine(chunks=3)"}}}, metrics={})
     with pytest.raises(ConfigError, match=r"SynchronousSGD\(collective=OfMine\(chunks=3\)\).*give algorithm="):
-        method_of(run)
+        algorithm_of(run)
 
 
 # ---------------------------------------------------------------- overlap and critical path, step by step
@@ -718,7 +720,7 @@ def test_what_is_no_notebook_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no notebook"):
         plots.export_html(tmp_path / "none.ipynb", tmp_path / "a.html")
     (tmp_path / "text.ipynb").write_text("hello")
-    with pytest.raises(ConfigError, match="is no notebook"):
+    with pytest.raises(ConfigError, match="is not a notebook"):
         plots.export_html(tmp_path / "text.ipynb", tmp_path / "a.html")
 
 

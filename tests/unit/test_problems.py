@@ -359,7 +359,7 @@ def test_cifar_is_read_from_the_callers_folder(tmp_path: Path, monkeypatch: pyte
 def test_files_that_fail_their_checksum_are_called_damaged(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
     problem = problems.cifar10_cnn(folder=tmp_path)
-    with pytest.raises(DataMissing, match=r"cifar-10-batches-py are damaged or cut short .*: unpack or download them again"):
+    with pytest.raises(DataMissing, match=r"cifar-10-batches-py are damaged or incomplete .*: unpack or download them again"):
         problem.train_data()
 
 
@@ -368,7 +368,7 @@ def test_files_cut_short_are_called_damaged(tmp_path: Path, kept_bytes: int) -> 
     write_mnist(tmp_path)
     file = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:kept_bytes])
-    with pytest.raises(DataMissing, match="damaged or cut short"):
+    with pytest.raises(DataMissing, match="damaged or incomplete"):
         problems.mnist_cnn(folder=tmp_path).train_data()
 
 
@@ -613,7 +613,7 @@ def test_data_that_cannot_be_sampled_are_refused(data: Any, message: str) -> Non
 
 def test_a_module_in_place_of_its_maker_is_refused() -> None:
     for wrong in (nn.Linear(2, 2), "resnet18"):
-        with pytest.raises(ConfigError, match="takes a function that makes the module"):
+        with pytest.raises(ConfigError, match="takes a function that returns the module"):
             Problem(model=wrong, loss=mse_loss, train=torch.zeros(2))
 
 

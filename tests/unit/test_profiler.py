@@ -252,7 +252,7 @@ def test_what_is_no_profile_says_what_to_do(tmp_path: Path) -> None:
         from_profiler(tmp_path / "empty")
     with pytest.raises(ConfigError, match="both of rank 0"):
         from_profiler(written(tmp_path / "twice", gpu_trace(0), gpu_trace(0)))
-    for told, words in (("no json", "no Chrome trace"), ("[1]", "traceEvents"), ('{"traceEvents": []}', "no work of a training step")):
+    for told, words in (("no json", "not a Chrome trace"), ("[1]", "traceEvents"), ('{"traceEvents": []}', "no work of a training step")):
         (tmp_path / "bad.json").write_text(told)
         with pytest.raises(ConfigError, match=words):
             from_profiler(tmp_path / "bad.json")

@@ -18,7 +18,6 @@ from tests.laws import owed, tiny
 from tests.laws.owed import Situation
 from tests.laws.small_world import contexts, same, world
 from tests.laws.train import train
-from tests.unit.driver import Driver
 from workbench.algorithms import DiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt, SharedInt8, TopK
 from workbench.collectives import Auto, Collective, Hierarchical, Native, Once, PowerSGD, Ring, Tree
@@ -26,6 +25,7 @@ from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
+from workbench.runtimes.reference import ReferenceRuntime
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
@@ -202,7 +202,7 @@ def test_noise_of_packed_values_and_of_plain_tensors_is_drawn_again_each_time(co
     def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
         return torch.linspace(0.5, 1.0, 6, dtype=torch.float64)
 
-    driver = Driver(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, collective=collective), 2, constant, lr=1.0).run(12)
+    driver = ReferenceRuntime(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, collective=collective), 2, constant, lr=1.0).run(12)
     seen = driver.ranks[0].seen
     updates = [after - before for before, after in pairwise(seen)]
     assert len({tuple(update.tolist()) for update in updates}) > 4

@@ -27,7 +27,7 @@ def test_without_traffic_gradients_arrive_as_drawn() -> None:
 
 
 def test_a_run_without_servers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a method with servers"):
+    with pytest.raises(ConfigError, match="an algorithm with servers"):
         arrivals(simulated(wb.SynchronousSGD(), 2))
 
 

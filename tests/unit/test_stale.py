@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.driver import Driver
 from workbench.algorithms import Constant, Empirical, Geometric, Staleness, StaleSGD, SynchronousSGD, Uniform, get, parse_staleness
 from workbench.errors import ConfigError
 from workbench.rng import generator
+from workbench.runtimes.reference import ReferenceRuntime
 
 
 def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ KINDS: list[Staleness] = [Constant(0), Constant(3), Uniform(1, 4), Geometric(2.0
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_each_gradient_is_as_stale_as_drawn(kind: Staleness) -> None:
     algorithm = StaleSGD(staleness=kind)
-    driver = Driver(algorithm, 3, pull, lr=0.2, seed=7).run(30)
+    driver = ReferenceRuntime(algorithm, 3, pull, lr=0.2, seed=7).run(30)
     drawn = [algorithm.drawn(7, step) for step in range(30)]
     assert [update.staleness for update in driver.ranks[2].applied] == [min(late, step) for step, late in enumerate(drawn)]
     expected = oracle(drawn, 30, 0.2)
@@ -43,7 +43,10 @@ def test_each_gradient_is_as_stale_as_drawn(kind: Staleness) -> None:
 
 
 def test_fresh_gradients_are_synchronous() -> None:
-    ours, theirs = Driver(StaleSGD(staleness=Constant(0)), 3, pull, lr=0.2).run(9), Driver(SynchronousSGD(), 3, pull, lr=0.2).run(9)
+    ours, theirs = (
+        ReferenceRuntime(StaleSGD(staleness=Constant(0)), 3, pull, lr=0.2).run(9),
+        ReferenceRuntime(SynchronousSGD(), 3, pull, lr=0.2).run(9),
+    )
     assert all(torch.equal(one, other) for one, other in zip(ours.ranks[1].seen, theirs.ranks[1].seen, strict=True))
 
 
@@ -57,17 +60,17 @@ def test_every_step_draws_anew_and_all_ranks_the_same() -> None:
 
 def test_a_ramp_rises_to_what_is_drawn() -> None:
     algorithm = StaleSGD(staleness=Constant(4), ramp_steps=8)
-    driver = Driver(algorithm, 2, pull).run(11)
+    driver = ReferenceRuntime(algorithm, 2, pull).run(11)
     assert [update.staleness for update in driver.ranks[0].applied] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4]
 
 
 @pytest.mark.parametrize("stop", range(7))
 def test_resumed_at_any_step(stop: int) -> None:
     algorithm = StaleSGD(staleness=Uniform(0, 4))
-    unbroken = Driver(algorithm, 3, pull, lr=0.2).run(7)
-    first = Driver(algorithm, 3, pull, lr=0.2).run(7, stop_after=stop)
+    unbroken = ReferenceRuntime(algorithm, 3, pull, lr=0.2).run(7)
+    first = ReferenceRuntime(algorithm, 3, pull, lr=0.2).run(7, stop_after=stop)
     assert all(len(state) == min(stop + 1, 5) for state in first.states)
-    second = Driver(algorithm, 3, pull, lr=0.2)
+    second = ReferenceRuntime(algorithm, 3, pull, lr=0.2)
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.parameters.copy_(before.parameters)
         here.updates = list(before.updates)

@@ -38,7 +38,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
         staleness_by_bucket(simulated(2, wb.SynchronousSGD()))
     with pytest.raises(ConfigError, match="one gradient"):
         staleness_if_read_first(simulated(2, wb.BackupSGD(backups=0)))
-    with pytest.raises(ConfigError, match="say trace_steps=None"):
+    with pytest.raises(ConfigError, match="set trace_steps=None"):
         staleness_if_read_first(simulated(2, wb.AsyncSGD(), trace_steps=3))
     with pytest.raises(ConfigError, match="simulated"):
         staleness_if_read_first(wb.Run(info={"clock": "wall"}, metrics={}))

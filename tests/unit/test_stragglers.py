@@ -326,7 +326,7 @@ def test_a_name_that_is_none_is_refused_with_the_fix(text: str, fix: str) -> Non
         (lambda: Bimodal(probability=1.5, factor=2), "0 to 1"),
         (lambda: Empirical(values=()), "at least one"),
         (lambda: EmpiricalByRank(rows=((1.0,), ())), "at least one"),
-        (lambda: SlowMachines(), "nobody is slow"),
+        (lambda: SlowMachines(), "no rank is slow"),
         (lambda: SlowMachines(share=0.1), "give both"),
         (lambda: SlowMachines(factor_of=((0, 2.0), (0, 3.0))), "twice"),
         (lambda: SlowMachines(factor_of={0: 0.0}), "above 0"),

@@ -222,7 +222,7 @@ def test_a_record_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="folder of its own"):
         FileRecorder(tmp_path, 0, HEADER)
     write_info(tmp_path, INFO)
-    with pytest.raises(ConfigError, match="folder of its own"):
+    with pytest.raises(ConfigError, match="another folder"):
         Run.load(tmp_path).save(tmp_path)
 
 
@@ -534,5 +534,5 @@ def test_selecting_spans() -> None:
     assert spans.select(steps=slice(2, 4)).table["step"].tolist() == [2, 2, 3, 3]
     assert spans.select(steps=slice(4, None), kinds=["send"]).table["bytes"].tolist() == [8, 8]
     assert len(spans.select(ranks=[1])) == 0 and len(spans.of_rank(0)) == 12
-    with pytest.raises(ValueError, match="plain range"):
+    with pytest.raises(ValueError, match="a range of step numbers"):
         spans.select(steps=slice(-3, None))

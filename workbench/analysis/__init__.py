@@ -1,4 +1,4 @@
-"""Runs -> numbers: overlap, critical path, where a collective's time goes, summaries, time to accuracy, arrivals, staleness, fronts."""
+"""Runs to numbers: overlap, critical path, parts of collectives, summaries, time to accuracy, arrivals, staleness, Pareto fronts."""
 
 from workbench.analysis.arrivals import arrivals
 from workbench.analysis.buckets import bucket_times

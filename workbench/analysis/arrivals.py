@@ -1,4 +1,4 @@
-"""When a server's gradients arrive: the k-th of each update."""
+"""Arrival times of a server's gradients: the k-th gradient of each update."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from workbench.trace.run import Run
 
 
 def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
-    """(updates, gradients) seconds until a server has heard the k-th gradient, k ascending, from the moment the iteration began.
+    """Return seconds from the begin of an iteration to the arrival of its k-th gradient, shape (updates, gradients), k ascending.
 
-    It begins when the last of the servers has made the update before, since a worker needs the parameters of all of them.
+    An iteration begins when the last server has made the previous update, because a worker needs the parameters of
+    all servers.
 
-    Of a server on a rank of its own, whose every gradient is a message, and of the updates whose messages are in the trace. In a
-    run that waits for all workers a row is an iteration; where some are not waited for, those of a row that came are counted.
+    The server must have its own rank, so that every gradient is a message. Only updates whose messages are in the
+    trace are used. In a run that waits for all workers, a row is an iteration. With backup workers, a row holds the
+    gradients that were used.
 
     Args:
-        bucket: which of the servers, by the part of the gradient that it serves.
+        bucket: the server, by its shard of the gradient.
 
     Raises:
-        ConfigError: the run has no such server, or its trace has no updates with as many messages as gradients.
+        ConfigError: the run has no such server, or no update in its trace has as many messages as gradients.
     """
     updates = [row for row in run.updates() if row["bucket"] == bucket]
     if not updates:
-        raise ConfigError(f"bucket={bucket}: no server of this run says when it updated: give a run of a method with servers")
+        raise ConfigError(f"bucket={bucket}: no such server recorded an update: give a run of an algorithm with servers")
     spans = run.spans.of_rank(updates[0]["rank"])
     heard = np.sort(spans.table[spans.is_kind(["recv"])]["end_s"])
     begins = {0: 0.0}
@@ -41,9 +43,9 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
 
 
 def late_together(workers: int, backups: int, share: float) -> float:
-    """How often all but b of p independent workers are there by the moment that has all of them in a `share` of the iterations.
+    """Return how often all but b of p independent workers have arrived by the time by which all arrive in a `share` of iterations.
 
-    F(T)^p = share;   P = sum_{j<=b} C(p, j) (1 - F)^j F^(p-j):   no law of lateness is left in it. Derived here.
+    F(T)^p = share;   P = sum_{j<=b} C(p, j) (1 - F)^j F^(p-j):   it does not depend on the distribution of arrival times. Derived here.
 
     >>> round(late_together(100, 2, 0.3), 2)
     0.88

@@ -1,4 +1,4 @@
-"""What the buckets of layer-wise runs took, from their trace: the numbers that the recurrences of `theory.layerwise` are fed with."""
+"""Times of the buckets of layer-wise runs, from their trace: the input of the recurrences of `theory.layerwise`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketTimes:
-    """Medians over steps, in seconds; buckets in the order of backward. A step's origin is the mean of its begins on all ranks.
+    """Medians over steps, in seconds; buckets in the order of backward.
+
+    A step's origin is the mean of its begins on all ranks.
 
     Attributes:
-        forward_s, backward_s: until the last rank has done its forward, and from then until the last has done its backward: no sum
-            is complete without it.
-        begin_s, end_s: of each bucket's sum, since the step's forward began; it begins when the last rank has come to it and the
-            sum before it has ended.
-        communication_s: of each bucket's sum, from then on.
-        update_s: of each bucket's update; an update of the whole counts for all in equal parts.
-        step_s: from the origin to the end of the last update, mean over ranks.
+        forward_s, backward_s: until the last rank has ended forward; from then until the last rank has ended
+            backward. A sum needs both. begin_s, end_s: of each bucket's sum, since the step's forward began. It
+            begins when the last rank has called it and the previous
+                sum has ended.
+            communication_s: seconds from begin to end of each bucket's sum.
+            update_s: seconds of each bucket's update; an update of all buckets counts in equal parts.
+            step_s: from the origin to the end of the last update, mean over ranks.
     """
 
     forward_s: float
@@ -44,25 +46,28 @@ class BucketTimes:
     step_s: float
 
     def recurrences(self, ready_shares: Sequence[float], order: Order) -> Schedule:
-        """`theory.layerwise` with these seconds; `ready_shares`: after what part of backward each bucket is final, ascending to 1."""
-        from workbench.theory.layerwise import layerwise  # loads torch, which nothing else here needs
+        """Evaluate `theory.layerwise` with these seconds.
+
+        `ready_shares`: the share of backward after which each bucket is final, ascending to 1.
+        """
+        from workbench.theory.layerwise import layerwise  # imported here: it loads torch
 
         parts = np.diff(np.append(0.0, ready_shares)) * self.backward_s
         return layerwise(self.forward_s, parts.tolist(), self.communication_s, self.update_s, order)
 
 
 def bucket_times(run: Run) -> BucketTimes:
-    """Of a run of a method that sums bucket by bucket, by the library's own all-reduce; the first steps are left out.
+    """Return the times of a run that sums bucket by bucket with the library's all-reduce, without the first steps.
 
     Raises:
-        ConfigError: no trace, or its sums are not by buckets.
+        ConfigError: there is no trace, or its sums are not by bucket.
     """
     spans = run.spans
     sums = spans.select(kinds=["all_reduce"]).table
     sums = sums[sums["bucket"] >= 0]
     if not len(sums):
         raise ConfigError(
-            f"run {run.id} has no sums by buckets in its trace: run LayerwiseSGD with the library's all-reduce, and trace_steps"
+            f"run {run.id} has no sums by bucket in its trace: run LayerwiseSGD with the library's all-reduce, and set trace_steps"
         )
     steps = np.unique(sums["step"])
     steps = steps[num_warm_up(len(steps)) :]
@@ -81,7 +86,7 @@ def bucket_times(run: Run) -> BucketTimes:
 
 
 def _step(run: Run, step: int, sums: NDArray[np.void]) -> tuple[Floats, Floats, Floats, Floats]:
-    """(forward, backward, step), and of each bucket begin, end and update, of one step."""
+    """Return (forward, backward, step) of one step, and begin, end and update of each bucket."""
     spans, ranks = run.spans.select(steps=slice(step, step + 1)), np.unique(sums["rank"])
     num_buckets = int(sums["bucket"].max()) + 1
     begin, end = np.full((len(ranks), num_buckets), np.nan), np.full((len(ranks), num_buckets), np.nan)
@@ -96,7 +101,7 @@ def _step(run: Run, step: int, sums: NDArray[np.void]) -> tuple[Floats, Floats, 
             np.add.at(update[row], apply["bucket"], lengths)
         else:
             update[row] = lengths.sum() / num_buckets
-    origin_s, computed_s = marks[:, 0].mean(), marks.max(axis=0)  # ranks' clocks are one
+    origin_s, computed_s = marks[:, 0].mean(), marks.max(axis=0)  # all ranks are on one clock
     phases = np.array([computed_s[1] - origin_s, computed_s[2] - computed_s[1], marks[:, 3].mean() - origin_s])
     ends_s = end.mean(axis=0) - origin_s
     begins_s = np.maximum(begin.max(axis=0) - origin_s, np.append(0.0, np.maximum.accumulate(ends_s)[:-1]))

@@ -1,4 +1,4 @@
-"""The critical path of a step: the chain of spans, over ranks and through messages, that ends it when it ends."""
+"""The critical path of a step: the chain of spans, over ranks and messages, that determines its end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from workbench.trace.kinds import CODES, COMPUTE_KINDS, KINDS
 from workbench.trace.links import COLLECTIVES, meetings
 from workbench.trace.spans import Spans, step_bounds
 
-NOTHING = "nothing"  # what the path is called where no span was recorded
-TOUCHING = 0.01  # of a step: spans that are no farther apart follow each other
-CROSSING = 1e-4  # of a step: spans that overlap by no more do too, and there is nothing between those no farther apart
-_PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end at once: what arrived rather than what was handed over
+NOTHING = "nothing"  # kind of a piece without a recorded span
+TOUCHING = 0.01  # share of a step: spans with a smaller gap follow each other
+CROSSING = 1e-4  # share of a step: tolerance of overlaps and of gaps
+_PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end together, a receive comes before a send
 _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 
 
@@ -28,18 +28,18 @@ _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 class CriticalPath:
     """Pieces of each step's critical path, in order of time; all arrays have one length.
 
-    A step is that of the rank on which it ends last, from its first forward there to that of the next step; its pieces fill
-    that time, but for evaluations in it. The path is followed from the end backwards: a span follows what ended last before it on its
-    lane, or else what its rank received or summed last; what begins in the middle of a backward follows from that. A message, and a
-    collective, begins when the last one has come to it, and there the path goes on; collectives of a lane are worked off one after the
-    other, however early they were asked for.
+    A step ends on the rank that ends it last. It lasts from its first forward there to that of the next step; its
+    pieces fill that time, without evaluations. The path is followed backwards from the end. Before a span comes the
+    last span to end on its lane, or the last receive or sum of its rank. A span that begins within a backward pass
+    follows from it. A message or a collective begins when its last participant arrives, and the path continues on
+    that rank. Collectives of one lane run one after another, however early they were called.
 
     Attributes:
-        step: which.
-        rank: where the path is.
-        kind: what runs there, an index into `KINDS`; -1 where nothing was recorded.
-        start_s, end_s: from when to when it is critical, on rank 0's clock.
-        span: place in the table of spans; -1 where nothing was recorded.
+        step: the step's number.
+        rank: the rank of the piece.
+        kind: what runs there, an index into `KINDS`; -1 if nothing was recorded.
+        start_s, end_s: the critical interval, on rank 0's clock.
+        span: place in the table of spans; -1 if nothing was recorded.
     """
 
     step: Steps
@@ -56,37 +56,37 @@ class CriticalPath:
 
     @property
     def kind_names(self) -> list[str]:
-        """What each piece is."""
+        """The name of each piece's kind."""
         return [KINDS[kind] if kind >= 0 else NOTHING for kind in self.kind.tolist()]
 
     @property
     def compute_share(self) -> float | None:
-        """Share of computation in the paths of all steps; None without any."""
+        """Share of computation in the paths of all steps; None without steps."""
         total_s = float((self.end_s - self.start_s).sum())
         chosen = np.isin(self.kind, list(_COMPUTE))
         return float((self.end_s - self.start_s)[chosen].sum()) / total_s if total_s > 0 else None
 
     def of_steps(self, steps: slice) -> CriticalPath:
-        """The pieces of some steps."""
+        """Return the pieces of some steps."""
         first, last = step_bounds(steps)
         keep = (self.step >= first) & (self.step < last)
         return CriticalPath(**{name: getattr(self, name)[keep] for name in self.__slots__})
 
     def per_step(self) -> dict[int, dict[str, float]]:
-        """step -> kind -> seconds of its path."""
+        """Return step -> kind -> seconds of its path."""
         found: dict[int, dict[str, float]] = {step: {} for step in self.steps}
         for step, kind, length_s in zip(self.step.tolist(), self.kind_names, (self.end_s - self.start_s).tolist(), strict=True):
             found[step][kind] = found[step].get(kind, 0.0) + length_s
         return found
 
     def per_rank(self) -> dict[int, float]:
-        """rank -> its share of all paths, 0 to 1."""
+        """Return rank -> its share of all paths, 0 to 1."""
         lengths_s = self.end_s - self.start_s
         total_s = float(lengths_s.sum()) or 1.0
         return {int(rank): float(lengths_s[self.rank == rank].sum()) / total_s for rank in np.unique(self.rank)}
 
     def table(self) -> Table:
-        """Means over steps, one row a kind, what takes most first."""
+        """Return means over steps, one row for each kind, the largest first."""
         total: dict[tuple[str, int], float] = {}
         for kind, rank, length_s in zip(self.kind_names, self.rank.tolist(), (self.end_s - self.start_s).tolist(), strict=True):
             total[kind, rank] = total.get((kind, rank), 0.0) + length_s
@@ -124,12 +124,12 @@ COLUMNS = (
 
 
 def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None = None) -> CriticalPath:
-    """The critical path of each step.
+    """Return the critical path of each step.
 
     Args:
-        spans: of a run.
+        spans: the spans of a run.
         steps: which steps, as slice(first, one after the last); None for all.
-        ranks: look at these alone; None for all.
+        ranks: use only these; None for all.
 
     Example:
         >>> rows = [("forward", "compute", 0.0, 4.0, 0, -1, 0, -1), ("all_reduce", "comm", 4.0, 6.0, 0, -1, 800, -1)]
@@ -150,7 +150,10 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
 
 
 def _ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
-    """step -> (rank, begin, end) where it ends last; ranks that run no forward (servers) have no say where others do."""
+    """Return step -> (rank, begin, end) of its last end.
+
+    Ranks without forward (servers) count only if no rank has a forward.
+    """
     parts = [spans.of_rank(rank) for rank in spans.ranks]
     forward = [part for part in parts if part.is_kind(["forward"]).any()]
     found: dict[int, tuple[int, float, float]] = {}
@@ -172,29 +175,30 @@ class _Piece(NamedTuple):
 
 @final
 class _Walk:
-    """All that is asked for on the way back: which span of a rank or lane ended last before a time."""
+    """Lookups for the backward walk: the last span of a rank or lane to end before a time."""
 
     def __init__(self, spans: Spans) -> None:
         table = spans.table
         self.kind, self.rank, self.lane, self.start, self.end = (
             np.ascontiguousarray(table[name]) for name in ("kind", "rank", "lane", "start_s", "end_s")
         )
-        self.slack_s = 0.0  # of the step that is followed
-        self.other_side = _last_to_come(table)  # of a collective, and of a message
+        self.slack_s = 0.0  # tolerance in the present step
+        self.other_side = _last_to_come(table)  # the last participant of each collective and message
         sent, received = spans.messages
         self.other_side[received], self.other_side[sent] = sent, received
         self.free = _free_since(table)
         followed = np.flatnonzero(~spans.is_kind(["wait"]))
         preferred = np.array([_PREFERRED.get(kind, 1) for kind in range(len(KINDS))], np.int8)[self.kind]
         followed = followed[np.argsort(preferred[followed], kind="stable")]
-        followed = followed[np.argsort(self.end[followed], kind="stable")]  # by end, then by preference, then by start
+        # by end, then by preference, then by start
+        followed = followed[np.argsort(self.end[followed], kind="stable")]
         self.num_lanes = len(spans.lanes) + 1
         self.of_lane = _Groups(followed, self.rank.astype(np.int64) * self.num_lanes + self.lane, self.end)
         self.of_rank = _Groups(followed, self.rank, self.end)
         self.begun = _Groups(np.flatnonzero(spans.is_kind(COMPUTE_KINDS)), self.rank, self.start)
 
     def back(self, rank: int, begin_s: float, end_s: float) -> list[_Piece]:
-        """The pieces from a time back to another, in order of time; evaluations are left out."""
+        """Return the pieces from `end_s` back to `begin_s`, in order of time, without evaluations."""
         near_s, self.slack_s = TOUCHING * (end_s - begin_s), CROSSING * (end_s - begin_s)
         now_s, pieces, seen, span = end_s, list[_Piece](), set[int](), -1
         while now_s > begin_s:
@@ -214,7 +218,7 @@ class _Walk:
         return [piece for piece in reversed(pieces) if piece.end_s > piece.start_s and piece.kind != evaluate]
 
     def _before(self, rank: int, now_s: float, span: int, near_s: float, seen: set[int]) -> int:
-        """The span that the one which begins now (-1: the step's end) followed on a rank; -1: none."""
+        """Return the span that precedes the one that begins now (-1: the step's end) on a rank; -1: none."""
         latest = self._ended(self.of_rank.get(rank), now_s, seen)
         if span < 0:
             return latest
@@ -226,11 +230,11 @@ class _Walk:
             return latest
         times, begun = self.begun.get(rank)
         place = bisect_right(times, now_s) - 1
-        running = begun[place] if place >= 0 else -1  # a backward that had a bucket ready
+        running = begun[place] if place >= 0 else -1  # a running backward pass that made a bucket ready
         return running if running >= 0 and running not in seen and self.end[running] > now_s else latest
 
     def _ended(self, ordered: tuple[Floats, Steps], now_s: float, seen: set[int]) -> int:
-        """The span that ended last, and was not seen yet; -1: none."""
+        """Return the last span to end that was not visited; -1: none."""
         times, spans = ordered
         place = bisect_right(times, now_s + self.slack_s) - 1
         while place >= 0 and (spans[place] in seen or self.start[spans[place]] > now_s):
@@ -238,7 +242,7 @@ class _Walk:
         return spans[place] if place >= 0 else -1
 
     def _origin(self, span: int, now_s: float) -> tuple[int, float]:
-        """Of a span that the path has come to: who came to it last, and when; for work of one rank alone its own begin."""
+        """Return the rank that arrived last at a span, and when; for local work, its own rank and begin."""
         other = self.other_side[span]
         if self.free[span] < self.start[other] <= min(self.end[span], now_s):
             return other, self.start[other]
@@ -247,22 +251,23 @@ class _Walk:
 
 @final
 class _Groups:
-    """Spans by a group, in each in the order in which they are given, with their times, which ascend."""
+    """Spans by group, each group in the given order, with ascending times."""
 
     def __init__(self, spans: Steps, group: NDArray[Any], times: Floats) -> None:
         groups = group[spans]
         order = np.argsort(groups.astype(np.int16) if len(groups) and groups.max() < 1 << 15 else groups, kind="stable")
-        self._spans, self._groups = spans[order], groups[order]
+        self._spans = spans[order]
+        self._groups = groups[order]
         self._times = times[self._spans]
 
     def get(self, group: int) -> tuple[Floats, Steps]:
-        """A group's times, and of which spans."""
+        """Return a group's times and its spans."""
         first, last = np.searchsorted(self._groups, np.array([group, group + 1], self._groups.dtype))
         return self._times[first:last], self._spans[first:last]
 
 
 def _last_to_come(table: NDArray[Any]) -> Steps:
-    """(N,) of each collective's call, the call of the rank that came to it last; every other span's own place."""
+    """Return, for each call of a collective, the call of the last rank to arrive; for other spans their own place, shape (N,)."""
     places = np.arange(len(table))
     groups = meetings(table)
     calls = np.flatnonzero(groups >= 0)
@@ -276,7 +281,7 @@ def _last_to_come(table: NDArray[Any]) -> Steps:
 
 
 def _free_since(table: NDArray[Any]) -> Floats:
-    """(N,) when each span was at work: its start, and of a collective not before the one asked for before it has ended on its lane."""
+    """Return when each span began to work, shape (N,): its start, but for a collective not before the previous one on its lane ended."""
     free_s = table["start_s"].astype(np.float64)
     calls = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))
     calls = calls[np.lexsort((table["end_s"][calls], table["start_s"][calls], table["lane"][calls], table["rank"][calls]))]

@@ -1,4 +1,4 @@
-"""Runs in formats of other tools: CSV, Parquet, TensorBoard's event files."""
+"""Runs in formats of other tools: CSV, Parquet, TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
-METRICS: dict[str, type] = {  # columns of the metrics, a row for each step or evaluation of each rank
+METRICS: dict[str, type] = {  # columns of the metrics: a row for each step or evaluation of each rank
     "run": str,
     "rank": int,
     "kind": str,  # "step" or "evaluation"
@@ -30,15 +30,16 @@ METRICS: dict[str, type] = {  # columns of the metrics, a row for each step or e
 
 
 def export_runs(rows: Sequence[dict[str, Any]], folder: Path, format: Literal["csv", "parquet", "tensorboard"]) -> list[Path]:
-    """Write runs and their metrics; returns what was written.
+    """Write runs and their metrics; return the written paths.
 
     Args:
-        rows: as of `runs_table`.
-        folder: made if it is not there. "csv" and "parquet" put two files there, runs and metrics; "tensorboard" a folder for each run.
+        rows: rows of `runs_table`.
+        folder: made if missing. "csv" and "parquet" write two files, runs and metrics; "tensorboard" writes a folder
+            for each run.
         format: "csv", "parquet" (needs pyarrow), or "tensorboard" (needs tensorboard).
 
     Raises:
-        ConfigError: a package is missing, or the folder cannot be written; says what to do.
+        ConfigError: a package is missing, or the folder cannot be written; the message says what to do.
     """
     writers = {"csv": _csv, "parquet": _parquet, "tensorboard": _tensorboard}
     if format not in writers:
@@ -54,17 +55,17 @@ def export_runs(rows: Sequence[dict[str, Any]], folder: Path, format: Literal["c
 
 
 def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The metrics of all ranks, flat, with the columns of `METRICS`; None for what a row does not tell."""
+    """Yield the metrics of all ranks, flat, with the columns of `METRICS`; None for values that a row lacks."""
     for rank, rows in sorted(run.metrics.items()):
         for row in rows:
             shares = row.get("evaluation")
-            told = dict(row)
+            values = dict(row)
             if shares is not None:
                 count = shares["count"]
-                told |= {"loss": shares["loss_sum"] / count if count else None, "num_samples": count}
-                told |= {name: shares[name] for name in ("correct", "judged")}
+                values |= {"loss": shares["loss_sum"] / count if count else None, "num_samples": count}
+                values |= {name: shares[name] for name in ("correct", "judged")}
             kind = "step" if shares is None else "evaluation"
-            yield {name: told.get(name) for name in METRICS} | {"run": run.id, "rank": rank, "kind": kind}
+            yield {name: values.get(name) for name in METRICS} | {"run": run.id, "rank": rank, "kind": kind}
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -107,7 +108,7 @@ def _parquet(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _uniform(values: list[Any]) -> list[Any]:
-    """One type a column: numbers as they are, a mixture as words."""
+    """Give a column one type: numbers stay, a mixture becomes text."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) <= 1:
         return values
@@ -125,7 +126,7 @@ def _tensorboard(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     for row in rows:
         run = Run.load(row["folder"])
         place = folder / run.id
-        for path in place.glob("events.out.tfevents.*"):  # of an earlier export: both would be shown as one
+        for path in place.glob("events.out.tfevents.*"):  # from an earlier export: TensorBoard would show both as one
             path.unlink()
         writer = EventFileWriter(str(place))
         try:
@@ -139,7 +140,7 @@ def _tensorboard(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _scalars(run: Run) -> Iterator[tuple[str, int, float, float]]:
-    """(tag, step, value, time) of the run's curves, over all ranks."""
+    """Yield (tag, step, value, time) of the run's curves, over all ranks."""
     created = run.info.get("created")
     begin_s = datetime.fromisoformat(created).timestamp() if created else 0.0
     for row in run.steps():

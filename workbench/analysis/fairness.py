@@ -1,4 +1,4 @@
-"""What a reader of several runs must know: what failed, whose parameters were evaluated, which learning rates do not compare."""
+"""Notes for a comparison of runs: failures, whose parameters were evaluated, learning rates that are not comparable."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from workbench.trace.run import Run
 
-SAME_WITHIN = 1.5  # rates per global batch that differ by less are comparable
+SAME_WITHIN = 1.5  # learning rates per global batch within this factor are comparable
 
 
 def updates_per_batch(run: Run) -> float | None:
-    """How many updates of the parameters a run makes for each global batch, as its record says; None before the first.
+    """Return the number of parameter updates for each global batch, from the run's record; None before the first.
 
-    1 where gradients of all workers are one mean; p where an asynchronous server applies each worker's gradient by itself.
+    It is 1 if the gradients of all workers are averaged, and p if an asynchronous server applies each worker's
+    gradient alone.
     """
     updates = run.updates()
     if not updates:
@@ -24,7 +25,7 @@ def updates_per_batch(run: Run) -> float | None:
 
 
 def learning_rate(run: Run) -> float | None:
-    """Of the run's first step, as its record says."""
+    """Return the learning rate of the run's first step, from its record."""
     for shares in run.rows().values():
         for row in shares.values():
             if isinstance(rate := row.get("lr"), int | float):
@@ -33,7 +34,7 @@ def learning_rate(run: Run) -> float | None:
 
 
 def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """A sentence where runs make different numbers of updates a global batch at learning rates that do not make up for it; else ""."""
+    """Return a sentence if runs differ in updates per global batch and their learning rates do not compensate for it; else ""."""
     known = []
     for run, label in zip(runs, labels, strict=True):
         updates, rate = updates_per_batch(run), learning_rate(run)
@@ -42,20 +43,20 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
     if not known:
         return ""
     base_updates, base_rate, base = min(known, key=lambda one: one[0])
-    told = []
+    sentences = []
     for updates, rate, label in known:
         ratio = updates * rate / (base_updates * base_rate)
         if updates > SAME_WITHIN * base_updates and not 1 / SAME_WITHIN <= ratio <= SAME_WITHIN:
             fair = base_rate * base_updates / updates
-            told.append(
-                f"{label} makes {updates / base_updates:.3g} updates where {base} makes one: at lr={rate:g} beside lr={base_rate:g}, "
+            sentences.append(
+                f"{label} makes {updates / base_updates:.3g} updates where {base} makes one: at lr={rate:g} and lr={base_rate:g}, "
                 f"compare it at about lr={fair:.3g}"
             )
-    return "Learning rates are not comparable. " + "; ".join(told) + "." if told else ""
+    return "Learning rates are not comparable. " + "; ".join(sentences) + "." if sentences else ""
 
 
 def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    """Footnotes of a table of runs: failures, whose parameters are evaluated, what the columns count, learning rates."""
+    """Return the footnotes of a table of runs: failures, whose parameters are evaluated, meanings of columns, learning rates."""
     found = [f"{label}: {run.trouble}" for run, label in zip(runs, labels, strict=True) if run.trouble]
     found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
     found += [f"{label}: {run.evaluated}." for run, label in zip(runs, labels, strict=True) if run.evaluated and run.evaluations()]

@@ -1,4 +1,4 @@
-"""Which of several methods are worth choosing, where less of one thing and more of another are wanted."""
+"""The Pareto front of several algorithms: less of one quantity, more of another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def pareto_front(costs_and_gains: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Those that no other beats: none costs no more and gains no less, and differs; by cost, cheapest first.
+    """Return the names that no other dominates (no more cost, no less gain, and different), the cheapest first.
 
     >>> pareto_front({"quick": (1.0, 0.8), "good": (3.0, 0.9), "slow": (4.0, 0.9), "poor": (2.0, 0.7)})
     ['quick', 'good']

@@ -1,4 +1,4 @@
-"""What legends and tables call runs: the method, and what tells it from the others."""
+"""Labels of runs in legends and tables: the algorithm, and what distinguishes it from the other runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from workbench.trace.run import Run
 
 
 def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[str]:
-    """A label for each run: its method, and of what differs between runs of one label as much as tells them apart.
+    """Return a label for each run: its algorithm, and as many of its settings as distinguish it from runs with the same label.
 
     Args:
-        runs: shown together.
-        repetitions: whether runs that differ in nothing but seed and name get labels of their own, too.
+        runs: the runs that are shown together.
+        repetitions: whether runs that differ only in seed and name also get different labels.
 
     Example:
         >>> runs = [Run(info={"method": {"name": "PipeSGD"}, "num_workers": number}, metrics={}) for number in (4, 64)]
@@ -41,7 +41,7 @@ def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[st
 
 
 def _facts(run: Run, repetitions: bool) -> dict[str, str]:
-    """What may tell a run from another one of its method, the most telling first."""
+    """Return facts that may distinguish a run from others of its algorithm, the most informative first."""
     info = run.info
     settings = info.get("settings") or {}
     found = {name: str(value) for name, value in ((info.get("method") or {}).get("settings") or {}).items() if isinstance(value, str)}

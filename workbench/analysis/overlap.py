@@ -1,4 +1,4 @@
-"""How much of the communication was hidden behind computation: interval arithmetic on spans."""
+"""How much communication was hidden behind computation: interval arithmetic on spans."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Steps = NDArray[np.int64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Overlap:
-    """Where each rank's time went, one entry a rank and step; all arrays have one length.
+    """The parts of each rank's time, one entry for each rank and step; all arrays have one length.
 
-    A step of a rank is the time from the start of its first forward of that step to that of the next (the last step ends with
-    its last span), whatever the spans in it are labelled: communication of step 3 that runs during step 4 counts there.
-    Time spent evaluating belongs to no step.
+    A step of a rank lasts from the start of its first forward to that of the next step; the last step ends with its
+    last span. The step number of a span does not matter: communication of step 3 that runs during step 4 counts in
+    step 4. Evaluation belongs to no step.
 
     Attributes:
-        rank, step: whose, and when.
+        rank, step: the entry's rank and step.
         window_s: the step's length.
-        compute_s: forward, backward or apply was running (union of the spans).
-        communication_s: communication was running, or its encoding, decoding or summing (union).
-        hidden_s: both at once.
-        exposed_s: communication but no computation.
-        idle_s: neither.
+        compute_s: time in which forward, backward or apply runs (union of the spans).
+        communication_s: time in which communication runs, or its encoding, decoding or summing (union).
+        hidden_s: time in which both run.
+        exposed_s: time in which communication runs and computation does not.
+        idle_s: time in which neither runs.
     """
 
     rank: Steps
@@ -47,29 +47,32 @@ class Overlap:
 
     @property
     def num_steps(self) -> int:
-        """Steps, counted once for every rank that took them."""
+        """Number of steps, counted once for every rank that took them."""
         return len(self.step)
 
     @property
     def fraction(self) -> float | None:
-        """Hidden share of all communication, 0 to 1; None when there was none."""
+        """Hidden share of all communication, 0 to 1; None without communication."""
         communication_s = float(self.communication_s.sum())
         return float(self.hidden_s.sum()) / communication_s if communication_s > 0 else None
 
     def per_step(self) -> dict[str, float]:
-        """Means over ranks and steps, in seconds: step, compute, hidden, exposed, idle; empty without steps."""
+        """Return means over ranks and steps, in seconds: step, compute, hidden, exposed, idle.
+
+        It is empty without steps.
+        """
         if not self.num_steps:
             return {}
         names = ("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s")
         return {name: float(getattr(self, name).mean()) for name in names}
 
     def of_rank(self, rank: int) -> Overlap:
-        """One rank's entries."""
+        """Return one rank's entries."""
         keep = self.rank == rank
         return Overlap(**{name: getattr(self, name)[keep] for name in self.__slots__})
 
     def table(self) -> Table:
-        """Means a step, one row a rank and one for all."""
+        """Return means over steps: one row for each rank and one for all."""
         rows = []
         for rank in [*np.unique(self.rank).tolist(), None]:
             part = self if rank is None else self.of_rank(rank)
@@ -99,12 +102,12 @@ OVERLAP_COLUMNS = (
 
 
 def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None = None) -> Overlap:
-    """Hidden and exposed communication, idle time and computation of each rank and step.
+    """Return hidden and exposed communication, idle time and computation of each rank and step.
 
     Args:
-        spans: of a run.
+        spans: the spans of a run.
         steps: which steps, as slice(first, one after the last); None for all.
-        ranks: whose; None for all.
+        ranks: which ranks; None for all.
 
     Example:
         >>> rows = [("forward", "compute", 0.0, 4.0, 0, -1, 0, -1), ("all_reduce", "comm", 3.0, 5.0, 0, -1, 800, -1)]
@@ -132,33 +135,33 @@ def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | Non
 
 
 def step_windows(spans: Spans) -> tuple[Steps, Floats]:
-    """One rank's steps (S,), ascending in time, and the bounds (S + 1,) in seconds of their windows.
+    """Return one rank's steps (S,), ascending in time, and the bounds (S + 1,) of their windows in seconds.
 
-    A step begins with its first forward; on a rank that runs none (a server), with its first span.
+    A step begins with its first forward; on a rank without forward (a server), with its first span.
     """
     keep = (spans.table["step"] >= 0) & ~spans.is_kind(["evaluate"])
     table, forward = spans.table[keep], spans.is_kind(["forward"])[keep]
     if not len(table):
         return np.zeros(0, np.int64), np.zeros(0)
     begins = table[forward] if forward.any() else table
-    steps, first = np.unique(begins["step"], return_index=True)  # sorted by start, so the first found is the earliest
+    steps, first = np.unique(begins["step"], return_index=True)  # sorted by start, so the first one is the earliest
     starts = begins["start_s"][first]
     order = np.argsort(starts, kind="stable")
     return steps[order].astype(np.int64), np.append(starts[order], table["end_s"].max())
 
 
 def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
-    """One rank's columns of `Overlap`, in the order of its fields."""
+    """Return one rank's columns of `Overlap`, in the order of its fields."""
     steps, bounds = step_windows(spans)
     if not len(steps):
         return (np.zeros(0),) * 8
 
     def seconds_of(*groups: Iterable[str]) -> Floats:
-        """Seconds of each window in which a span of one of these kinds was running."""
+        """Return the seconds of each window in which a span of one of these kinds runs."""
         chosen = spans.table[spans.is_kind([kind for group in groups for kind in group])]
         return np.diff(measure_before(bounds, *union(chosen["start_s"], chosen["end_s"])))
 
-    # With E the time spent evaluating: |A without E| = |A or E| - |E|, and |A and B| = |A| + |B| - |A or B|.
+    # With E the evaluation time: |A without E| = |A or E| - |E|, and |A and B| = |A| + |B| - |A or B|.
     evaluation = ("evaluate",)
     evaluate_s = seconds_of(evaluation)
     window_s = np.diff(bounds) - evaluate_s
@@ -166,12 +169,12 @@ def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
     communication_s = seconds_of(COMMUNICATION_KINDS, evaluation) - evaluate_s
     either_s = seconds_of(COMPUTE_KINDS, COMMUNICATION_KINDS, evaluation) - evaluate_s
     lengths = (window_s, compute_s, communication_s, compute_s + communication_s - either_s, either_s - compute_s, window_s - either_s)
-    # differences of sums: what should be 0 comes out as +-1e-13 s, below what any clock tells apart
+    # differences of sums: a 0 may come out as +-1e-13 s, below the resolution of any clock
     return (np.full(len(steps), spans.table["rank"][0]), steps, *(np.where(length > 1e-12, length, 0.0) for length in lengths))
 
 
 def union(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
-    """Starts and ends of the disjoint intervals, ascending, that cover the same as these (N,) intervals.
+    """Return starts and ends of disjoint ascending intervals that cover the same times as these (N,) intervals.
 
     >>> union(np.array([0.0, 4.0, 1.0]), np.array([2.0, 5.0, 3.0]))
     (array([0., 4.]), array([3., 5.]))
@@ -183,7 +186,7 @@ def union(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
 
 
 def measure_before(at_s: Floats, start_s: Floats, end_s: Floats) -> Floats:
-    """(M,) how many seconds of disjoint ascending intervals lie before each of (M,) times.
+    """Return how many seconds of disjoint ascending intervals lie before each of the times, shape (M,).
 
     >>> measure_before(np.array([0.0, 2.0, 9.0]), np.array([1.0, 4.0]), np.array([3.0, 5.0]))
     array([0., 1., 3.])
@@ -191,7 +194,8 @@ def measure_before(at_s: Floats, start_s: Floats, end_s: Floats) -> Floats:
     if not len(start_s):
         return np.zeros(len(at_s))
     total = np.append(0.0, np.cumsum(end_s - start_s))
-    begun = np.searchsorted(start_s, at_s, side="right")  # intervals that have begun by then; the last may be running
+    # number of intervals that have begun; the last may be running
+    begun = np.searchsorted(start_s, at_s, side="right")
     running = np.maximum(begun - 1, 0)
     rest = np.where(begun > 0, np.maximum(end_s[running] - at_s, 0.0), 0.0)
     return total[begun] - rest

@@ -1,4 +1,4 @@
-"""Where a collective's time goes: waiting for the sender, on the wire, decoding, summing, encoding."""
+"""The parts of a collective's time: waiting for the sender, wire, decoding, summing, encoding."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ WORK = ("decode", "sum", "encode")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Parts:
-    """Seconds of each rank's messages and of the work on them, one entry a rank; all arrays have one length.
+    """Seconds of each rank's messages and of the work on them, one entry for each rank; all arrays have one length.
 
-    A receive waits until its sender begins to send, and is on the wire from then to its end. Each entry is the time in which at
-    least one span was in that part; parts that ran at once (a chunk is summed while the next is on the wire) each count in full.
-    A send's time is its receiver's. A library's own all-reduce is of one piece and in none of these.
+    A receive waits until its sender begins to send; from then to its end it is on the wire. Each entry is the time in
+    which at least one span was in that part. Parts that run at the same time (a chunk is summed while the next is on
+    the wire) each count in full. A send's time is its receiver's. A library's own all-reduce is one piece and is not
+    counted here.
 
     Attributes:
-        rank: whose.
-        wait_s: receiving from a rank that was not sending yet.
-        wire_s: receiving from one that was; all of a receive whose send was not recorded.
-        decode_s, sum_s, encode_s: of local work.
-        note: why all is 0, where the trace holds no message and no work on one; a table shows it.
+        rank: the entry's rank.
+        wait_s: receives from a rank that has not yet begun to send.
+        wire_s: receives from a rank that sends; also a receive whose send was not recorded.
+        decode_s, sum_s, encode_s: local work.
+        note: why all entries are 0, if the trace holds no message and no work on one; a table shows it.
     """
 
     rank: Steps
@@ -41,15 +42,15 @@ class Parts:
     note: str = ""
 
     def total(self) -> dict[str, float]:
-        """Each part's seconds, over all ranks."""
+        """Return each part's seconds, summed over ranks."""
         return {name: float(getattr(self, name).sum()) for name in PART_NAMES}
 
     def of_rank(self, rank: int) -> dict[str, float]:
-        """One rank's seconds of each part; 0 where it has no spans."""
+        """Return one rank's seconds of each part; 0 if it has no spans."""
         return {name: float(getattr(self, name)[self.rank == rank].sum()) for name in PART_NAMES}
 
     def table(self) -> Table:
-        """One row a rank and, if there are any, the mean over ranks."""
+        """Return one row for each rank and, if there are any, the mean over ranks."""
         rows: list[dict[str, Any]] = [{"rank": rank, **self.of_rank(rank)} for rank in self.rank.tolist()]
         if rows:
             rows.append({"rank": "mean", **{name: value / len(self.rank) for name, value in self.total().items()}})
@@ -67,18 +68,18 @@ class Parts:
 PART_NAMES = ("wait_s", "wire_s", "decode_s", "sum_s", "encode_s")
 NO_MESSAGES = (
     "This trace holds no message and no work on one: its collectives are the library's own, or it is a torch profile, which shows "
-    "each as one piece (see overlap). Parts are of runs with a collective of workbench.collectives, such as Ring()"
+    "each collective as one piece (see overlap). Use a run with a collective of workbench.collectives, such as Ring()"
 )
 PART_COLUMNS = (Column("rank", "rank"), *(Column(name, name.removesuffix("_s"), seconds) for name in PART_NAMES))
 
 
 def parts(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None = None) -> Parts:
-    """Seconds of waiting, wire, decoding, summing and encoding of each rank.
+    """Return seconds of waiting, wire, decoding, summing and encoding of each rank.
 
     Args:
-        spans: of a run.
+        spans: the spans of a run.
         steps: which steps, as slice(first, one after the last); None for all.
-        ranks: whose; None for all.
+        ranks: which ranks; None for all.
 
     Example:
         >>> sender = Spans.from_rows(0, [("send", "comm", 3.0, 5.0, 0, -1, 800, 1)])
@@ -106,7 +107,7 @@ def parts(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None 
 
 
 def _sending_since(spans: Spans) -> Floats:
-    """(N,) for each receive when its sender began to send; -inf where no send was recorded."""
+    """Return when the sender of each receive began to send, shape (N,); -inf if no send was recorded."""
     table = spans.table
     begins = np.full(len(table), -np.inf)
     sent, received = spans.messages

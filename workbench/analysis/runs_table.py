@@ -1,4 +1,4 @@
-"""The runs of a store as a table: one flat row a run, chosen by conditions, sorted, with the columns one asks for."""
+"""The runs of a store as a table: one flat row for each run, selected by conditions, sorted, with chosen columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
 from workbench.trace.store import OVER, StoredRun, list_runs, runs_root
 
-RESULTS = ("steps", "accuracy", "loss", "train_loss", "seconds", "samples", "bytes_sent")  # what metrics tell
+RESULTS = ("steps", "accuracy", "loss", "train_loss", "seconds", "samples", "bytes_sent")  # computed from the metrics
 BASE = ("run", "status", "created", "method", "label", "problem", "runtime", "workers", "optimizer", "sweep", "cell", "error", "folder")
 SHOWN = ("run", "status", "label", "problem", "runtime", "workers", "seed", "steps", "accuracy", "loss", "seconds")
 TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
@@ -41,14 +41,14 @@ ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
 )
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-MOST_TOLD = 8  # failures below a table
+MOST_TOLD = 8  # failures listed below a table
 RESULTS_NAME = ".results.jsonl"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`key sign value`: =, !=, <, <=, >, >= or ~ (holds the words)."""
+    """`key sign value`, with the sign =, !=, <, <=, >, >= or ~ (contains)."""
 
     key: str
     sign: str
@@ -56,23 +56,23 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """A condition as written on the command line.
+        """Parse a condition as written on the command line.
 
         >>> Condition.parse("workers>=4"), Condition.parse("method=pipe-sgd").value
         (Condition(key='workers', sign='>=', value=4), 'pipe-sgd')
 
         Raises:
-            ConfigError: it has no sign.
+            ConfigError: there is no sign.
         """
         found = CONDITION.fullmatch(text)
         if not found:
             raise ConfigError(
-                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of a word, such as workers>=4"
+                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of the text, such as workers>=4"
             )
         return cls(found[1].replace("-", "_"), "=" if found[2] == "==" else found[2], parse_value(found[3]))
 
     def holds(self, row: dict[str, Any]) -> bool:
-        """Whether a row meets it; a row that has no such value meets only `!=` and `=none`."""
+        """Return whether a row meets the condition; a row without the value meets only `!=` and `=none`."""
         value = row.get(self.key)
         if self.sign in ("=", "!="):
             return self._same(value) == (self.sign == "=")
@@ -102,20 +102,20 @@ def runs_table(
     limit: int | None = None,
     root: Path | None = None,
 ) -> Table:
-    """Runs of a store, one a row; `rows` hold everything that is known of each.
+    """Return the runs of a store, one a row; `rows` hold all known values of each.
 
     Args:
-        where: conditions that all must hold, such as "method=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
-        since: made within so long, "2d", "3h", or since a date, "2026-11-21".
-        sweep: of the sweep of this name.
-        sort: a key, the least first; "-accuracy" for the greatest first. Runs that have no such value, or NaN, come behind all others.
-        columns: which to show; those of `workbench runs` by default, seeds only where they are needed.
-        limit: at most so many: the last ones of the least first, the first ones of the greatest first; runs without a value only
-            where those with one are fewer.
+        where: conditions that must all hold, such as "method=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
+        since: only runs since an age, "2d", "3h", or since a date, "2026-11-21".
+        sweep: only runs of the sweep with this name.
+        sort: a key, ascending; "-accuracy" sorts descending. Runs without the value, or with NaN, come last.
+        columns: which to show; by default those of `workbench runs`, with seeds only if they differ.
+        limit: largest number of runs: the last ones if ascending, the first ones if descending. Runs without a value
+            fill up only if there are too few others.
         root: the store; None for `runs_root()`.
 
     Raises:
-        ConfigError: a condition that cannot be read, or a key that no run has.
+        ConfigError: a condition that cannot be parsed, or a key that no run has.
     """
     root = Path(root) if root is not None else runs_root()
     listing = list_runs(root)
@@ -140,26 +140,26 @@ def runs_table(
 
 
 def _troubles(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Of the last of these runs that failed: the step each reached, and its error with the rank."""
+    """For the last failed runs, return the step each reached, and its error with the rank."""
     failed = [row for row in rows if row["status"] in ("failed", "killed", "lost")]
     found = [f"and {len(failed) - MOST_TOLD} more that failed"] if len(failed) > MOST_TOLD else []
     for row in failed[-MOST_TOLD:]:
         try:
             found.append(f"{row['run']}: {Run.load(Path(row['folder'])).trouble or row['status']}")
-        except (OSError, WorkbenchError):  # removed meanwhile
+        except (OSError, WorkbenchError):  # removed in the meantime
             found.append(f"{row['run']}: {row['status']}")
     return tuple(found)
 
 
 def row_of(run: StoredRun) -> dict[str, Any]:
-    """What `run.json` tells of a run, flat: settings of the method as "set.width", those of the run by their own names."""
+    """Return the entries of `run.json`, flat: settings of the algorithm as "set.width", settings of the run by their own names."""
     info = run.info
-    method, problem, sweep = (info.get(name) or {} for name in ("method", "problem", "sweep"))
+    algorithm, problem, sweep = (info.get(name) or {} for name in ("method", "problem", "sweep"))
     own = {
         "run": run.id,
         "status": run.status,
         "created": info.get("created"),
-        "method": method.get("name"),
+        "method": algorithm.get("name"),
         "label": Run(info=info, metrics={}).label,
         "problem": problem.get("name"),
         "runtime": info.get("runtime"),
@@ -169,18 +169,21 @@ def row_of(run: StoredRun) -> dict[str, Any]:
         "error": info.get("error"),
         "folder": str(run.folder),
     }
-    settings = {f"set.{name}": value for name, value in (method.get("settings") or {}).items()}
+    settings = {f"set.{name}": value for name, value in (algorithm.get("settings") or {}).items()}
     return {**(info.get("settings") or {}), **settings, **own, "optimizer": problem.get("optimizer")}
 
 
 def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, Any]]:
-    """The rows with what the runs' metrics tell; kept in a cache, which may be removed at any time, since metrics are long."""
+    """Add the values computed from the runs' metrics.
+
+    They are cached, because metrics are long; the cache may be removed at any time.
+    """
     rows = list(rows)
     index = Index(root / RESULTS_NAME)
     found = []
     for row in rows:
         if "train_loss" in row:
-            found.append(row)  # has them
+            found.append(row)  # already has them
             continue
         folder = Path(row["folder"])
         states = [state for path in _sources(folder) if (state := state_of(path))]
@@ -202,14 +205,14 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Steps taken; accuracy and loss of the last evaluation; training loss, the mean over the last tenth of the steps; seconds of
+    """Return steps taken; accuracy and loss of the last evaluation; training loss, mean over the last tenth of the steps.
 
-    training; samples; bytes sent by all ranks. None for what was not recorded.
+    Further: seconds of training; samples; bytes sent by all ranks. None for values that were not recorded.
     """
     try:
         run = Run.load(folder)
         steps, evaluations = run.steps(), run.evaluations()
-    except (OSError, KeyError, TypeError, ValueError):  # removed meanwhile, or of a stranger's making
+    except (OSError, KeyError, TypeError, ValueError):  # removed in the meantime, or not a run
         return dict.fromkeys(RESULTS)
     last = steps[-1] if steps else {}
     final = evaluations[-1] if evaluations else {}
@@ -234,7 +237,7 @@ def _made(row: dict[str, Any]) -> datetime:
 
 
 def _moment(since: str | None) -> datetime | None:
-    """The moment that "2d" or a date stands for."""
+    """Return the time that "2d" or a date means."""
     if since is None:
         return None
     age = AGE.fullmatch(since.strip())
@@ -248,7 +251,7 @@ def _moment(since: str | None) -> datetime | None:
 
 
 def _in_order(rows: list[dict[str, Any]], key: str, greatest_first: bool, limit: int | None) -> list[dict[str, Any]]:
-    """As `runs_table` describes it for `sort` and `limit`."""
+    """Sort and limit rows as `runs_table` describes."""
     have = [row for row in rows if not _is_nothing(row.get(key))]
     have.sort(key=lambda row: _rank(row[key]), reverse=greatest_first)
     lack = [row for row in rows if _is_nothing(row.get(key))]
@@ -263,7 +266,8 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Numbers before words."""
+    """Sort numbers before words."""
     if isinstance(value, int | float):
-        return (0, max(-sys.float_info.max, min(sys.float_info.max, value)), "")  # a whole number may be larger than any float
+        # an integer may be larger than any float
+        return (0, max(-sys.float_info.max, min(sys.float_info.max, value)), "")
     return (1, 0.0, str(value))

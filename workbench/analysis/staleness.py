@@ -1,4 +1,4 @@
-"""How stale gradients were, bucket by bucket: as servers recorded it, and as if parameters were read when a step begins."""
+"""Staleness of gradients, bucket by bucket: as servers recorded it, and as if parameters were read when a step begins."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ Whole = NDArray[np.int64]
 
 
 def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
-    """Bucket -> staleness of each gradient that servers applied, in updates of that bucket, in order.
+    """Return bucket -> staleness of each gradient that servers applied, in updates of that bucket, in order.
 
     Args:
-        skip: part of each bucket's updates, at the beginning, that do not count: at first nobody is late.
+        skip: share of each bucket's updates at the beginning that does not count: at first no gradient is stale.
 
     Raises:
-        ConfigError: no server recorded anything.
+        ConfigError: no server recorded an update.
     """
     return {bucket: _rest([value for row in rows for value in row["staleness"]], skip) for bucket, rows in _by_bucket(run).items()}
 
 
 def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
-    """The same where a worker reads all parameters at the beginning of a step, and not each bucket in answer to its push.
+    """Return the same if a worker read all parameters at the beginning of a step, not each bucket in reply to its push.
 
-    Counted from the record of one simulated run: updates of the bucket between the beginning of the worker's step and the
-    use of its gradient. Where parameters take no time to travel, the other way to read changes no time, so this is what it
-    would have been; otherwise a read is counted when the step begins, not earlier, when it is sent.
+    It counts the bucket's updates between the beginning of the worker's step and the use of its gradient, in the
+    record of one simulated run. If parameters take no time to travel, reading earlier changes no time, so the count
+    is exact. Otherwise a read is counted when the step begins, not earlier when it is sent.
 
     Raises:
-        ConfigError: a run of real ranks, whose clocks are not one; spans of some steps only; an update of several gradients.
+        ConfigError: a run on real ranks, whose clocks differ; spans of some steps only; an update with several
+            gradients.
     """
     if run.info.get("clock") != "virtual":
         raise ConfigError("reads are counted on one clock: give a simulated run")
@@ -41,7 +42,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]
     found = {}
     for bucket, rows in _by_bucket(run).items():
         if any(len(row["sources"]) != 1 for row in rows):
-            raise ConfigError("reads are counted where every update takes one gradient: give a run of AsyncSGD without a cutoff")
+            raise ConfigError("reads are counted if every update takes one gradient: give a run of AsyncSGD without a cutoff")
         ends = np.array([row["seconds"] for row in rows])
         taken: dict[int, int] = {}
         counted = []
@@ -50,7 +51,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]
             step = taken.get(source, 0)
             taken[source] = step + 1
             if step >= len(began.get(source, ())):
-                raise ConfigError("spans of all steps are needed: say trace_steps=None")
+                raise ConfigError("spans of all steps are needed: set trace_steps=None")
             counted.append(position - int(np.searchsorted(ends, began[source][step], side="right")))
         found[bucket] = _rest(counted, skip)
     return found
@@ -61,12 +62,12 @@ def _by_bucket(run: Run) -> dict[int, list[dict[str, Any]]]:
     for row in run.updates():
         rows.setdefault(row["bucket"], []).append(row)
     if not rows:
-        raise ConfigError("no server recorded an update: give a run of a method with parameter servers")
+        raise ConfigError("no server recorded an update: give a run of an algorithm with parameter servers")
     return dict(sorted(rows.items()))
 
 
 def _beginnings(run: Run) -> dict[int, NDArray[np.float64]]:
-    """rank -> when each of its steps began, by its first forward span."""
+    """Return rank -> the begin of each of its steps, by its first forward span."""
     table = run.spans.table[run.spans.kind_names == "forward"]
     found = {}
     for rank in np.unique(table["rank"]).tolist():

@@ -1,4 +1,4 @@
-"""A run in one row, and several runs side by side."""
+"""A run in one row, and a comparison of several runs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from workbench.analysis.parts import Parts, parts
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
 from workbench.trace.run import Run, as_runs
 
-WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most ten of them, do not count as usual steps
+WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most ten, is the warm-up
 
 
 def run_overlap(run: Run, steps: slice | None = None) -> Overlap:
-    """Hidden and exposed communication and idle time of a run, by rank and step."""
+    """Return hidden and exposed communication and idle time of a run, by rank and step."""
     return overlap(run.spans, steps)
 
 
 def run_critical_path(run: Run, steps: slice | None = None) -> CriticalPath:
-    """The chain of spans, over ranks and through messages, that ends each step of a run."""
+    """Return the chain of spans, over ranks and messages, that ends each step of a run."""
     return critical_path(run.spans, steps)
 
 
 def run_parts(run: Run, steps: slice | None = None) -> Parts:
-    """Seconds of waiting, wire, decoding, summing and encoding of a run's messages, by rank."""
+    """Return seconds of waiting, wire, decoding, summing and encoding of a run's messages, by rank."""
     return parts(run.spans, steps)
 
 
 def trace_coverage(run: Run) -> str:
-    """Which steps the trace holds, where it does not hold all of them; "" where it does, or where nothing was traced."""
+    """Return which steps the trace covers, if not all; "" if it covers all, or if there is no trace."""
     first = (run.info.get("settings") or {}).get("trace_steps")
     num_steps = 1 + max((row["step"] for rows in run.metrics.values() for row in rows), default=-1)
     traced = run.spans.table["step"]
@@ -47,20 +47,23 @@ def trace_coverage(run: Run) -> str:
 
 
 def steady_overlap(run: Run) -> Overlap:
-    """The same, without the first steps of the trace (`num_warm_up`), which may cover a part of the run only."""
+    """Return the overlap without the warm-up steps of the trace (`num_warm_up`).
+
+    The trace may cover a part of the run only.
+    """
     steps = np.unique(run.spans.table["step"])
     steps = steps[steps >= 0]
     return run_overlap(run, slice(int(steps[num_warm_up(len(steps))]), None) if len(steps) else None)
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """A run in plain values, fit for JSON; None for what was not recorded.
+    """Return a run as plain values, fit for JSON; None for values that were not recorded.
 
-    Keys: method, settings, problem, runtime, workers, status, clock, steps (taken), accuracy and loss (of the last evaluation on
-    the test data), train_loss (mean over the last tenth of the steps), seconds (of training, without evaluation),
-    step_seconds_median (see `step_seconds`), samples, bytes_sent (all ranks), staleness_max, overlap (hidden share of the
-    communication), and the means a step and rank step_s, compute_s, hidden_s, exposed_s, idle_s (over the same
-    steps as the median), run (its name), folder.
+    Keys: method, settings, problem, runtime, workers, status, clock, steps (taken), accuracy and loss (of the last
+    evaluation on the test data), train_loss (mean over the last tenth of the steps), seconds (of training, without
+    evaluation), step_seconds_median (see `step_seconds`), samples, bytes_sent (all ranks), staleness_max, overlap
+    (hidden share of the communication), and the means for each step and rank step_s, compute_s, hidden_s, exposed_s,
+    idle_s (over the same steps as the median), run (its name), folder.
     """
     info, steps, evaluations = run.info, run.steps(), run.evaluations()
     last = steps[-1] if steps else {}
@@ -86,7 +89,8 @@ def summary(run: Run) -> dict[str, Any]:
         "seconds": last.get("seconds"),
         "step_seconds_median": float(np.median(times)) if len(times) else None,
         "samples": last.get("samples"),
-        "bytes_sent": max((row["bytes_sent"] for row in (last, final) if row), default=None),  # what was in flight at the last step counts
+        # includes messages in flight at the last step
+        "bytes_sent": max((row["bytes_sent"] for row in (last, final) if row), default=None),
         "staleness_max": max(stale) if stale else None,
         "overlap": found.fraction,
         "step_s": means.get("window_s"),
@@ -97,7 +101,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def num_warm_up(num_steps: int) -> int:
-    """How many steps at the beginning are slower than usual (allocations, connections): the first tenth, 1 to 10 of them.
+    """Return how many first steps are slower than usual (allocations, connections): the first tenth, 1 to 10 of them.
 
     >>> [num_warm_up(steps) for steps in (1, 2, 50, 1000)]
     [0, 1, 5, 10]
@@ -106,7 +110,7 @@ def num_warm_up(num_steps: int) -> int:
 
 
 def step_seconds(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(N,) durations of steps after the warm-up, of all ranks: differences of consecutive rows, which leave evaluation out."""
+    """Return durations of the steps after the warm-up, of all ranks, shape (N,): differences of consecutive rows, without evaluation."""
     found: list[float] = []
     for rows in run.metrics.values():
         ends = [(row["step"], row["seconds"]) for row in rows if "evaluation" not in row]
@@ -116,21 +120,23 @@ def step_seconds(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def time_to(run: Run, y: Literal["accuracy", "test_loss"], target: float) -> dict[str, Any] | None:
-    """The first evaluation that meets the target (accuracy at least, test loss at most): step, seconds, samples,
-    bytes_sent, test_loss, accuracy. None when none does."""
+    """Return the first evaluation that meets the target (accuracy at least, test loss at most), or None.
+
+    Keys: step, seconds, samples, bytes_sent, test_loss, accuracy.
+    """
     sign = 1 if y == "accuracy" else -1
     met = (row for row in run.evaluations() if row[y] is not None and sign * row[y] >= sign * target)
     return next(met, None)
 
 
 def time_to_accuracy(run: Run, target: float) -> float | None:
-    """Seconds of training until an evaluation first shows at least this accuracy (0 to 1); None if none does."""
+    """Return training seconds until an evaluation first reaches this accuracy (0 to 1); None if none does."""
     met = time_to(run, "accuracy", target)
     return met["seconds"] if met else None
 
 
 def time_to_loss(run: Run, target: float) -> float | None:
-    """Seconds of training until an evaluation first shows at most this test loss; None if none does."""
+    """Return training seconds until an evaluation first reaches this test loss; None if none does."""
     met = time_to(run, "test_loss", target)
     return met["seconds"] if met else None
 
@@ -167,11 +173,11 @@ class Comparison(Table):
     runs: tuple[Run, ...] = ()
 
     def time_to_accuracy(self, target: float) -> Table:
-        """When each run's evaluation first showed at least this accuracy (0 to 1); None where it never did."""
+        """Return when each run's evaluation first reached this accuracy (0 to 1); None if it never did."""
         return self._time_to("accuracy", target, f"First evaluation with accuracy of at least {percent(target)}")
 
     def time_to_loss(self, target: float) -> Table:
-        """When each run's evaluation first showed at most this test loss; None where it never did."""
+        """Return when each run's evaluation first reached this test loss; None if it never did."""
         return self._time_to("test_loss", target, f"First evaluation with test loss of at most {target:g}")
 
     def _time_to(self, y: Literal["accuracy", "test_loss"], target: float, caption: str) -> Table:
@@ -184,7 +190,7 @@ class Comparison(Table):
 
 
 def compare(runs: Iterable[Run]) -> Comparison:
-    """A table of several runs.
+    """Return a table of several runs.
 
     Example:
         >>> print(compare([Run(info={"method": {"name": "PipeSGD"}}, metrics={})]).rows[0]["steps"])

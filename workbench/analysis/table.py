@@ -13,7 +13,7 @@ MISSING = "\N{EN DASH}"
 
 
 def seconds(value: float) -> str:
-    """Three digits and a unit.
+    """Format seconds with three digits and a unit.
 
     >>> seconds(0.01234), seconds(75.0), seconds(0)
     ('12.3 ms', '75.0 s', '0 s')
@@ -25,7 +25,7 @@ def seconds(value: float) -> str:
 
 
 def ago(value: float) -> str:
-    """Seconds since then.
+    """Format the time since an event.
 
     >>> ago(0.4), ago(1.25), ago(75.2)
     ('now', '1.2 s ago', '75 s ago')
@@ -36,7 +36,7 @@ def ago(value: float) -> str:
 
 
 def num_bytes(value: float) -> str:
-    """Three digits and a unit of powers of 1000.
+    """Format bytes with three digits and a unit of powers of 1000.
 
     >>> num_bytes(1.6e6), num_bytes(12)
     ('1.60 MB', '12 B')
@@ -48,7 +48,7 @@ def num_bytes(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as per cent.
+    """Format a share as per cent.
 
     >>> percent(0.9581)
     '95.8 %'
@@ -57,7 +57,7 @@ def percent(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, whole above 1000.
+    """Format three significant digits, whole numbers above 1000.
 
     >>> three_digits(9.996), three_digits(0.5), three_digits(2345.6), three_digits(0)
     ('10.0', '0.500', '2346', '0.00')
@@ -69,7 +69,7 @@ def three_digits(value: float) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey, such as a name that clears the screen."""
+    """Remove control characters that a terminal would obey, such as a name that clears the screen."""
     return (
         text
         if text.isprintable()
@@ -80,7 +80,7 @@ def _printable(text: str) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: the rows' key, its title, how a value is written."""
+    """A column: the key in the rows, its title, and its format."""
 
     key: str
     title: str
@@ -89,7 +89,7 @@ class Column:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Rows with columns; `rows` holds the exact values (None where there is none), the columns say how they are shown.
+    """Rows with columns. `rows` holds the exact values (None if missing); the columns say how they are shown.
 
     >>> print(Table([{"method": "PipeSGD", "step_s": 0.0125}], (Column("method", "method"), Column("step_s", "step", seconds))))
     method   step
@@ -112,7 +112,7 @@ class Table:
         return self.rows[index]
 
     def cells(self) -> list[list[str]]:
-        """The text of every cell; an en dash for a missing value."""
+        """Return the text of every cell; an en dash for a missing value."""
         return [[MISSING if row.get(column.key) is None else column.text(row[column.key]) for column in self.columns] for row in self.rows]
 
     def __str__(self) -> str:
@@ -122,12 +122,13 @@ class Table:
         text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
         return "\n".join([self.caption] * bool(self.caption) + text + [_printable(note) for note in self.footnotes])
 
-    __repr__ = __str__  # what a notebook keeps of a cell beside the HTML
+    __repr__ = __str__  # a notebook stores it next to the HTML
 
     def _repr_html_(self) -> str:
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
         head = "".join(f"<th style='padding: 2px 8px'>{html.escape(column.title)}</th>" for column in self.columns)
-        cell = "<td style='white-space: nowrap; padding: 2px 8px'>{}</td>"  # on the cell itself: JupyterLab styles cells, not tables
+        # on the cell itself: JupyterLab styles cells, not tables
+        cell = "<td style='white-space: nowrap; padding: 2px 8px'>{}</td>"
         body = "".join(f"<tr>{''.join(cell.format(html.escape(text)) for text in line)}</tr>" for line in self.cells())
         notes = "".join(f"<p style='margin: 2px 8px'><small>{html.escape(note)}</small></p>" for note in self.footnotes)
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"

@@ -1,6 +1,7 @@
-"""Benchmarks: what is measured beside a peer or a physical limit, in one run, as ratios with their spread.
+"""Benchmarks: measurements next to a peer or a physical limit, in one run, as ratios with their spread.
 
-Each benchmark is a module with `ABOUT` and `run(how)`, which yields `rows.Row`s as it measures them; `NAMES` lists them.
+Each benchmark is a module with `ABOUT` and `run(how)`, which yields `rows.Row`s as it measures them; `NAMES` lists
+them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 # Name on the command line and in records -> what it measures. In reading order.
 NAMES = {
-    "step": "step times beside torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
-    "wire": "step times on hosts whose network takes from half to four times the compute, beside the limit, and time to a loss",
-    "collectives": "all-reduces beside the library's own, and beside the wire of an emulated network",
-    "overheads": "many small parameters beside torch DDP, a request, a trace, memory, a notebook that drives and looks",
-    "checkpoints": "steps with checkpoints written beside them, beside steps without",
-    "codecs": "bytes of float32 values a second that each codec encodes, decodes and sums, beside a copy of them",
+    "step": "step times compared with torch DDP, a flat all-reduce after backward and an mpi4py loop; loopback",
+    "wire": "step times on hosts whose network takes from half to four times the compute, compared with the limit, and time to a loss",
+    "collectives": "all-reduces compared with the library's own, and with the wire of an emulated network",
+    "overheads": "many small parameters compared with torch DDP, a request, a trace, memory, a notebook that drives a run or follows it",
+    "checkpoints": "steps while checkpoints are written, compared with steps without",
+    "codecs": "bytes of float32 values a second that each codec encodes, decodes and sums, compared with a copy of them",
     "start": "time to import, to the first word of help, and to four ranks that are ready",
     "spans": "a trace of a million spans: read, analysed and drawn, on one core",
 }
@@ -32,13 +33,13 @@ NAMES = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a benchmark is run.
+    """How to run a benchmark.
 
     Attributes:
-        rounds: pairs of measurements a ratio.
-        ranks: numbers of ranks; empty for those of the benchmark itself.
-        only: measure cases whose name contains one of these words; empty for all.
-        say: is told what goes on.
+        rounds: number of pairs of measurements for a ratio.
+            ranks: numbers of ranks; empty for the benchmark's own.
+            only: measure cases whose name contains one of these words; empty for all.
+            say: called with progress messages.
     """
 
     rounds: int = 30
@@ -51,7 +52,7 @@ class How:
             raise ConfigError(f"rounds={self.rounds}, ranks={list(self.ranks)}: one round or more, two ranks or more")
 
     def wanted(self, case: str) -> bool:
-        """Whether a case is to be measured.
+        """Return whether to measure a case.
 
         >>> How(only=("mlp",)).wanted("50 MB MLP, 2 ranks")
         True
@@ -60,11 +61,11 @@ class How:
 
 
 def run(name: str, how: How) -> Iterator[Row]:
-    """Measure; yields a row as soon as it is known.
+    """Measure; yield each row as soon as it is known.
 
     Raises:
-        ConfigError: no such benchmark.
-        LaunchError: its ranks, or its emulated network, cannot be had here.
+        ConfigError: unknown benchmark.
+            LaunchError: its ranks, or its emulated network, cannot be started here.
     """
     if name not in NAMES:
         raise unknown("benchmark", name, NAMES)

@@ -1,4 +1,4 @@
-"""One rank's collectives without a training around them: what a synchronous method waits for."""
+"""One rank's collectives without a training: what a synchronous algorithm waits for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sums:
     """Answers collectives' requests as a training's interpreter does, and with it.
 
     Args:
-        num_bytes: of the longest sum that will be asked for.
+        num_bytes: size of the longest sum.
     """
 
     def __init__(self, transport: Transport, num_bytes: float = LONG_BYTES) -> None:
@@ -46,7 +46,7 @@ class Sums:
         self._interpreter.advance(self._program(collective, value))
 
     def repeat(self, collective: Collective, value: Tensor, times: int) -> None:
-        """The same sum so many times, by one program."""
+        """Repeat the sum, in one program."""
         self._interpreter.advance(self._programs(collective, value, times))
 
     def _programs(self, collective: Collective, value: Tensor, times: int) -> Program:

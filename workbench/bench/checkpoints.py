@@ -1,4 +1,4 @@
-"""What checkpoints cost a training: steps with one written beside them now and then, beside steps without."""
+"""The cost of checkpoints: steps while one is written now and then, next to steps without."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 from workbench.bench import How
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.runtimes.rank.main import RuntimeName
 
 RANKS = (2,)
 CASES: dict[str, dict[str, Any]] = {"12 MB MLP": {"megabytes": 12}, "50 MB MLP": {"megabytes": 50}}
-EVERY: dict[str, tuple[int, ...]] = {"12 MB MLP": (20, 50), "50 MB MLP": (20,)}  # steps a checkpoint, and a block
-BATCH_SIZE = 256  # a step of the larger takes some 0.2 s on a core
+# steps between checkpoints, and of a block
+EVERY: dict[str, tuple[int, ...]] = {"12 MB MLP": (20, 50), "50 MB MLP": (20,)}
+BATCH_SIZE = 256  # a step of the larger takes about 0.2 s on a core
 ASKED = 1.02
 
 
 def run(how: How) -> Iterator[Row]:
-    """Synchronous SGD with momentum, on gloo."""
+    """Run synchronous SGD with momentum, on gloo."""
     for number in how.ranks or RANKS:
         for case in CASES:
             title = f"{case}, {number} ranks, gloo"
@@ -32,12 +33,12 @@ def run(how: How) -> Iterator[Row]:
                 for every in EVERY[case]:
                     times = there.call(on_rank, case, every, how.rounds)[0]
                     what = f"synchronous, a checkpoint every {every} steps"
-                    yield beside(times["kept"], times["not"], case=title, what=what, over="without", below=ASKED)
-            yield beside(times["copied"], times["not"], case=title, what="the copy alone, once a step", over="a step", kind="peer")
+                    yield compare(times["kept"], times["not"], case=title, what=what, over="without", below=ASKED)
+            yield compare(times["copied"], times["not"], case=title, what="the copy alone, once a step", over="a step", kind="peer")
 
 
 def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step each way in each round, the slowest rank's: a block holds one checkpoint, until it is on the disk."""
+    """Return seconds of a step for each way and round, of the slowest rank: a block has one checkpoint, until it is on the disk."""
     from functools import partial
 
     import torch
@@ -61,14 +62,14 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     settings = Settings(
         steps=10**9, batch_size=BATCH_SIZE, optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9), checkpoint_every=every
     )
-    method = SynchronousSGD()
+    algorithm = SynchronousSGD()
     worker = LocalTraining(
-        method, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device
+        algorithm, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device
     )
     interpreter = Interpreter(transport, worker.replica, NullRecorder(), worker.minibatch, timeout_s=settings.timeout_s)
     writer = CheckpointWriter(worker, interpreter, Path(folder))
     interpreter.context = Context(transport.rank, transport.num_workers, layout=worker.replica.layout)
-    program = method.worker(interpreter.context)
+    program = algorithm.worker(interpreter.context)
     snapshot = StagingBuffers()
     last = EndStep(-1)
 
@@ -80,12 +81,12 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
         for number in range(every):
             step()
             if kept and number == 0:
-                writer.keep(method, last, last.step)
+                writer.keep(algorithm, last, last.step)
         if kept:
             writer.finish_writing()
 
     def copy() -> None:
-        snapshot.take(take_checkpoint(method, worker.replica, transport.num_workers, last, {}, worker.sampler))
+        snapshot.take(take_checkpoint(algorithm, worker.replica, transport.num_workers, last, {}, worker.sampler))
 
     ways: dict[str, Step] = {"not": partial(block, kept=False), "kept": partial(block, kept=True), "copied": copy}
     times = alternate(ways, rounds, meet=meet, slowest=slowest)

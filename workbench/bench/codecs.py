@@ -1,4 +1,4 @@
-"""Codecs beside a copy: bytes of float32 values a second on one thread, encoded, decoded, and summed on the way."""
+"""Codecs next to a copy: bytes of float32 values a second on one thread, encoded, decoded, and summed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from workbench.bench import How
 from workbench.bench.paired import Step, alternate
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.codecs import QSGD, Codec, Linear8, SharedInt, Sign, TopK, Truncate16
 from workbench.units import MB
 
-SIZES_MB = {25: 1, 1: 20}  # -> how many times in a row
+SIZES_MB = {25: 1, 1: 20}  # -> repetitions in a row
 ASKED_MB = 25
-CODECS: dict[Codec, float | None] = {  # -> share of a copy's speed that is asked of it
+CODECS: dict[Codec, float | None] = {  # -> required share of a copy's speed
     Truncate16(): 1 / 2,
     Truncate16(rounding="nearest"): 1 / 2,
     Linear8(): 1 / 3,
@@ -32,13 +32,17 @@ CODECS: dict[Codec, float | None] = {  # -> share of a copy's speed that is aske
 }
 GPU = torch.device("cuda")
 GPU_SIZES_MB = {256: 20, 25: 100}
-GPU_ASKED_MB = 256  # a shorter copy lies in a large cache, and is over sooner than its successor is queued
-GPU_ASKED = {"encode": 0.8, "decode": 0.8, "decode, sum and encode": 0.8}  # to sum halves is to move 10 bytes a value, a copy moves 8
+GPU_ASKED_MB = 256  # a shorter copy fits in a large cache, and ends before the next one is queued
+# summing halves moves 10 bytes a value, a copy moves 8
+GPU_ASKED = {"encode": 0.8, "decode": 0.8, "decode, sum and encode": 0.8}
 COPY = "a copy of the same bytes"
 
 
 def run(how: How) -> Iterator[Row]:
-    """Each codec at each size; what is encoded anew in a ring's hops is also summed on the way. With a GPU, those that have kernels."""
+    """Measure each codec at each size; codecs that re-encode in a ring's hops also by their sums.
+
+    With a GPU, those with kernels.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,7 +59,7 @@ def run(how: How) -> Iterator[Row]:
 
 
 def _on_gpu(how: How, name: str) -> Iterator[Row]:
-    """What is queued in a row is waited for once, as a copy's is."""
+    """Measure on a GPU: operations queued in a row are waited for once, as copies are."""
     for size_mb, in_a_row in GPU_SIZES_MB.items():
         for codec in (Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024)):
             case = f"{size_mb} MB, {codec!r}, GPU: {name}"
@@ -72,14 +76,17 @@ def _queue(step: Step, in_a_row: int) -> None:
 
 
 def _speeds(times: dict[str, list[float]], case: str, num_bytes: float, asked: Mapping[str, float | None]) -> Iterator[Row]:
-    """What each way does a second, beside the copy."""
+    """Yield the speed of each operation, next to the copy."""
     speeds = {name: [num_bytes / taken for taken in column] for name, column in times.items()}
     for name in list(speeds)[1:]:
-        yield beside(speeds[name], speeds[COPY], case=case, what=name, over=COPY, unit="B/s", kind="limit", above=asked.get(name))
+        yield compare(speeds[name], speeds[COPY], case=case, what=name, over=COPY, unit="B/s", kind="limit", above=asked.get(name))
 
 
 def steps_of(codec: Codec, numel: int, device: torch.device | None = None) -> dict[str, Step]:
-    """A copy of so many values, and what the codec does with them; all memory is there beforehand. On a processor by default."""
+    """Return a copy of `numel` values, and the codec's operations on them; all memory exists in advance.
+
+    Default: on a CPU.
+    """
     noise = torch.Generator(device or "cpu").manual_seed(0)
     values = torch.randn(numel, generator=noise, device=device)
     out, total, given = torch.empty_like(values), values.clone(), noise if codec.stochastic else None

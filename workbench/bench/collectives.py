@@ -1,4 +1,4 @@
-"""All-reduces: ours beside the library's own called directly, and beside the wire; in the foreground, as synchronous methods wait."""
+"""All-reduces next to the library's own, called directly, and next to the wire; in the foreground, as synchronous algorithms wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 from workbench.bench import How
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.clusters.emulated.rates import parse_rate
 from workbench.clusters.launchers.choose import RuntimeName
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 RANKS = (2, 3, 4, 8)
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes
 RATE = "1gbit"
-NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers are late by more than the usual burst
-WIRE_RANKS, WIRE_BYTES = (2, 4), (1 << 20, 1 << 24, 1 << 26)  # where the wire binds
-WIRE_SHARE = {"torch": 0.97, "mpi": 0.95}  # of the rate, asked from SHARE_FROM on
+NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers can be late by more than the usual burst
+WIRE_RANKS, WIRE_BYTES = (2, 4), (1 << 20, 1 << 24, 1 << 26)  # cases in which the wire is the bound
+WIRE_SHARE = {"torch": 0.97, "mpi": 0.95}  # required share of the rate, from SHARE_FROM on
 SHARE_FROM = 1 << 24
-NEVER_UNDER = 1.05  # Auto, over the library's own
-ROUND_S = 6.0  # of one case; long sums are measured in fewer rounds
-SECOND_MPI = Path(sys.prefix) / "opt" / "mpich"  # where `make test` puts one that does not disturb the first
-WIRE_ROUNDS = 10  # at most, of a case on the emulated network
+NEVER_UNDER = 1.05  # required of Auto, over the library's own
+ROUND_S = 6.0  # seconds for one case; long sums are measured in fewer rounds
+SECOND_MPI = Path(sys.prefix) / "opt" / "mpich"  # where `make test` installs a second MPI
+WIRE_ROUNDS = 10  # most rounds of a case on the emulated network
 
 
 def run(how: How) -> Iterator[Row]:
-    """On this machine, then on an emulated network where that can be had."""
+    """Measure on this machine, then on an emulated network if there is one."""
     there = libraries()
     for library in there:
         for number in how.ranks or RANKS:
@@ -56,7 +56,7 @@ def run(how: How) -> Iterator[Row]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """What carries the bytes; `mpi` says which MPI."""
+    """The library that sends the bytes; `mpi` says which MPI."""
 
     name: str
     runtime: RuntimeName
@@ -64,7 +64,7 @@ class Library:
 
 
 def libraries() -> list[Library]:
-    """gloo, the MPI that would be used, and a second one if there is."""
+    """Return gloo, the default MPI, and a second one if there is one."""
     found = [Library(name="gloo", runtime="torch")]
     for prefix in (None, SECOND_MPI):
         with suppress(LaunchError):
@@ -88,7 +88,7 @@ def _cases(how: How, library: Library, number: int, launcher: str, sizes: tuple[
 
 
 def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a sum of each kind in each round: the slowest rank's."""
+    """Return seconds of a sum of each kind in each round, of the slowest rank."""
     import torch
 
     from workbench import collectives
@@ -125,11 +125,11 @@ def _library(runtime: RuntimeName) -> Callable[..., object]:
 
 
 def rows_of(title: str, times: dict[str, list[float]], library: Library, number: int, size: int, launcher: str) -> Iterator[Row]:
-    """Times over the library's; and, where there is a wire, bytes a second over what it carries, as nccl-tests counts them."""
+    """Yield times over the library's; and, with a wire, bytes a second over its rate, counted as nccl-tests does."""
     own = f"{library.name}'s own all-reduce, called directly"
     for name, taken in times.items():
         if name != "library":
-            yield beside(taken, times["library"], case=title, what=name, over=own, below=NEVER_UNDER if name == "auto" else None)
+            yield compare(taken, times["library"], case=title, what=name, over=own, below=NEVER_UNDER if name == "auto" else None)
     if launcher == "local":
         return
     carried = parse_rate(RATE) / 8 * PAYLOAD
@@ -139,7 +139,7 @@ def rows_of(title: str, times: dict[str, list[float]], library: Library, number:
         rates = [sent / seconds for seconds in taken]
         over = f"{RATE} less headers"
         what = own if name == "library" else name
-        yield beside(rates, carried, case=title, what=what, over=over, kind="limit", unit="B/s", above=asked)
+        yield compare(rates, carried, case=title, what=what, over=over, kind="limit", unit="B/s", above=asked)
 
 
 def _words(size: int) -> str:

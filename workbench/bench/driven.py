@@ -1,4 +1,4 @@
-"""What it costs a step that a notebook drives its ranks, and that the notebook follows their metrics."""
+"""The cost of a notebook that drives its ranks, and of one that follows their metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.bench import How
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from workbench.trace.run import Run
 
 DRIVEN, FOLLOWED = 1.01, 1.005
-STEP_S = 20e-3  # about what a step takes
-STEPS, PROBE_STEPS, WARM_STEPS = 150, 60, 20  # of a run that is timed; of one that says how long a step is; of those that do not count
-WINDOW_S = 2.0  # of a run, in which somebody looks, or nobody does
-LIMIT_S = 900.0  # of a run, hundreds of times what it should take
-LAST_BYTES = 4096  # of a record of metrics, in which its last row lies
-METHOD, PROBLEM, PROBE_BATCH = "synchronous-sgd", "wide-mlp", 32
-MEGABYTES = 2  # of its gradient
+STEP_S = 20e-3  # approximate time of a step
+STEPS, PROBE_STEPS, WARM_STEPS = 150, 60, 20  # steps of a timed run; of a run that measures a step; of the warm-up
+WINDOW_S = 2.0  # part of a run in which it is followed, or not
+LIMIT_S = 900.0  # for a run, hundreds of times the expected time
+LAST_BYTES = 4096  # end of a metrics file, which holds its last row
+ALGORITHM, PROBLEM, PROBE_BATCH = "synchronous-sgd", "wide-mlp", 32
+MEGABYTES = 2  # size of its gradient
 
 
 def run(number: int, how: How) -> Iterator[Row]:
-    """Both, on the same MPI engines."""
+    """Measure both, on the same MPI engines."""
     from workbench.clusters import Cluster
 
     by_cluster, looked_at = (f"{words}, {number} ranks, MPI" for words in ("a driven step", "a followed step"))
@@ -45,16 +45,16 @@ def run(number: int, how: How) -> Iterator[Row]:
         if how.wanted(by_cluster):
             times = driven(cluster, Path(folder), batch_size, how.rounds, how.say)
             over = "mpiexec workbench train"
-            yield beside(times["ours"], times["bare"], case=by_cluster, what="Cluster.train", over=over, below=DRIVEN)
+            yield compare(times["ours"], times["bare"], case=by_cluster, what="Cluster.train", over=over, below=DRIVEN)
         if how.wanted(looked_at):
             times = followed(cluster, batch_size, how.rounds)
             what, over = "curves drawn live", "nobody looks"
-            yield beside(times["followed"], times["alone"], case=looked_at, what=what, over=over, below=FOLLOWED)
+            yield compare(times["followed"], times["alone"], case=looked_at, what=what, over=over, below=FOLLOWED)
 
 
 @contextmanager
 def runs_in(folder: str) -> Iterator[None]:
-    """Runs go to a folder within the block."""
+    """Store runs in a folder within the block."""
     before = os.environ.get("WORKBENCH_RUNS")
     os.environ["WORKBENCH_RUNS"] = folder
     try:
@@ -66,13 +66,12 @@ def runs_in(folder: str) -> Iterator[None]:
 
 
 def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """Median seconds of a step in runs on the engines and in runs under a bare mpiexec, in turn; a first round does not count."""
+    """Return median seconds of a step on the engines and under a bare mpiexec, in turn; a first round does not count."""
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
     from workbench.trace.run import Run
 
-    words = (
-        f"train {METHOD} --problem {PROBLEM} --option megabytes={MEGABYTES:g} --steps {STEPS} --batch-size {batch_size} --evaluate-every 0"
-    )
+    what = f"{ALGORITHM} --problem {PROBLEM} --option megabytes={MEGABYTES:g}"
+    words = f"train {what} --steps {STEPS} --batch-size {batch_size} --evaluate-every 0"
     command, env = mpiexec_command(find_mpi(), cluster.num_ranks, [sys.executable, "-m", "workbench", *words.split()])
 
     def ours() -> float:
@@ -97,7 +96,10 @@ def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Ca
 
 
 def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[float]]:
-    """Mean seconds of a step of one run, while its curves are drawn and while nobody looks, in turn. All but a browser's part."""
+    """Return mean seconds of a step of one run, with its curves drawn and without, in turn.
+
+    The browser's part is not included.
+    """
     from workbench.plots.live import INTERVAL_S, LiveCurves
     from workbench.trace.follow import Follower
 
@@ -118,7 +120,7 @@ def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[f
     give_up_s = time.monotonic() + LIMIT_S
     while newest(handle.folder)[0] < WARM_STEPS:
         if handle.done or time.monotonic() > give_up_s:
-            handle.stop().wait(LIMIT_S)  # raises what went wrong, if anything did
+            handle.stop().wait(LIMIT_S)  # raises the run's error, if there was one
             raise LaunchError(f"the training to be followed has not taken {WARM_STEPS} steps: see {handle.folder}")
         time.sleep(INTERVAL_S)
     for round_ in range(rounds + 1):
@@ -133,18 +135,18 @@ def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[f
 def _train(cluster: Cluster, steps: int, batch_size: int) -> RunHandle:
     from workbench import algorithms, problems
 
-    method, problem = algorithms.get(METHOD), problems.get(PROBLEM, megabytes=MEGABYTES)
-    return cluster.train(method, problem, steps=steps, batch_size=batch_size, evaluate_every=0)
+    algorithm, problem = algorithms.get(ALGORITHM), problems.get(PROBLEM, megabytes=MEGABYTES)
+    return cluster.train(algorithm, problem, steps=steps, batch_size=batch_size, evaluate_every=0)
 
 
 def _batch_size(cluster: Cluster) -> int:
-    """Of which a step takes about `STEP_S` or more."""
+    """Return a batch size whose step takes about `STEP_S` or more."""
     probe_s = _step_s(_train(cluster, PROBE_STEPS, PROBE_BATCH).wait(LIMIT_S).run)
     return PROBE_BATCH * max(1, math.ceil(STEP_S / probe_s))
 
 
 def _step_s(run: Run) -> float:
-    """Median seconds of a step of rank 0."""
+    """Return median seconds of a step of rank 0."""
     import numpy as np
 
     seconds = [row["seconds"] for row in run.metrics[0] if "loss" in row]
@@ -152,7 +154,7 @@ def _step_s(run: Run) -> float:
 
 
 def newest(folder: Path) -> tuple[int, float]:
-    """Rank 0's newest step, and the seconds of training until its end; step -1 before there is one."""
+    """Return rank 0's newest step, and the seconds of training until its end; step -1 before the first."""
     from workbench.trace.recorder import metrics_name
 
     path = folder / metrics_name(0)

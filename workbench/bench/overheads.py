@@ -1,4 +1,4 @@
-"""What our machinery costs where nothing else takes long: small parameters, requests, traces, memory, notebooks."""
+"""Overheads: small parameters, requests, traces, memory, notebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.bench import How, driven
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.clusters.launchers.choose import RuntimeName
 from workbench.units import MB
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 RANKS = (2,)
 MANY, EACH = 1000, 64  # parameters, numbers in each
-MANY_ASKED = 1.10  # over DDP's step
+MANY_ASKED = 1.10  # required, over DDP's step
 REQUEST_S = 5e-6
 REQUESTS = 2000  # timed together
-TRACED, TRACED_STEP_S = 1.01, 10e-3  # of a step that takes so long
-TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # of steps of it, a round; of steps that take next to nothing, timed together
-MEMORY_MB = 64  # of a gradient
+TRACED, TRACED_STEP_S = 1.01, 10e-3  # required ratio, for a step of this length
+TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # blocks of such steps in a round; short steps timed together
+MEMORY_MB = 64  # size of a gradient
 MEMORY_STEPS = 6
-SLACK = 0.1  # of a gradient, that a count of memory may be off
+SLACK = 0.1  # share of a gradient by which a memory count may be off
 
 
 def run(how: How) -> Iterator[Row]:
-    """Small parameters, traces and memory on gloo ranks; notebooks on MPI ranks; requests and records in this process."""
+    """Measure small parameters, traces and memory on gloo ranks; notebooks on MPI ranks; requests and records in this process."""
     if how.wanted("a request"):
         taken = alternate({"request": _requests()}, how.rounds)["request"]
         each = [seconds / REQUESTS for seconds in taken]
         over = f"{1e6 * REQUEST_S:g} µs allowed"
-        yield beside(each, REQUEST_S, case="a request", what="foreground all-reduce of one process", over=over, kind="limit", below=1.0)
+        yield compare(each, REQUEST_S, case="a request", what="foreground all-reduce of one process", over=over, kind="limit", below=1.0)
     if how.wanted("a record"):
         times, allowed_s = recorded(how.rounds), (TRACED - 1) * TRACED_STEP_S
         more = [recorded_s - not_s for recorded_s, not_s in zip(times["recorded"], times["not"], strict=True)]
         over = f"{1e6 * allowed_s:g} µs allowed, 1 % of {1e3 * TRACED_STEP_S:g} ms"
-        yield beside(
+        yield compare(
             more, allowed_s, case="a record", what="of a step of one process, metrics and trace", over=over, kind="limit", below=1.0
         )
     for number in how.ranks or RANKS:
@@ -57,10 +57,10 @@ def run(how: How) -> Iterator[Row]:
                 if how.wanted(small):
                     times = there.call(many_on_rank, how.rounds)[0]
                     for what in ("synchronous", "layer-wise"):
-                        yield beside(times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED)
+                        yield compare(times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED)
                 if how.wanted(traced):
                     times = there.call(traced_on_rank, TRACED_BLOCKS * how.rounds)[0]
-                    yield beside(
+                    yield compare(
                         times["traced"], times["not"], case=traced, what="synchronous, recorded", over="not recorded", below=TRACED
                     )
         if how.wanted(memory):
@@ -69,7 +69,7 @@ def run(how: How) -> Iterator[Row]:
 
 
 def _requests() -> Step:
-    """Many requests of a program, answered by an interpreter whose library does nothing."""
+    """Return many requests of a program, answered by an interpreter with an empty library."""
     import torch
 
     from workbench.bench.alone import Sums
@@ -80,7 +80,7 @@ def _requests() -> Step:
 
 
 def recorded(rounds: int) -> dict[str, list[float]]:
-    """Steps of one process in which next to nothing is computed, with a record and without."""
+    """Time steps of one process with almost no compute, with a record and without."""
     import torch
 
     from workbench.algorithms import SynchronousSGD
@@ -113,7 +113,7 @@ def _on_gloo(folder: str, runtime: RuntimeName) -> tuple[Any, Callable[[], objec
 
 
 def many_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
-    """Steps of a model of many small parameters: hooks, buckets and views, and little else."""
+    """Time steps of a model with many small parameters: mostly hooks, buckets and views."""
     import torch
 
     from workbench.algorithms import LayerwiseSGD, SynchronousSGD
@@ -125,8 +125,8 @@ def many_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, li
     models = [_many() for _ in range(3)]
     steps: dict[str, Step] = {"torch DDP": peers.ddp_step(models[0], lambda model: model(inputs), 25)}
     trainers = []
-    for model, (name, method) in zip(models[1:], {"synchronous": SynchronousSGD(), "layer-wise": LayerwiseSGD()}.items(), strict=True):
-        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), method))
+    for model, (name, algorithm) in zip(models[1:], {"synchronous": SynchronousSGD(), "layer-wise": LayerwiseSGD()}.items(), strict=True):
+        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), algorithm))
         steps[name] = partial(trainers[-1].step, partial(model, inputs))
     times = alternate(steps, rounds, meet=meet, slowest=slowest)
     for trainer in trainers:
@@ -153,7 +153,7 @@ def _many() -> nn.Module:
 
 
 def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
-    """Steps of about 10 ms, with and without a record."""
+    """Time steps of about 10 ms, with and without a record."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -185,7 +185,7 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
 
 
 def _memory(case: str, number: int) -> Iterator[Row]:
-    """Of a rank that trains by each, in fresh ranks: what is its own after some steps, in gradients beyond DDP's."""
+    """Measure the memory of a rank that trains by each algorithm, in fresh ranks, in gradients beyond DDP's."""
     found = {}
     for what in ("torch DDP", "synchronous", "PipeSGD, K = 2"):
         with ranks(number, "torch") as there:
@@ -194,11 +194,11 @@ def _memory(case: str, number: int) -> Iterator[Row]:
         beyond = (found[what] - found["torch DDP"]) / (MEMORY_MB * MB)
         allowed = gradients + SLACK
         over = f"{allowed:g} gradients beyond torch DDP's allowed"
-        yield beside([beyond], allowed, case=case, what=what, over=over, kind="limit", unit="1", below=1.0)
+        yield compare([beyond], allowed, case=case, what=what, over=over, kind="limit", unit="1", below=1.0)
 
 
 def memory_on_rank(runtime: RuntimeName, folder: str, what: str) -> float:
-    """Bytes that this process has for itself more than before it trained."""
+    """Return this process's own bytes, minus those before it trained."""
     import psutil
     import torch
     from torch.nn.functional import cross_entropy
@@ -218,8 +218,8 @@ def memory_on_rank(runtime: RuntimeName, folder: str, what: str) -> float:
     if what == "torch DDP":
         step: Step = peers.ddp_step(model, lambda net: cross_entropy(net(x), y), 25)
     else:
-        method: Algorithm = SynchronousSGD() if what == "synchronous" else PipeSGD(width=2)
-        trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), method)
+        algorithm: Algorithm = SynchronousSGD() if what == "synchronous" else PipeSGD(width=2)
+        trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), algorithm)
         step = partial(trainer.step, lambda: cross_entropy(model(x), y))
     for _ in range(MEMORY_STEPS):
         step()

@@ -1,4 +1,4 @@
-"""Measurements in pairs: every way once a round, in an order that turns from round to round."""
+"""Paired measurements: every way once in a round, in an order that rotates from round to round."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ def alternate(
     settle: Callable[[], object] = lambda: None,
     slowest: Callable[[float], float] = float,
 ) -> dict[str, list[float]]:
-    """Seconds of a step of each way, one number a round.
+    """Return seconds of a step of each way, one number for each round.
 
-    Whatever drifts in the machine (its clock, its neighbours) touches all ways of a round alike, and no way always comes behind the
-    same one.
+    A drift of the machine (its clock, its neighbours) affects all ways of a round, and no way always follows the same
+    one.
 
     Args:
         steps: way -> one step of it.
-        block: how many steps in a row are timed together; of each way, if they differ.
+        block: number of consecutive steps that are timed together; for each way, if they differ.
         warm: rounds before the first that counts.
-        lead: steps before each block that do not count: of a method that has something under way from step to step, the block then
-            begins and ends with as much of it.
-        meet: called before each block, for ranks to begin together.
-        settle: called after each block, behind its time: to wait for what a method has under way, which would be on the next one's wire.
-        slowest: of this rank's seconds makes those of the slowest rank.
+        lead: uncounted steps before each block. If an algorithm has work in flight from step to step, the block then
+            begins and ends with the same amount.
+        meet: called before each block, so that ranks begin together.
+        settle: called after each block, after its time: waits for work in flight, which would otherwise use the next
+            block's wire.
+        slowest: converts this rank's seconds to those of the slowest rank.
     """
     names = list(steps)
     times: dict[str, list[float]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""The peers: one step of training as other programs make it, at their best. Nothing here is ours but the loop."""
+"""The peers: one training step as other programs do it, at their best. Only the loop is ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LR = 1e-3
 def ddp_step(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: float, hook: tuple[Any, Any] | None = None, *, lr: float = LR
 ) -> Step:
-    """torch DDP with gradients as views of its buckets and a static graph.
+    """Return a step of torch DDP with gradients as views of its buckets and a static graph.
 
     Args:
         hook: state and function of a communication hook, registered with it.
@@ -36,16 +36,17 @@ def ddp_step(
 
 
 def fp16_hook() -> tuple[Any, Any]:
-    """DDP's hook that sums 16-bit floating-point numbers."""
+    """Return DDP's hook that sums 16-bit floating-point numbers."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return None, default_hooks.fp16_compress_hook
 
 
 def power_sgd_hook(rank: int) -> tuple[Any, Any]:
-    """DDP's hook of PowerSGD with error feedback and a warm start, from its third step on: DDP orders its buckets anew before.
+    """Return DDP's PowerSGD hook with error feedback and warm start, from its third step on: DDP reorders its buckets before.
 
-    To be given one bucket: of several, ranks start the sums that follow sums in other orders, and gloo aborts.
+    Use it with one bucket: with several, ranks start the sums that follow other sums in different orders, and gloo
+    aborts.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -53,7 +54,7 @@ def power_sgd_hook(rank: int) -> tuple[Any, Any]:
 
 
 def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:
-    """Gradients as views of one buffer, which is summed behind backward and divided: what one writes by hand."""
+    """Return a step with gradients as views of one buffer, which is summed after backward and divided: a hand-written loop."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
     begin = 0
@@ -72,18 +73,18 @@ def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce:
 
 
 def gloo_mean(flat: Tensor) -> None:
-    """torch.distributed's all-reduce of its default group, and the division."""
+    """Sum by torch.distributed's all-reduce of its default group, and divide."""
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
 
 
 def gloo_sum(flat: Tensor) -> None:
-    """torch.distributed's all-reduce of its default group."""
+    """Sum by torch.distributed's all-reduce of its default group."""
     dist.all_reduce(flat)
 
 
 def mpi_sum() -> Callable[[Tensor], object]:
-    """mpi4py's `Allreduce` in place."""
+    """Return mpi4py's `Allreduce` in place."""
     from mpi4py import MPI
 
     views: dict[int, Any] = {}
@@ -95,7 +96,7 @@ def mpi_sum() -> Callable[[Tensor], object]:
 
 
 def mpi_mean() -> Callable[[Tensor], object]:
-    """mpi4py's `Allreduce` in place, and the division."""
+    """Return mpi4py's `Allreduce` in place, with the division."""
     from mpi4py import MPI
 
     total = mpi_sum()
@@ -108,7 +109,7 @@ def mpi_mean() -> Callable[[Tensor], object]:
 
 
 def slowest_here(runtime: str) -> tuple[Callable[[], object], Callable[[float], float]]:
-    """A barrier of the library itself, and the largest of all ranks' numbers."""
+    """Return the library's own barrier, and the maximum over ranks."""
     if runtime == "mpi":
         from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""Ranks for a benchmark: real processes, on this machine or on hosts of an emulated network, which call functions."""
+"""Ranks for a benchmark: real processes, on this machine or on hosts of an emulated network, that call functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALL_S = 900.0
 @final
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Of one world and one runtime."""
+    """The ranks of one world and one runtime."""
 
     cluster: Cluster
     runtime: RuntimeName
@@ -35,9 +35,9 @@ class Ranks:
         return self.cluster.num_ranks
 
     def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = CALL_S) -> list[Any]:
-        """`function(runtime, folder, *args)` on all ranks at once; its results in order of rank.
+        """Call `function(runtime, folder, *args)` on all ranks; return its results in order of rank.
 
-        `function` is a module's own: ranks import it. It begins with `world(runtime, folder)`.
+        `function` must be in a module, because ranks import it. It begins with `world(runtime, folder)`.
         """
         view = self.cluster.client[:]
         result = view.apply_async(function, self.runtime, str(self.folder), *args)
@@ -46,10 +46,10 @@ class Ranks:
 
 @contextmanager
 def ranks(number: int, runtime: RuntimeName, launcher: str = "local", mpi: MPIInstall | None = None) -> Iterator[Ranks]:
-    """Start them, and end them behind the block; by this MPI, if it is told.
+    """Start ranks, and end them after the block; with this MPI, if given.
 
     Raises:
-        LaunchError: they cannot be had here; says why.
+        LaunchError: they cannot be started here; the message says why.
     """
     from workbench.clusters import Cluster
 
@@ -61,22 +61,22 @@ def ranks(number: int, runtime: RuntimeName, launcher: str = "local", mpi: MPIIn
 
 
 def world(runtime: RuntimeName, folder: str, timeout_s: float = 120.0) -> Transport:
-    """On a rank: the world that all ranks of it make; the same at every call."""
+    """Return, on a rank, the world of all ranks; the same at every call."""
     from workbench.runtimes.rank.main import make_transport
 
     return make_transport(runtime, timeout_s, Path(folder))
 
 
 def bind(rank: int, number: int) -> int:
-    """On a rank of so many: all of its threads to its share of the cores, as launchers on clusters do where they can; how many those are.
+    """Bind all threads of a rank to its share of the cores, as launchers on clusters do if they can; return the number of cores.
 
-    Left free, the threads of two ranks that compute are often put on one core while messages are looked after on the other.
+    Without it, the compute threads of two ranks are often put on one core, while messages are handled on the other.
     """
-    all_cores = os.cpu_count() or 1  # whatever this process is bound to
+    all_cores = os.cpu_count() or 1  # all cores, even if this process is bound
     share = max(1, all_cores // number)
     if hasattr(os, "sched_setaffinity"):
         cores = {(rank * share + core) % all_cores for core in range(share)}
         for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # the thread has ended, or cores are set apart
+            with contextlib.suppress(OSError):  # the thread has ended, or cores are reserved
                 os.sched_setaffinity(int(task.name), cores)
     return share

@@ -1,4 +1,4 @@
-"""What a benchmark measured, as a file: `records/bench-NAME.json`; and what has moved since."""
+"""The results of a benchmark as a file, `records/bench-NAME.json`; and changes since."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ FACTS = ("bench", "date", "machine", "versions", "rows")
 
 
 def facts_of(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """A record's content."""
+    """Return the content of a record."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     about = {"bench": name, "date": date, "machine": machine(), "versions": {"python": platform.python_version(), **versions()}}
     return {**about, "rows": [row.as_record() for row in rows]}
 
 
 def write_record(path: Path, facts: Mapping[str, Any]) -> None:
-    """One row a line, so that a change of one shows as one."""
+    """Write one row a line, so that a diff shows single rows."""
     head = json.dumps({name: value for name, value in facts.items() if name != "rows"}, indent=1)
     lines = ",\n  ".join(json.dumps(row) for row in facts["rows"])
     write_atomic(path, f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What `write_record` wrote.
+    """Read a file that `write_record` wrote.
 
     Raises:
-        ConfigError: the file is none; says what is wrong with it.
+        ConfigError: it is not such a file; the message says what is wrong.
     """
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if missing := [name for name in FACTS if name not in facts]:
-            raise ConfigError(f"{path} is no record of a benchmark: it lacks {', '.join(missing)}")
+            raise ConfigError(f"{path} is not a record of a benchmark: it lacks {', '.join(missing)}")
         [Row.from_record(row) for row in facts["rows"]]
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
@@ -55,10 +55,10 @@ def read_record(path: Path) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A ratio whose interval lies apart from the record's.
+    """A ratio whose interval does not overlap the record's.
 
     Attributes:
-        word: in time; more bytes a second are faster.
+        word: by time; more bytes a second are faster.
     """
 
     now: Row
@@ -67,7 +67,10 @@ class Move:
 
 
 def moves(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Move]:
-    """What moved since a record, beyond both intervals: ratios, so that another machine's record tells something too."""
+    """Return the ratios that moved since a record, beyond both intervals.
+
+    Ratios also compare with another machine's record.
+    """
     before = {row.key: row for row in map(Row.from_record, facts["rows"])}
     found = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Rows: one thing measured beside another, as a ratio with its 95 % interval."""
+"""Rows: one measurement next to another, as a ratio with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from workbench.analysis.table import Column, Table
 
 Unit = Literal["s", "B/s", "B", "1"]
 Word = Literal["met", "missed", "open", ""]
-REPEATS = 2000  # of the bootstrap
+REPEATS = 2000  # bootstrap samples
 COVERED = (0.025, 0.975)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Ours over something else's.
+    """One of our measurements divided by another.
 
     Attributes:
-        case: what was measured on: "50 MB MLP, 2 ranks, gloo".
-        what: of ours.
-        over: the peer or the limit, in words.
-        kind: whether `over` is what another program takes, or what physics allows.
-        unit: of `ours` and `theirs`, which are medians.
-        ratio, low, high: median of ours over theirs, round by round, and its 95 % bootstrap interval; of one round all the same.
-        below, above: what the ratio should be, if anything is asked of it.
+        case: the conditions: "50 MB MLP, 2 ranks, gloo". what: our way. over: the peer or the limit. kind: whether
+            `over` is another program or a physical limit. unit: of `ours` and `theirs`, which are medians. ratio,
+            low, high: median of ours over theirs, round by round, with its 95 % bootstrap interval; for one round all
+            are equal. below, above: the required range of the ratio, if any.
     """
 
     case: str
@@ -48,12 +45,12 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What names a row in its record."""
+        """The name of a row in its record."""
         return self.case, self.what, self.over
 
     @property
     def word(self) -> Word:
-        """Whether what is asked of the ratio holds: of all of its interval, of none of it, or neither."""
+        """Whether the requirement holds for the whole interval, for none of it, or neither."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:
@@ -61,7 +58,7 @@ class Row:
         return ""
 
     def as_record(self) -> dict[str, Any]:
-        """For a file: numbers of six digits, and the word."""
+        """Return values for a file: numbers with six digits, and the word."""
         plain = {
             key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in asdict(self).items() if value is not None
         }
@@ -69,11 +66,11 @@ class Row:
 
     @classmethod
     def from_record(cls, facts: Mapping[str, Any]) -> Row:
-        """What `as_record` made."""
+        """Make a row from `as_record`."""
         return cls(**{name: value for name, value in facts.items() if name != "word"})
 
 
-def beside(
+def compare(
     ours: Sequence[float] | np.ndarray,
     theirs: Sequence[float] | np.ndarray | float,
     *,
@@ -85,9 +82,9 @@ def beside(
     below: float | None = None,
     above: float | None = None,
 ) -> Row:
-    """A row of measurements in pairs, one a round; `theirs` may be one number, such as a limit.
+    """Return a row of paired measurements, one for each round; `theirs` may be one number, such as a limit.
 
-    >>> beside([2.0, 2.2, 2.1], [1.0, 1.1, 1.0], case="a sum", what="ours", over="theirs", below=3).word
+    >>> compare([2.0, 2.2, 2.1], [1.0, 1.1, 1.0], case="a sum", what="ours", over="theirs", below=3).word
     'met'
     """
     mine = np.asarray(ours, dtype=np.float64)
@@ -99,7 +96,7 @@ def beside(
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """95 % bootstrap interval of the median.
+    """Return the 95 % bootstrap interval of the median.
 
     >>> interval([1.0, 1.0, 1.0])
     (1.0, 1.0)
@@ -111,7 +108,7 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 
 def table_of(rows: Sequence[Row], caption: str = "") -> Table:
-    """Rows as they are printed."""
+    """Return rows as a printed table."""
 
     def amount(value: float, unit: Unit) -> str:
         if unit == "s":

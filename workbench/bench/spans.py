@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.bench import How
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import new_run, update_run
 
-NUM_RANKS, NUM_STEPS = 64, 977  # of 16 spans a step: 1 000 448
+NUM_RANKS, NUM_STEPS = 64, 977  # 16 spans a step: 1 000 448
 ALLOWED_S, ALLOWED_BYTES = 5.0, 5e6
-LIMIT_S = 900.0  # of a process that reads it
-MOST_ROUNDS = 5  # each is of full size
+LIMIT_S = 900.0  # for a process that reads it
+MOST_ROUNDS = 5  # each has full size
 WHOLE = "read, analysed and drawn"
 IN_A_PROCESS = "import json, sys; from workbench.bench.spans import measure; print(json.dumps(measure(sys.argv[1])))"
 LATE_RANK, LATE_STEP = 13, 617  # one backward takes ten times as long
@@ -32,16 +32,17 @@ Floats = NDArray[np.float64]
 
 
 def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STEPS, seed: int = 0) -> Path:
-    """The folder of a run as its recorders would have left it: every rank's trace and metrics, on clocks of their own.
+    """Write the folder of a run as its recorders would: every rank's trace and metrics, on its own clock.
 
-    A step is a forward, a backward that has two buckets ready half-way and at its end, of each bucket encoding, a message to the next
-    rank and one from the rank before, decoding and summing; an all-reduce of the rest, a wait for it, and two updates.
+    A step is a forward; a backward with two buckets, ready half-way and at its end; for each bucket encoding, a
+    message to the next rank and one from the previous rank, decoding and summing; an all-reduce of the rest, a wait
+    for it, and two updates.
     """
     folder = new_run({"method": {"name": "LayerwiseSGD"}, "problem": {"name": "made"}, "num_workers": num_ranks, "clock": "wall"}, root)
     rows = _steps(num_ranks, num_steps, np.random.default_rng(seed))
     for rank in range(num_ranks):
         recorder = FileRecorder(folder, rank, {"host": f"host-{rank // 8}", "pid": rank})
-        offset_s = 3.0 * rank  # of its clock
+        offset_s = 3.0 * rank  # offset of its clock
         recorder.clock(offset_s, -offset_s)
         recorder.clock(offset_s + 1.0, -offset_s)
         mine = [(kind, lane, starts[:, rank].tolist(), ends[:, rank].tolist(), *more) for kind, lane, starts, ends, *more in rows]
@@ -68,7 +69,7 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
 
 
 def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[tuple[str, str, Floats, Floats, int, int, int]]:
-    """The spans of a step, in order of their ends: kind, lane, (steps, ranks) starts and ends, bucket, bytes, way to the peer."""
+    """Return the spans of a step, in order of their ends: kind, lane, (steps, ranks) starts and ends, bucket, bytes, way to the peer."""
     found: dict[tuple[str, int], tuple[str, Floats, Floats, int, int]] = {}
 
     def noise(mean_s: float) -> Floats:
@@ -90,7 +91,7 @@ def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[
         for bucket in range(2):
             ready_s = forward_s + (bucket + 1) / 2 * work_s
             encoded_s = put(step, "encode", "comm", ready_s, ready_s + noise(2e-4), bucket, 400_000)
-            arrived_s = np.maximum(np.roll(encoded_s, 1), encoded_s) + noise(3e-3)  # both sides are there
+            arrived_s = np.maximum(np.roll(encoded_s, 1), encoded_s) + noise(3e-3)  # both sides are ready
             put(step, "send", "comm", encoded_s, np.roll(arrived_s, -1), bucket, 400_000, 1)
             put(step, "recv", "comm", encoded_s, arrived_s, bucket, 400_000, -1)
             decoded_s = put(step, "decode", "comm", arrived_s, arrived_s + noise(2e-4), bucket, 400_000)
@@ -104,7 +105,7 @@ def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[
 
 
 def run(how: How) -> Iterator[Row]:
-    """Seconds on one core: of each part in a process that has imported what it needs, of all together, and of a fresh process."""
+    """Measure seconds on one core: of each part in a process that has imported what it needs, of all together, and of a fresh process."""
     case = "1 000 448 spans, 64 ranks"
     if not how.wanted(case):
         return
@@ -115,23 +116,23 @@ def run(how: How) -> Iterator[Row]:
         folder = write_trace(Path(root))
         for number in range(rounds + 1):
             begin = time.perf_counter()
-            told = subprocess.run(
+            output = subprocess.run(
                 [sys.executable, "-c", IN_A_PROCESS, str(folder)], check=True, capture_output=True, text=True, timeout=LIMIT_S
             )
-            found = {**json.loads(told.stdout), "a process from begin to end": time.perf_counter() - begin}
+            found = {**json.loads(output.stdout), "a process from begin to end": time.perf_counter() - begin}
             for name, value in found.items():
                 taken.setdefault(name, []).extend([value] * bool(number))  # the first reads from the disk
             how.say(f"{case}: {found[WHOLE]:.2f} s")
     json_bytes = taken.pop("json_bytes")
     for what, times in taken.items():
         below = 1.0 if what == WHOLE else None
-        yield beside(times, ALLOWED_S, case=case, what=what, over=f"{ALLOWED_S:g} s allowed", kind="limit", below=below)
+        yield compare(times, ALLOWED_S, case=case, what=what, over=f"{ALLOWED_S:g} s allowed", kind="limit", below=below)
     over = f"{ALLOWED_BYTES / 1e6:g} MB allowed"
-    yield beside(json_bytes, ALLOWED_BYTES, case=case, what="the figure's JSON", over=over, unit="B", kind="limit", below=1.0)
+    yield compare(json_bytes, ALLOWED_BYTES, case=case, what="the figure's JSON", over=over, unit="B", kind="limit", below=1.0)
 
 
 def measure(folder: str) -> dict[str, float]:
-    """Seconds of each part of reading, analysing and drawing a run on one core, and the bytes of its timeline's JSON."""
+    """Return seconds of reading, analysing and drawing a run on one core, and the bytes of its timeline's JSON."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     found: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Starts: of the package, of the command, and of ranks."""
+"""Start times: of the package, of the command, and of ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from workbench.bench import How
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.errors import LaunchError
 
 RANKS = (4,)
 IMPORT_S, HELP_S = 0.3, 0.5
-SLOW_ROUNDS = 3  # of the rounds asked for, one in so many starts ranks, which takes seconds
+SLOW_ROUNDS = 3  # one round in this many starts ranks, which takes seconds
 READY = """
 import workbench.runtimes.rank.main
 from mpi4py import MPI
@@ -21,22 +21,23 @@ MPI.COMM_WORLD.Barrier()
 if MPI.COMM_WORLD.Get_rank() == 0:
     print("ready", flush=True)
 """
-READY_ASKED = 1.25  # over bare mpiexec
-LIMIT_S = 900.0  # of what is started; hundreds of times what it should take
+READY_ASKED = 1.25  # required, over bare mpiexec
+LIMIT_S = 900.0  # for a process; hundreds of times the expected time
 
 
 def run(how: How) -> Iterator[Row]:
-    """Seconds of each, in fresh processes."""
+    """Measure seconds of each, in fresh processes."""
     words = {
         "import workbench": (["-c", "import workbench, sys; assert 'torch' not in sys.modules"], IMPORT_S),
         "workbench --help": (["-m", "workbench", "--help"], HELP_S),
     }
     for what, (arguments, allowed_s) in words.items():
         if how.wanted(what):
-            taken = [_seconds([sys.executable, *arguments]) for _ in range(how.rounds + 1)][1:]  # the first reads from the disk
-            yield beside(taken, allowed_s, case="fresh process", what=what, over=f"{allowed_s:g} s allowed", kind="limit", below=1.0)
+            # the first reads from the disk
+            taken = [_seconds([sys.executable, *arguments]) for _ in range(how.rounds + 1)][1:]
+            yield compare(taken, allowed_s, case="fresh process", what=what, over=f"{allowed_s:g} s allowed", kind="limit", below=1.0)
             empty = [_seconds([sys.executable, "-c", ""]) for _ in range(how.rounds)]
-            yield beside(taken, empty, case="fresh process", what=what, over="python alone")
+            yield compare(taken, empty, case="fresh process", what=what, over="python alone")
     for number in how.ranks or RANKS:
         case = f"{number} MPI ranks"
         if how.wanted(case):
@@ -50,7 +51,7 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
 
 
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; a first round does not count."""
+    """Measure ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; a first round does not count."""
     from workbench.clusters import Cluster
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
@@ -67,7 +68,7 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
-                raise LaunchError(f"bare mpiexec with {number} ranks ended with {process.wait(LIMIT_S)}: look into `workbench doctor`")
+                raise LaunchError(f"bare mpiexec with {number} ranks ended with {process.wait(LIMIT_S)}: run `workbench doctor`")
             return time.perf_counter() - begin
 
     times: dict[str, list[float]] = {"ours": [], "bare": []}
@@ -80,7 +81,7 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
         if round_:
             say(f"{case}: ready after {times['ours'][-1]:.2f} s, bare mpiexec {times['bare'][-1]:.2f} s")
     what, over = "Cluster ready, torch imported", "bare mpiexec, the same imports"
-    yield beside(times["ours"], times["bare"], case=case, what=what, over=over, below=READY_ASKED)
+    yield compare(times["ours"], times["bare"], case=case, what=what, over=over, below=READY_ASKED)
 
 
 def _imported() -> bool:

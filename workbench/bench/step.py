@@ -1,4 +1,4 @@
-"""Step time without a network to wait for: what our machinery costs beside torch DDP and beside loops written by hand."""
+"""Step time without a network: our overhead next to torch DDP and hand-written loops."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any
 from workbench.bench import How
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.runtimes.rank.main import RuntimeName
 from workbench.units import MIB
 
 RANKS = (2, 4)
-CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {  # problem, its options, samples a rank and step, steps a block
+# problem, its options, samples of a rank in a step, steps of a block
+CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "50 MB MLP": ("wide-mlp", {"megabytes": 50}, 64, 1),
     "ResNet-18": ("resnet18-synthetic", {"image": (3, 32, 32), "classes": 10}, 8, 1),
     "transformer": ("text-transformer", {"width": 128, "layers": 2}, 8, 2),
 }
-BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; the last holds all of each model
+BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; the last holds each model entirely
 ASKED = 1.02
 
 
 def run(how: How) -> Iterator[Row]:
-    """Synchronous and layer-wise SGD beside their peers, on gloo and on MPI."""
+    """Measure synchronous and layer-wise SGD next to their peers, on gloo and on MPI."""
     for number in how.ranks or RANKS:
         for runtime in ("torch", "mpi"):
             title = f"{number} ranks, {'gloo' if runtime == 'torch' else 'MPI'}"
@@ -39,7 +40,7 @@ def run(how: How) -> Iterator[Row]:
 
 
 def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step of each way in each round: the slowest rank's."""
+    """Return seconds of a step of each way in each round, of the slowest rank."""
     import os
 
     import torch
@@ -61,10 +62,10 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     def loss(model: Any) -> torch.Tensor:
         return problem.batch_loss(model, batch)
 
-    def ours(method: Any) -> Step:
+    def ours(algorithm: Any) -> Step:
         torch.manual_seed(0)
         model = problem.model()
-        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), method))
+        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), algorithm))
         return partial(trainers[-1].step, partial(loss, model))
 
     def theirs(make: Callable[..., Step], *more: Any) -> Step:
@@ -87,16 +88,16 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
 
 
 def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
-    """Each way of ours over its peer; layer-wise over DDP at its best, at its own best and at each bucket size."""
+    """Yield each of our ways over its peer; layer-wise over DDP at its best, at its own best and at each bucket size."""
     from statistics import median
 
     by_hand = next(name for name in times if name.endswith("after backward"))
-    yield beside(times["synchronous"], times[by_hand], case=case, what="synchronous", over=by_hand, below=ASKED)
+    yield compare(times["synchronous"], times[by_hand], case=case, what="synchronous", over=by_hand, below=ASKED)
     bucketed = {word: [name for name in times if name.startswith(word)] for word in ("layer-wise", "torch DDP")}
     if not bucketed["torch DDP"]:
         return
     mine, its = (min(names, key=lambda name: median(times[name])) for names in bucketed.values())
-    yield beside(times[mine], times[its], case=case, what="layer-wise, its best bucket size", over="torch DDP, its best", below=ASKED)
+    yield compare(times[mine], times[its], case=case, what="layer-wise, its best bucket size", over="torch DDP, its best", below=ASKED)
     for name in bucketed["layer-wise"]:
         other = name.replace("layer-wise", "torch DDP")
-        yield beside(times[name], times[other], case=case, what=name, over=other)
+        yield compare(times[name], times[other], case=case, what=name, over=other)

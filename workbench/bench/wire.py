@@ -1,8 +1,8 @@
-"""Step times where a wire binds: hosts of an emulated network, on which communication takes from half to four times the compute.
+"""Step times with a wire as the bound: hosts of an emulated network, where communication takes from half to four times the compute.
 
-What no method can beat is the longer of two: the wire's time for the bytes that are sent, and what the processors have to do at
-once, which is compute, codec and sockets, of all ranks together. A synchronous method that hides sums under backward alone has
-forward besides; one that hides nothing has the sum of both.
+The lower limit of an algorithm is the larger of two times: the wire's time for the bytes sent, and the processors'
+time for compute, codec and sockets, for all ranks together. For a synchronous algorithm that hides sums under
+backward only, forward is added. For one that hides nothing, it is the sum of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from workbench.bench import How, wire_target
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import bind, ranks, world
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.bench.wire_cases import (
     BATCHES,
     BATCHES_OF_SUMS,
@@ -66,10 +66,10 @@ class Measured:
     """One case on all its ranks.
 
     Attributes:
-        times: way -> seconds of a step in each round, the slowest rank's; "compute", "forward" and the codecs' work among them.
-        socket_s: the machine's seconds to send, carry and receive one sum's bytes, all of its cores at it.
-        gradient_bytes: of the model.
-        sent_bytes: way with a codec, in whichever pieces -> bytes that a rank sends a step, on average.
+        times: way -> seconds of a step in each round, of the slowest rank; also "compute", "forward" and the codecs'
+            work. socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its
+            cores. gradient_bytes: size of the model's gradient. sent_bytes: way with a codec -> mean bytes that a
+            rank sends in a step, whatever the pieces.
     """
 
     times: dict[str, list[float]]
@@ -79,7 +79,7 @@ class Measured:
 
 
 def run(how: How) -> Iterator[Row]:
-    """Both runtimes on 2 and 4 hosts; then time to a loss, and parameter servers."""
+    """Measure both runtimes on 2 and 4 hosts; then time to a loss, and parameter servers."""
     socket_s: dict[int, float] = {}
     for runtime in LIBRARY:
         for number in how.ranks or tuple(BATCHES):
@@ -102,7 +102,7 @@ def run(how: How) -> Iterator[Row]:
 
 
 def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> dict[str, Any]:
-    """What `Measured` holds, but for the work of sockets."""
+    """Return the values of `Measured`, without the work of sockets."""
     import torch
 
     from workbench import problems
@@ -128,24 +128,24 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
         torch.manual_seed(0)
         return problem.model()
 
-    def ours(name: str, method: Any) -> Step:
+    def ours(name: str, algorithm: Any) -> Step:
         model = fresh()
-        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), method))
-        if name.startswith(f"{PIPE}, "):  # the others send as many bytes as a gradient has to
-            each = [method.bytes_per_step(rank, number, trainers[-1].replica.layout) for rank in range(number)]
+        trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), algorithm))
+        if name.startswith(f"{PIPE}, "):  # the others send a gradient's bytes
+            each = [algorithm.bytes_per_step(rank, number, trainers[-1].replica.layout) for rank in range(number)]
             sent.setdefault(name.rpartition(", ")[0], sum(each) / number)
         return partial(trainers[-1].step, partial(loss, model))
 
     model = fresh()
     flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
-    own, auto = Native(), Auto()  # the library's own sum, or the ring where that is much quicker, as on Open MPI's TCP
-    methods: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
+    own, auto = Native(), Auto()  # the library's own sum, or the ring if that is much quicker, as on Open MPI's TCP
+    algorithms: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
     side = SIDE_BY_SIDE | {"collective": own if runtime == "torch" else auto}
-    methods |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
-    methods[PIPE] = PipeSGD(collective=auto)
+    algorithms |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
+    algorithms[PIPE] = PipeSGD(collective=auto)
     for bits, name in BITS.items():
-        methods |= {f"{PIPE}, {bits}, {pieces} to a block": PipeSGD(collective=encoded(name, pieces)) for pieces in PIECES}
-    steps = {name: ours(name, method) for name, method in methods.items()}
+        algorithms |= {f"{PIPE}, {bits}, {pieces} to a block": PipeSGD(collective=encoded(name, pieces)) for pieces in PIECES}
+    steps = {name: ours(name, algorithm) for name, algorithm in algorithms.items()}
     steps["forward"] = partial(loss, model)
     steps |= {f"codec, {bits}": codec_work(name, flat, number) for bits, name in BITS.items()}
     if runtime == "torch":
@@ -167,7 +167,7 @@ def _settle(trainers: Iterable[Trainer]) -> None:
 
 
 def codec_work(name: str, flat: Any, number: int) -> Step:
-    """What a rank encodes, decodes and adds in one sum of `Direct`: all blocks but its own, its own p - 1 times, and the sums."""
+    """Return a rank's encoding, decoding and adding in one sum of `Direct`: all blocks but its own, its own p - 1 times, and the sums."""
     import torch
 
     from workbench import codecs
@@ -188,10 +188,10 @@ def codec_work(name: str, flat: Any, number: int) -> Step:
 
 
 def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
-    """Busy seconds of this machine in one of gloo's own sums of a gradient, over its cores; all ranks call it.
+    """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores; all ranks call it.
 
-    All hosts of an emulated network are this machine, and its kernel works for sockets in whichever process is at hand: so it is the
-    machine that is asked. gloo sleeps while it waits, so nothing but work is counted; what else goes on here is.
+    All hosts of an emulated network are this machine, and its kernel handles sockets in any process, so the whole
+    machine is measured. gloo sleeps while it waits, so only work is counted, including that of other programs.
     """
     import torch
 
@@ -201,7 +201,7 @@ def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
     meet, _ = peers.slowest_here(runtime)
     flat = torch.zeros(int(MEGABYTES * 1e6 / 4))
     spent = []
-    for _ in range(1 + BATCHES_OF_SUMS):  # TCP finds the rate in the first
+    for _ in range(1 + BATCHES_OF_SUMS):  # TCP adapts to the rate in the first
         meet()
         before = _busy_s()
         for _ in range(SUMS):
@@ -223,12 +223,12 @@ def _busy_s() -> float:
 
 
 def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio: float) -> Iterator[Row]:
-    """All ways over compute alone, for the picture; over their limits; over their peers."""
+    """Yield all ways over compute alone, for the chart; over their limits; over their peers."""
     times = {name: np.array(taken) for name, taken in found.times.items()}
     limits = limits_of(times, found, number)
     ways = {name: taken for name, taken in times.items() if name not in ("compute", "forward") and not name.startswith("codec")}
     ways |= _bests(ways)
-    row = partial(beside, case=case)
+    row = partial(compare, case=case)
     for name, limit in limits.items():
         yield row(limit, times["compute"], what=name, over="compute alone", kind="limit")
     for name, taken in ways.items():
@@ -249,7 +249,7 @@ def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio
 
 
 def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[str, Any]:
-    """(rounds,) seconds that no step can be under; the wire's and the sockets' own beside them."""
+    """Return (rounds,) lower limits of a step in seconds, and those of the wire and the sockets alone."""
     compute, raw_bytes = times["compute"], native_bytes(number, found.gradient_bytes)
     wire_s = raw_bytes / (parse_rate(RATE) / 8 * PAYLOAD)
     work, forward = compute + found.socket_s, times["forward"]
@@ -268,7 +268,7 @@ def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[st
 
 
 def _bests(ways: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what comes in several bucket sizes, or numbers of pieces, that of the least median, by the name of all."""
+    """Return, for ways with several bucket sizes or numbers of pieces, the one with the smallest median."""
     kinds = {LAYERWISE: "layer-wise, ", DDP: "torch DDP, ", HOOKS[0]: "torch DDP, fp16 hook, "}
     kinds |= {name: f"{name}, " for name in (f"{PIPE}, {bits}" for bits in BITS)}
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Cases of the wire benchmark: networks, batch sizes, what is compared, and what is asked of each."""
+"""Cases of the wire benchmark: networks, batch sizes, comparisons, and required ratios."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ if TYPE_CHECKING:
     from workbench.collectives import Collective
 
 RATE = "1gbit"
-NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers are late by more than the usual burst
+NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers can be late by more than the usual burst
 MEGABYTES = 8.0
-BATCHES = {  # ranks -> communication over compute, about -> samples a rank and step
+BATCHES = {  # ranks -> approximate communication over compute -> samples of a rank in a step
     2: {0.5: 560, 1: 260, 2: 120, 4: 40},
     4: {0.5: 420, 1: 200, 2: 90, 4: 30},
 }
-BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which holds all of the model
+BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which holds the model entirely
 OUR_BUCKETS_MIB = (1, 5)
-# Of layer-wise sums: they fill each other's gaps, as DDP's do on gloo's two threads, and updates go on meanwhile.
+# Concurrent layer-wise sums fill each other's gaps, as DDP's do on gloo's two threads, and updates run in the
+# meantime.
 SIDE_BY_SIDE: dict[str, Any] = {"lanes": 2, "apply": "any"}
 POWER_RANK = 4
-STEPS, LEAD, WARM = 3, 2, 1  # steps of a block, and before it; rounds before the first
+STEPS, LEAD, WARM = 3, 2, 1  # steps of a block, and before it; rounds before the first one
 MOST_ROUNDS = 8
 SUMS, BATCHES_OF_SUMS = 10, 4  # to measure the work of sockets
 BITS = {"16 bit": "truncate16", "8 bit": "linear8"}
-PIECES = (1, 2)  # of a block that is encoded: more hide more of the codec, and cost processors that are full
+PIECES = (1, 2)  # of an encoded block: more hide more of the codec, and cost more on busy processors
 PIPE = "Pipe-SGD"
-OF_LIMIT = {"torch": 1.05, "mpi": 1.10}  # asked of Pipe-SGD
+OF_LIMIT = {"torch": 1.05, "mpi": 1.10}  # required of Pipe-SGD
 ENCODED_OF_LIMIT, LAYERWISE_OF_LIMIT, NO_SLOWER = 1.10, 1.15, 1.02
 DDP = "torch DDP, its best"
-FASTER: dict[tuple[float, str, str], float] = {  # (communication over compute, way, peer) -> how many times
+FASTER: dict[tuple[float, str, str], float] = {  # (communication over compute, way, peer) -> required speed-up
     (1, PIPE, "synchronous"): 1.8,
     (1, PIPE, DDP): 1.2,
     (4, f"{PIPE}, 16 bit", DDP): 1.8,
@@ -42,12 +43,12 @@ LIBRARY: dict[RuntimeName, str] = {"torch": "gloo", "mpi": "MPI"}
 
 
 def title(number: int, runtime: RuntimeName, ratio: float) -> str:
-    """Of a case."""
+    """Return the title of a case."""
     return f"communication about {ratio:g} of compute, {number} hosts, {LIBRARY[runtime]}"
 
 
 def encoded(codec: str, pieces: int = 1) -> Collective:
-    """How Pipe-SGD sums with a codec in the hops: in whole blocks, or in so many pieces of each."""
+    """Return Pipe-SGD's collective with a codec in the hops: in whole blocks, or in pieces of each."""
     from workbench import codecs, collectives
 
     return collectives.Direct(codec=codecs.get(codec), chunks=pieces)

@@ -1,4 +1,4 @@
-"""The picture of `bench.wire`: step times over the compute in them, against the communication over it, beside their limits."""
+"""The chart of `bench.wire`: step time over compute, against communication over compute, with limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = {"synchronous": "synchronous", DDP: "torch DDP", LAYERWISE: "layer-wise"
 
 
 def chart(rows: Sequence[Row]) -> Any:
-    """The figure of a record's rows.
+    """Return the figure of a record's rows.
 
     Raises:
         ConfigError: they are of another benchmark.
@@ -25,7 +25,7 @@ def chart(rows: Sequence[Row]) -> Any:
     over = {(row.case, row.what): row.ratio for row in rows if row.over == "compute alone"}
     cases = list(dict.fromkeys(case for case, what in over if what == "the wire"))
     if not cases:
-        raise ConfigError("a chart is drawn of `workbench bench wire`, and these rows are of another benchmark")
+        raise ConfigError("the chart needs rows of `workbench bench wire`, and these are of another benchmark")
     panels: dict[str, dict[str, dict[float, float]]] = {}
     limits: dict[str, dict[str, dict[float, float]]] = {}
     for case in cases:

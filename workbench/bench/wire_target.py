@@ -1,4 +1,4 @@
-"""Seconds to a loss where a wire binds, and parameter servers beside their interface's limit."""
+"""Seconds to a loss with a wire as the bound, and parameter servers next to their interface's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from workbench.bench import How
 from workbench.bench.paired import Step
 from workbench.bench.ranks import CALL_S, Ranks, bind, ranks, world
-from workbench.bench.rows import Row, beside
+from workbench.bench.rows import Row, compare
 from workbench.bench.wire_cases import BATCHES, BITS, BUCKETS_MIB, MEGABYTES, NETWORK, PIPE, POWER_RANK, RATE, SIDE_BY_SIDE, encoded, title
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.clusters.emulated.rates import parse_rate
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from workbench.problems.base import Problem
 
 RATIOS = (1, 4)
-HIDDEN = (1400, 1400)  # of an MLP on the handwritten digits: 2.07 million parameters, 8.3 MB
+HIDDEN = (1400, 1400)  # an MLP on the handwritten digits: 2.07 million parameters, 8.3 MB
 TARGET = 0.15  # mean loss of a step's samples over WINDOW steps; ln 10 = 2.3 before the first
 WINDOW = 5
-LR = 0.1  # reached in 15 to 20 steps without a delay, in 20 to 30 with one (chosen on one process before anything was timed)
+LR = 0.1  # the target takes 15 to 20 steps without delay, 20 to 30 with one (chosen on one process before any timing)
 MOST_STEPS = 50
 REPEATS = 3
 LAYER_MIB, DDP_MIB = 1, 1
@@ -37,7 +37,7 @@ SERVER_OF_LIMIT = 1.10
 
 
 def run(how: How) -> Iterator[Row]:
-    """On gloo, which torch DDP speaks too."""
+    """Measure on gloo, which torch DDP uses too."""
     for number in how.ranks or tuple(BATCHES):
         cases = {ratio: f"to a loss of {TARGET:g}, {title(number, 'torch', ratio)}" for ratio in RATIOS}
         cases = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
@@ -55,7 +55,7 @@ def run(how: How) -> Iterator[Row]:
 
 
 def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> dict[str, list[tuple[float, float]]]:
-    """Of each way on this rank: (seconds at its end, loss of this rank's samples) of each step; all from the same weights and samples."""
+    """Return each way's (seconds at its end, loss of this rank's samples) of each step; all from the same weights and samples."""
     import torch
 
     from workbench import problems
@@ -89,9 +89,9 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
         finish()
         return list(zip(ends, seen, strict=True))
 
-    def ours(method: Any) -> Callable[..., tuple[Step, Callable[[], object]]]:
+    def ours(algorithm: Any) -> Callable[..., tuple[Step, Callable[[], object]]]:
         def make(model: Any, loss: Callable[[Any], torch.Tensor]) -> tuple[Step, Callable[[], object]]:
-            trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=LR), method)
+            trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=LR), algorithm)
             return partial(trainer.step, partial(loss, model)), trainer.finish
 
         return make
@@ -117,7 +117,7 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
 
 
 def _dealt(problem: Problem, number: int, rank: int, batch_size: int) -> list[Any]:
-    """A rank's samples of each step, of the global batches one after the other."""
+    """Return a rank's samples of each step, from consecutive global batches."""
     from workbench.problems.base import fetch
 
     data, samples = problem.train_data(), problem.num_samples()
@@ -126,7 +126,9 @@ def _dealt(problem: Problem, number: int, rank: int, batch_size: int) -> list[An
 
 
 def seconds_to(curves: list[list[tuple[float, float]]], target: float = TARGET, window: int = WINDOW) -> float:
-    """When the mean loss of all ranks' samples over the last `window` steps first was at the target; infinite if it never was.
+    """Return when the mean loss of all ranks' samples over the last `window` steps first reached the target.
+
+    It is infinite if never.
 
     >>> seconds_to([[(1.0, 3.0), (2.0, 1.0), (3.0, 0.0)], [(1.1, 3.0), (2.1, 1.0), (3.1, 0.0)]], target=1.0, window=2)
     3.1
@@ -139,7 +141,7 @@ def seconds_to(curves: list[list[tuple[float, float]]], target: float = TARGET, 
 
 
 def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]]], ratio: float) -> Iterator[Row]:
-    """Every way of ours over every way of DDP's, by seconds to the loss.
+    """Yield each of our ways over each of DDP's, by seconds to the loss.
 
     Args:
         found: turn -> rank -> way -> curve.
@@ -152,14 +154,14 @@ def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]
             if name in theirs or name == other or other not in reached:
                 continue
             hard = ratio == max(RATIOS) and name == f"{PIPE}, 8 bit" and "hook" in other
-            yield beside(reached[name], reached[other], case=case, what=name, over=other, below=1.0 if hard else None)
+            yield compare(reached[name], reached[other], case=case, what=name, over=other, below=1.0 if hard else None)
 
 
 # -- parameter servers ----------------------------------------------------------------------------------------
 
 
 def _servers(how: How) -> Iterator[Row]:
-    """Pipe-SGD beside synchronous SGD with a parameter server on one of the hosts, each a training of its own, in turn."""
+    """Measure Pipe-SGD next to synchronous SGD with a parameter server on one of the hosts, each in its own training, in turn."""
     cases = {ratio: f"one server, {title(SERVER_HOSTS, 'torch', ratio)}" for ratio in SERVER_RATIOS}
     cases = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
     if not cases:
@@ -173,25 +175,25 @@ def _servers(how: How) -> Iterator[Row]:
 def _beside_a_server(there: Ranks, case: str, batch_size: int, repeats: int) -> Iterator[Row]:
     from workbench.algorithms import NoCommunication, ParameterServerSGD, PipeSGD
 
-    methods: dict[str, Any] = {"compute": NoCommunication(), "PS-Sync": ParameterServerSGD(), PIPE: PipeSGD()}
-    methods |= {f"{PIPE}, {bits}": PipeSGD(collective=encoded(name)) for bits, name in BITS.items()}
-    times: dict[str, list[float]] = {name: [] for name in methods}
+    algorithms: dict[str, Any] = {"compute": NoCommunication(), "PS-Sync": ParameterServerSGD(), PIPE: PipeSGD()}
+    algorithms |= {f"{PIPE}, {bits}": PipeSGD(collective=encoded(name)) for bits, name in BITS.items()}
+    times: dict[str, list[float]] = {name: [] for name in algorithms}
     for _ in range(repeats):
-        for name, method in methods.items():
-            times[name].append(_step_s(there, method, batch_size))
+        for name, algorithm in algorithms.items():
+            times[name].append(_step_s(there, algorithm, batch_size))
     server_s = 2 * (SERVER_HOSTS - 1) * MEGABYTES * 1e6 / (parse_rate(RATE) / 8 * PAYLOAD)
     limit = [compute + server_s for compute in times["compute"]]
     over = "compute, and the server's interface in and out"
-    yield beside(times["PS-Sync"], limit, case=case, what="PS-Sync", over=over, kind="limit", below=SERVER_OF_LIMIT)
-    for name in list(methods)[2:]:
-        yield beside(times[name], times["PS-Sync"], case=case, what=name, over="PS-Sync")
+    yield compare(times["PS-Sync"], limit, case=case, what="PS-Sync", over=over, kind="limit", below=SERVER_OF_LIMIT)
+    for name in list(algorithms)[2:]:
+        yield compare(times[name], times["PS-Sync"], case=case, what=name, over="PS-Sync")
 
 
-def _step_s(there: Ranks, method: Any, batch_size: int) -> float:
-    """Median seconds of a step of rank 0 in a training."""
+def _step_s(there: Ranks, algorithm: Any, batch_size: int) -> float:
+    """Return median seconds of a step of rank 0 in a training."""
     from workbench import problems
 
     problem = problems.get("wide-mlp", megabytes=MEGABYTES)
-    run = there.cluster.train(method, problem, steps=SERVER_STEPS, batch_size=batch_size, evaluate_every=0, lr=LR).wait(CALL_S)
+    run = there.cluster.train(algorithm, problem, steps=SERVER_STEPS, batch_size=batch_size, evaluate_every=0, lr=LR).wait(CALL_S)
     ends = [row["seconds"] for row in Run.load(run.folder).metrics[0]]
     return float(median(np.diff(ends)[SKIPPED:]))

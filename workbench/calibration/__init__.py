@@ -1,4 +1,4 @@
-"""Cost models fitted to real steps, what they predict, and what they recommend."""
+"""Cost models fitted to real steps, their predictions, and recommendations from them."""
 
 from workbench.calibration.candidates import candidates
 from workbench.calibration.convergence import Convergence

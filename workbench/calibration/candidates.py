@@ -1,4 +1,4 @@
-"""Methods that a recommendation chooses among, and the least that a step of each can take."""
+"""Algorithms among which a recommendation chooses, and a lower bound on the time of their steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ CHUNKS = 4
 
 
 def candidates(workers: int, *, num_bytes: int, codecs: Sequence[str] = ("truncate16", "linear8")) -> list[Algorithm]:
-    """The grid: synchronous, layer-wise and DeAR by buckets, Pipe-SGD by width, each with and without the codecs in a ring's hops;
-    and servers with b backup workers.
+    """Return the grid of candidates.
+
+    It holds synchronous SGD, layer-wise SGD and DeAR by buckets, Pipe-SGD by width, each with and without the codecs
+    in a ring's hops, and servers with b backup workers.
 
     Args:
-        num_bytes: of a gradient; larger buckets than half of it are left out.
-        codecs: names of those whose cost is known.
+        num_bytes: size of a gradient; buckets larger than half of it are left out.
+        codecs: names of the codecs whose cost is known.
     """
     known = {"truncate16": Truncate16(), "linear8": Linear8()}
     sums: list[Collective] = [Native(), *(Ring(codec=known[name], chunks=CHUNKS) for name in codecs if name in known)]
@@ -46,10 +48,10 @@ def candidates(workers: int, *, num_bytes: int, codecs: Sequence[str] = ("trunca
 
 
 def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """A bound from below of a step's seconds, by what nothing can hide, or the method cannot; without waiting for stragglers.
+    """Return a lower bound of a step's seconds, by work that the algorithm cannot hide; without waiting for stragglers.
 
-    With C compute, F, B, U its parts, W all of the wire and codec: at least max(C, W) whatever the method; F + B + U + W where
-    nothing overlaps; with buckets, C and the last bucket's sum, or F, the first bucket's part of B, and W.
+    With C compute, F, B, U its parts, and W all of wire and codec: at least max(C, W) for every algorithm; F + B + U
+    + W if nothing overlaps; with buckets, C and the last bucket's sum, or F, the first bucket's part of B, and W.
     """
     compute, network = effective_costs(calibration, algorithm, setting)
     layout = layout_of(calibration, algorithm)
@@ -75,12 +77,12 @@ def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) ->
 
 
 def layout_of(calibration: Calibration, algorithm: Algorithm) -> Layout:
-    """How the method cuts the calibrated model's gradient."""
+    """Return the algorithm's layout of the calibrated model's gradient."""
     return build_layout(trainable(calibration.shapes.problem(1).model()), algorithm.bucket_bytes, algorithm.num_buckets)
 
 
 def _sum_s(algorithm: Algorithm, num_bytes: int, p: int, network: Network) -> float:
-    """The least that the sum of a bucket takes of the wire."""
+    """Return a lower bound of a bucket's sum on the wire."""
     collective = getattr(algorithm, "collective", Native())
     share = wire_share(getattr(collective, "codec", None), num_bytes / p)
     sent_s: float = 2 * (p - 1) / p * num_bytes * share / network.bandwidth_bytes_per_s
@@ -88,12 +90,12 @@ def _sum_s(algorithm: Algorithm, num_bytes: int, p: int, network: Network) -> fl
 
 
 def _usual_slowness(compute: Compute, workers: int, steps: int = 16) -> float:
-    """The median slowness of a rank."""
+    """Return the median slowness of a rank."""
     return float(np.median([compute.factors(0, step, workers) for step in range(steps)]))
 
 
 def describe(algorithm: Algorithm, setting: Setting) -> dict[str, object]:
-    """What a recommendation says of a method: its width, bucket size, codec and b, where it has them."""
+    """Return the algorithm's width, bucket size, codec and b, if it has them."""
     return {
         "method": type(algorithm).__name__,
         "width": getattr(algorithm, "width", None),

@@ -1,4 +1,4 @@
-"""How many steps a method needs to a loss: measured by runs that were given, and by nothing else."""
+"""The number of steps that an algorithm needs to a loss, measured by given runs only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ EXACT = "exact"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convergence:
-    """Steps to a loss of each way to be inexact; what does not change the numbers (buckets, orders, libraries) has no entry.
+    """Steps to a loss of each recipe.
+
+    Settings that do not change the numbers (buckets, orders, libraries) are not part of a recipe.
 
     Attributes:
         steps: recipe (see `recipe`) -> steps to the target; None: it was not reached.
-        target_loss: on the test data.
-        source: which runs said so.
+        target_loss: loss on the test data.
+        source: the runs that were used.
     """
 
     steps: dict[str, float | None] = field(default_factory=dict)
@@ -31,23 +33,26 @@ class Convergence:
     source: str
 
     def of(self, algorithm: Algorithm) -> float | None:
-        """Steps that a method needs; None where no run told, or the run did not get there."""
+        """Return the steps that an algorithm needs.
+
+        It is None if no run has its recipe, or if the run did not reach the loss.
+        """
         return self.steps.get(recipe(algorithm))
 
     @classmethod
     def from_runs(cls, runs: Iterable[Run], target_loss: float) -> Convergence:
-        """From evaluations of runs of one problem, batch size and number of workers: the mean over the runs of a recipe.
+        """Measure with runs of one problem, batch size and number of workers: the mean over the runs of a recipe.
 
         Raises:
-            ConfigError: no run, or runs that cannot be compared.
+            ConfigError: there is no run, or the runs cannot be compared.
         """
         chosen = list(runs)
         if not chosen:
-            raise ConfigError("time to a loss is measured by runs: give one of each method, on the same problem")
+            raise ConfigError("time to a loss is measured by runs: give one of each algorithm, on the same problem")
         kinds = {(str((run.info.get("problem") or {}).get("name")), run.info.get("num_workers")) for run in chosen}
         if len(kinds) > 1:
             said = "; ".join(f"{name} on {workers} workers" for name, workers in sorted(kinds, key=str))
-            raise ConfigError(f"these runs are of several problems or numbers of workers ({said}): steps to a loss compare within one")
+            raise ConfigError(f"these runs have different problems or numbers of workers ({said}): give runs with the same")
         found: dict[str, list[float | None]] = {}
         for run in chosen:
             met = time_to(run, "test_loss", target_loss)
@@ -58,7 +63,7 @@ class Convergence:
 
 
 def recipe(algorithm: Algorithm) -> str:
-    """What of a method changes the numbers: staleness, a codec, gradients that are dropped.
+    """Return the settings that change an algorithm's numbers: staleness, a codec, dropped gradients.
 
     >>> from workbench.algorithms import LayerwiseSGD, PipeSGD
     >>> recipe(LayerwiseSGD()), recipe(PipeSGD(width=3))
@@ -77,16 +82,16 @@ def recipe(algorithm: Algorithm) -> str:
 
 
 def recipe_of_run(run: Run) -> str:
-    """The same of a recorded run."""
-    method = run.info.get("method") or {}
-    settings: dict[str, Any] = method.get("settings") or {}
+    """Return the recipe of a recorded run."""
+    algorithm = run.info.get("method") or {}
+    settings: dict[str, Any] = algorithm.get("settings") or {}
     parts = []
     if settings.get("backups"):
         parts.append(f"without {settings['backups']}")
     elif int(settings.get("width") or 1) > 1:
         parts.append(f"late by {int(settings['width']) - 1}")
-    elif method.get("name") not in ("SynchronousSGD", "LayerwiseSGD", "DeAR", "PipeSGD", "BackupSGD"):
-        raise ConfigError(f"run {run.id} is of {method.get('name')}, which is none of the methods that are recommended")
+    elif algorithm.get("name") not in ("SynchronousSGD", "LayerwiseSGD", "DeAR", "PipeSGD", "BackupSGD"):
+        raise ConfigError(f"run {run.id} used {algorithm.get('name')}, which is not among the algorithms that can be recommended")
     from workbench.calibration.from_run import codec_name
 
     codec = codec_name(run)

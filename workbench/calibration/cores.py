@@ -1,9 +1,10 @@
-"""Cores that ranks share: by what each kind of work is slower where threads want more cores than there are.
+"""Shared cores: the slowdown of each kind of work if threads want more cores than there are.
 
-At each moment of a simulated run some threads want a core: those that compute, those that sum, encode or decode, and what carries
-a rank's bytes, which wants a part of one. The cores are shared as a scheduler shares them: nobody gets more than it wants, and who
-wants more than its share gets as much as any other (max-min fair). How much slower each kind of work is for that, on average over
-the moments at which it goes on, changes when it goes on; so the run is simulated again until both agree.
+At each moment of a simulated run some threads want a core: threads that compute, and threads that sum, encode or
+decode. Sending a rank's bytes wants a part of a core. Cores are shared as a scheduler shares them (max-min fair): no
+thread gets more than it wants, and threads that want more than their share all get the same. Each kind of work is
+slowed by its mean over the moments at which it runs. The slowdown changes when work runs, so the run is simulated
+again until both agree.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ WIRE = ("send", "all_reduce", "reduce_scatter", "all_gather", "broadcast")
 @final
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """By what something takes longer than where it has the cores it wants; 1 where it has.
+    """Factors by which work takes longer than with all the cores it wants; 1 if it has them.
 
     Attributes:
         compute: forward, backward, update.
         local: summing, encoding, decoding.
-        wire: bytes on their way.
-        hop: what a message's end takes of a core: system calls, a thread that is woken.
+        wire: bytes on the wire.
+            hop: the core time at a message's end: system calls, waking a thread.
     """
 
     compute: float = 1.0
@@ -41,16 +42,18 @@ class Slowness:
     hop: float = 1.0
 
     def nearer(self, other: Slowness) -> Slowness:
-        """Half way to another, in proportion."""
+        """Return the geometric mean with another."""
         return Slowness(*(float(np.sqrt(mine * its)) for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def is_like(self, other: Slowness, tolerance: float) -> bool:
-        """Whether no number differs by more than this part."""
+        """Return whether all numbers differ by at most this relative tolerance."""
         return all(abs(its / mine - 1) <= tolerance for mine, its in zip(astuple(self), astuple(other), strict=True))
 
 
 def fair_share(wanted: tuple[tuple[int, float], ...], cores: float) -> float:
-    """What a thread gets at most, of (number of threads, cores that each of them wants); infinite where all get what they want.
+    """Return the largest share of a thread, for (number of threads, cores that each wants).
+
+    It is infinite if all get what they want.
 
     >>> fair_share(((2, 1.0), (2, 0.25)), 2.0), fair_share(((1, 1.0),), 2.0)
     (0.75, inf)
@@ -64,13 +67,12 @@ def fair_share(wanted: tuple[tuple[int, float], ...], cores: float) -> float:
 
 
 def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per_byte: float) -> Slowness:
-    """How much slower each kind of work would be, on average, in this simulated run.
+    """Return the mean slowdown of each kind of work in this simulated run.
 
     Args:
-        cores: that all its ranks share.
-        threads: of a rank's compute.
-        wire_part: of a core that carrying a rank's bytes wants while they are on their way.
-        s_per_byte: of the wire in this run: of a span of communication, its last bytes' time is when they went, before it waited.
+        cores: number of cores that all its ranks share. threads: compute threads of a rank. wire_part: the part of a
+            core that sending a rank's bytes wants. s_per_byte: seconds of a byte on the wire in this run. The bytes
+            of a communication span are sent at its end, after its wait.
     """
     num_seconds, counts = _moments(run, s_per_byte)
     spent, done = np.zeros(4), np.zeros(4)
@@ -86,7 +88,7 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
 
 
 def _moments(run: Run, s_per_byte: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """(M,) seconds, after the warm-up, in which (M, 3) ranks computed, pieces of local work went on, and ranks' bytes were on their way."""
+    """Return seconds after the warm-up, (M,), and the number of computing ranks, local works and sending ranks in each, (M, 3)."""
     table, kinds = run.spans.table, run.spans.kind_names
     forward = table[kinds == "forward"]
     usual = forward["start_s"][forward["step"] >= num_warm_up(len(run.metrics[0]))]

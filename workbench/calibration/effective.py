@@ -1,4 +1,4 @@
-"""Costs at a place: another network, and cores that ranks share among their compute and with their communication."""
+"""Costs under given conditions: another network, and cores that ranks share between compute and communication."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Cores = float | Literal["measured", "own"] | None
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where something is predicted.
+    """The conditions of a prediction.
 
     Attributes:
-        workers: how many ranks.
-        line_bytes_per_s: what the link is called; None: the one that was measured.
-        latency_s: of the link, beyond what was measured.
-        cores: that all ranks share; None: each has what it needs.
-        name: how tables call the network.
-        assumed: whether the cores were assumed rather than given.
+        workers: number of ranks.
+            line_bytes_per_s: the nominal rate of the link; None: the measured link.
+            latency_s: latency in addition to the measured one.
+            cores: number of cores that all ranks share; None: each rank has enough.
+            name: name of the network in tables.
+            assumed: whether the cores were assumed, not given.
     """
 
     workers: int
@@ -50,9 +50,10 @@ def make_setting(
     latency_s: float | None = None,
     cores: Cores = None,
 ) -> Setting:
-    """The arguments of `predict` as a place to predict at.
+    """Return the conditions for the arguments of `predict`.
 
-    Without `cores`, the shared cores of the measured machine hold only for as many workers on the same network. Other workers, or
+    Without `cores`, the shared cores of the measured machine hold only for as many workers on the same network. Other
+    workers, or
     another network, are other hosts: each rank then has the cores that it needs.
     """
     if network is not None and bandwidth_bytes_per_s is not None:
@@ -63,10 +64,10 @@ def make_setting(
         raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: a number above 0, 125e6 for 1 Gbit/s")
     if isinstance(cores, str) and cores not in ("measured", "own"):
         raise ConfigError(
-            f'cores={cores!r}: a number that all ranks share, "measured" for those of the calibration, or "own" for a host a rank'
+            f'cores={cores!r}: a number that all ranks share, "measured" for those of the calibration, "own" for a host for each rank'
         )
     if isinstance(cores, int | float) and not cores > 0:
-        raise ConfigError(f'cores={cores!r}: a number above 0, or "own" for a host a rank')
+        raise ConfigError(f'cores={cores!r}: a number above 0, or "own" for a host for each rank')
     assumed = cores is None
     same = workers == calibration.origin.num_workers and network is None and bandwidth_bytes_per_s is None and latency_s is None
     if cores is None:
@@ -80,14 +81,14 @@ def make_setting(
     elif bandwidth_bytes_per_s is not None:
         name = f"{bandwidth_bytes_per_s * 8e-6:g} Mbit/s"
     if bandwidth_bytes_per_s is None and workers > 1 and calibration.line.s_per_byte.value <= 0:
-        raise ConfigError("the calibration is of one rank and knows no network: give network= or bandwidth_bytes_per_s=")
+        raise ConfigError("the calibration is of one rank and has no network: give network= or bandwidth_bytes_per_s=")
     return Setting(
         workers=workers, line_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s or 0.0, cores=shared, name=name, assumed=assumed
     )
 
 
 def cores_words(calibration: Calibration, setting: Setting) -> str:
-    """Which cores were measured, and which a prediction assumes."""
+    """Return which cores were measured, and which a prediction assumes."""
     host, ranks = calibration.host, calibration.origin.num_workers
     threads = f"{host.threads} thread{'s' if host.threads > 1 else ''} a rank"
     if host.cores is None:
@@ -95,7 +96,7 @@ def cores_words(calibration: Calibration, setting: Setting) -> str:
     else:
         measured = f"{ranks} ranks on {host.cores:g} cores of one machine ({threads})"
     if setting.cores is None:
-        predicted = f"{setting.workers} ranks, each on a host with cores of its own"
+        predicted = f"{setting.workers} ranks, each on a host with its own cores"
     else:
         predicted = f"{setting.workers} ranks on {setting.cores:g} shared cores"
     return f"measured: {measured}; predicted: {predicted}{' (assumed: --cores changes it)' if setting.assumed else ''}"
@@ -104,10 +105,11 @@ def cores_words(calibration: Calibration, setting: Setting) -> str:
 def effective_costs(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, slow: Slowness | None = None
 ) -> tuple[Compute, Network]:
-    """Compute and network of one rank among so many, on the cores that they share.
+    """Return compute and network costs of one rank, on the cores that the ranks share.
 
     Args:
-        slow: by what the cores' being shared slows each kind of work; None: `crowd`, as where all ranks do the same at once.
+        slow: slowdown of each kind of work by shared cores; None: `crowd`, as if all ranks do the same work at the
+            same time.
     """
     compute = calibration.compute()
     network = calibration.network(
@@ -124,7 +126,7 @@ def effective_costs(
 
 
 def crowd(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
-    """With p ranks of k threads on c cores that all compute at once, each takes p k / c of its time, and alike with other work."""
+    """Return the slowdown if p ranks of k threads compute at the same time on c cores: p k / c, and likewise for other work."""
     workers, cores = setting.workers, setting.cores or setting.workers
     each = max(1.0, workers / cores)
     wire = max(1.0, workers * wire_part(calibration, algorithm, setting) / cores)
@@ -132,16 +134,16 @@ def crowd(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> S
 
 
 def wire_part(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """The part of a core that a rank's bytes take while they are on their way."""
+    """Return the part of a core that sending a rank's bytes wants."""
     network = calibration.network(setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm))
     return core_s_per_byte(calibration, network) * network.bandwidth_bytes_per_s
 
 
 def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run: Run, slow: Slowness) -> float:
-    """Seconds of a core that all of a rank's step takes: compute, bytes, and work on messages, hidden or not; slowed by nothing.
+    """Return the core seconds of a rank's step: compute, bytes and work on messages, hidden or not, without slowdown.
 
     Args:
-        run: simulated, with what takes time slowed by `slow`.
+        run: a simulated run, slowed by `slow`.
     """
     compute, threads = calibration.compute(), calibration.host.threads
     total = compute.forward_s + compute.backward_s + compute.update_s
@@ -155,13 +157,13 @@ def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run
 
 
 def core_s_per_byte(calibration: Calibration, network: Network) -> float:
-    """Seconds of a core for a byte over this network: the same part of each second as where it was measured, on a quicker one; the same
-    price a byte on a slower one.
+    """Return core seconds for a byte over this network.
 
-    A quicker link hands its bytes on in larger pieces (`tbf` lets a burst go, and a window of TCP is as long in seconds), and what
-    waits for them looks as often whether they have come; so there communication takes a part of a core while it lasts. But a piece
-    is a packet at least. On the emulated network a rank's own processor time is 5 to 6 ns for a byte at 100, 200 and 400 Mbit/s and 3.5
-    at 800.
+    On a quicker link than the measured one, communication takes the same share of a core as there; on a slower one,
+    the same core time for each byte. A quicker link delivers bytes in larger pieces (`tbf` passes a burst, and a TCP
+    window is as long in seconds), and the receiver polls as often, so communication takes a share of a core while it
+    lasts. But a piece is at least a packet. On the emulated network a rank's own processor time is 5 to 6 ns for a
+    byte at 100, 200 and 400 Mbit/s, and 3.5 ns at 800.
     """
     measured = calibration.line.s_per_byte.value
     scale = network.bandwidth_bytes_per_s * measured if measured > 0 else 1.0
@@ -169,11 +171,11 @@ def core_s_per_byte(calibration: Calibration, network: Network) -> float:
 
 
 def sends_messages(algorithm: Algorithm) -> bool:
-    """Whether a method sends messages itself, rather than to ask the library for a sum."""
+    """Return whether an algorithm sends messages itself, instead of calling the library's sum."""
     return algorithm.has_servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
 
 
 def codec_of(algorithm: Algorithm) -> str | None:
-    """The name of the codec that a method's collective has."""
+    """Return the name of the codec of an algorithm's collective."""
     codec = getattr(getattr(algorithm, "collective", None), "codec", None)
     return None if codec is None else kebab(type(codec).__name__)

@@ -1,4 +1,4 @@
-"""Fitting a cost model to observed steps."""
+"""Fit a cost model to observed steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from workbench.calibration.model import Calibration
 from workbench.calibration.observed import Compute, Observed, Periods
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
-from workbench.calibration.straggler_fit import fit_law, slow_ranks
+from workbench.calibration.straggler_fit import fit_distribution, slow_ranks
 from workbench.errors import ConfigError
 
 Floats = NDArray[np.float64]
 NUM_DRAWS = 40
-BUSY = 0.25  # of the median: compute that varies more, between the 10 and 90 % quantiles, is noise of a busy machine
-HUBER = 1.345  # residuals beyond so many spreads count less
-SPREAD_OF_SIZES = 0.05  # sizes of messages that differ by less do not tell latency from bandwidth
+BUSY = 0.25  # share of the median: a larger variation of compute (10 to 90 % quantile) is noise of a busy machine
+HUBER = 1.345  # residuals above this multiple of the spread have less weight
+SPREAD_OF_SIZES = 0.05  # if message sizes differ by less, latency and bandwidth cannot be separated
 
 
 def fit(
@@ -33,13 +33,14 @@ def fit(
     line_bytes_per_s: float | None = None,
     seed: int = 0,
 ) -> Calibration:
-    """Compute, stragglers and link of observed steps.
+    """Fit compute, stragglers and link to observed steps.
 
-    Medians of the steps for compute; a robust straight line through the times in which the network was busy, alpha a message
-    and beta a byte, for the link. Uncertainty by resampling whole steps with replacement.
+    Compute is the median over steps. The link is a robust straight line through the times in which the network was
+    busy: alpha for each message and beta for each byte. The uncertainty comes from resampling complete steps with
+    replacement.
 
     Raises:
-        ConfigError: nothing was communicated, or nothing computed.
+        ConfigError: nothing was communicated, or nothing was computed.
     """
     compute, periods = observed.compute, observed.periods
     crowd = 1.0 if cores is None else max(1.0, origin.num_workers * threads / cores)
@@ -47,7 +48,7 @@ def fit(
     link, told_apart = _link_values(periods, origin.num_workers, latency_s)
     notes = _notes(origin, threads, cores, crowd, link is not None, told_apart, latency_s)
     draws = _draws(compute, periods, origin.num_workers, crowd, latency_s, seed)
-    laws, scale, words = _stragglers(compute)
+    distributions, scale, words = _stragglers(compute)
     values |= {name: values[name] * scale for name in ("forward_s", "backward_s")}
     values |= link or {"latency_s": 0.0, "s_per_byte": 0.0}
     for draw in draws:
@@ -59,7 +60,7 @@ def fit(
         return Estimate(float(values[name]), spread.get(name, float("nan")) if fitted else float("nan"))
 
     seconds: dict[str, Any] = {name: estimate(name) for name in ("forward_s", "backward_s", "update_s", "other_s")}
-    pace = Pace(**seconds, stragglers=laws, fit=words)
+    pace = Pace(**seconds, stragglers=distributions, fit=words)
     alpha = estimate("latency_s")
     gamma, gamma_words = _sum_of(observed)
     notes += gamma_words
@@ -77,7 +78,7 @@ def fit(
 
 
 def _busy(compute: Compute, origin: Origin) -> list[str]:
-    """Whether compute varies so much that other load on the machine is the likeliest cause; a record of wall time cannot tell."""
+    """Return a note if compute varies so much that other load is the likeliest cause; a record of wall time cannot tell."""
     if origin.runtime == "simulated":
         return []
     seconds = compute.forward_s + compute.backward_s
@@ -87,9 +88,9 @@ def _busy(compute: Compute, origin: Origin) -> list[str]:
         return []
     spread = f"compute of one rank varies from {low:.2f} to {high:.2f} of its median (10 to 90 %)"
     cause = "other programs on the machine, or ranks that share its cores, are a likelier cause than slow workers"
-    again = "profile the loop again on a quiet machine, then `workbench calibrate TRACE...`"
+    again = "profile the loop again on an idle machine, then `workbench calibrate TRACE...`"
     if origin.runtime != "torch.profiler":
-        again = f"repeat the `workbench train` command of {origin.source} on a quiet machine, then `workbench calibrate last`"
+        again = f"repeat the `workbench train` command of {origin.source} on an idle machine, then `workbench calibrate last`"
     fix = f"{again}; or leave the variation out with stragglers=() in the calibration's pace"
     return [f"{spread}: {cause}, and predictions repeat it on every worker; {fix}"]
 
@@ -97,17 +98,17 @@ def _busy(compute: Compute, origin: Origin) -> list[str]:
 def _notes(
     origin: Origin, threads: int, cores: float | None, crowd: float, linked: bool, told_apart: bool, latency_s: float | None
 ) -> list[str]:
-    """What could not be told, and what was done about it."""
+    """Return notes about what could not be determined, and the assumptions made instead."""
     notes = []
     if crowd > 1:
         notes.append(
             f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {crowd:.3g}"
         )
     if not linked:
-        notes.append("no communication was recorded: the network is unknown, and must be given where something is predicted")
+        notes.append("no communication was recorded: the network is unknown, and predictions need network=")
     elif not told_apart:
-        why = "all messages have one size: latency_s cannot be told from bandwidth"
-        notes.append(f"{why} and is taken as {latency_s or 0:g} s; more sizes, or --probe, would tell")
+        why = "all messages have one size: latency_s cannot be separated from bandwidth"
+        notes.append(f"{why} and is taken as {latency_s or 0:g} s; use more sizes, or --probe")
     return notes
 
 
@@ -115,7 +116,7 @@ def _notes(
 
 
 def _pace_values(compute: Compute, crowd: float) -> dict[str, float]:
-    """Medians over ranks and steps, of ranks that are always slower what they would take otherwise."""
+    """Return medians over ranks and steps; for ranks that are always slower, of their time without that slowdown."""
     if not np.isfinite(compute.forward_s).any() or not np.isfinite(compute.backward_s).any():
         raise ConfigError("no forward and backward was recorded: calibrate from a run whose ranks compute gradients")
     factors, _ = slow_ranks(compute.forward_s + compute.backward_s)
@@ -130,18 +131,18 @@ def _stragglers(compute: Compute) -> tuple[tuple[Any, ...], float, str]:
     seconds = compute.forward_s + compute.backward_s
     factors, machines = slow_ranks(seconds)
     alike = seconds / factors[:, None]
-    laws, scale, words = fit_law((alike / np.nanmedian(alike)).ravel())
+    distributions, scale, words = fit_distribution((alike / np.nanmedian(alike)).ravel())
     if machines is not None:
         named = ", ".join(f"rank {rank} by {factor:.3f}" for rank, factor in machines.factor_of)
-        return (*laws, machines), scale, f"{words}; always slower or quicker than the median rank: {named}"
-    return laws, scale, words
+        return (*distributions, machines), scale, f"{words}; always slower or quicker than the median rank: {named}"
+    return distributions, scale, words
 
 
 # -- link ------------------------------------------------------------------------------------------------------------
 
 
 def _link_values(periods: Periods, num_workers: int, latency_s: float | None) -> tuple[dict[str, float] | None, bool]:
-    """alpha and beta, and whether both were fitted; None without communication."""
+    """Return alpha and beta, and whether both were fitted; None without communication."""
     if num_workers < 2 or not len(periods) or periods.wire_bytes.max() <= 0:
         return None, False
     sizes = periods.wire_bytes / periods.num_messages
@@ -151,9 +152,9 @@ def _link_values(periods: Periods, num_workers: int, latency_s: float | None) ->
 
 
 def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha: float | None) -> tuple[float, float]:
-    """alpha and beta, neither below 0, of seconds = num_messages alpha + wire_bytes beta by Huber's weights; alpha may be given.
+    """Fit seconds = num_messages alpha + wire_bytes beta with Huber's weights; neither is below 0, alpha may be given.
 
-    Errors count relative to how long a time is (a tenth of the median at least).
+    Errors are relative to the time (at least a tenth of the median).
     """
     scale = 1 / np.maximum(seconds, 0.1 * max(float(np.median(seconds)), 1e-12))
     weights = np.ones(len(seconds))
@@ -179,7 +180,7 @@ def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha
 def _draws(
     compute: Compute, periods: Periods, num_workers: int, crowd: float, latency_s: float | None, seed: int
 ) -> list[dict[str, float]]:
-    """What other samples of as many steps could have said."""
+    """Return the numbers from resampled steps."""
     random = np.random.default_rng(seed)
     num_steps = compute.forward_s.shape[1]
     steps = np.unique(periods.step)
@@ -205,14 +206,12 @@ def _draws(
 def _sum_of(observed: Observed) -> tuple[Estimate, list[str]]:
     values = observed.local.get("sum")
     if values is None:
-        return Estimate(0.0), [
-            "what the library's own sums take to add is part of beta: gamma alone is in no record of them, and is taken as 0"
-        ]
+        return Estimate(0.0), ["the time of the library's own additions is part of beta: gamma alone is in no record, and is taken as 0"]
     return Estimate(float(np.median(values)), _median_error(values)), []
 
 
 def _codec_of(observed: Observed) -> tuple[tuple[str, float, float], ...]:
-    """Of the codec that the run had, by no name: `predict` takes it for any."""
+    """Return the costs of the run's codec, without a name: `predict` uses them for any codec."""
     local = observed.local
     if "encode" not in local or "decode" not in local:
         return ()
@@ -224,11 +223,11 @@ def _median_error(values: Floats) -> float:
 
 
 def ready_to_shares(ready: Sequence[tuple[int, float]], bucket_of: Sequence[int], numel: Sequence[int]) -> tuple[float, ...]:
-    """backward_shares of each parameter from when its bucket was ready; inside a bucket in proportion to the elements.
+    """Return backward_shares of each parameter from when its bucket was ready; within a bucket in proportion to the elements.
 
     Args:
-        ready: (bucket, part of backward) of every step.
-        bucket_of, numel: of each parameter in order of registration.
+        ready: (bucket, part of backward after which it was final) of every step.
+        bucket_of, numel: bucket and elements of each parameter, in order of registration.
     """
     num = max(bucket_of) + 1
     ends = np.array([np.median([part for bucket, part in ready if bucket == number] or [np.nan]) for number in range(num)])

@@ -1,4 +1,4 @@
-"""A calibrated run simulated where ranks share cores and links: again and again, until what slows it is what it says."""
+"""Simulate a calibrated run with shared cores and links, repeatedly, until the run and its slowdown agree."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
-ROUNDS, ALIKE = 6, 0.02  # of simulations until slowness and run agree; by what part they may not
+ROUNDS, ALIKE = 6, 0.02  # most simulations until slowdown and run agree; their relative tolerance
 
 
 def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """The mean of the middle half: as robust as a median nearly, and right where long and short steps alternate, as in a pipeline.
+    """Return the mean of the middle half: nearly as robust as a median, and right if long and short steps alternate, as in a pipeline.
 
     >>> midmean(np.array([1.0, 3.0, 1.0, 3.0, 100.0, 1.0, 3.0, 0.0]))
     2.0
@@ -33,12 +33,12 @@ def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A run and its steps' seconds.
+    """A run and the seconds of its steps.
 
     Attributes:
-        slow: by what cores that are shared slow each kind of work in it.
-        orders: of a method whose messages meet at an interface: the seconds of a step over `step_s` where they share it fairly, and
-            where each waits for those before it.
+        slow: slowdown of each kind of work by shared cores. orders: for an algorithm whose messages meet at an
+            interface: the seconds of a step, divided by `step_s`, if messages share it
+                fairly, and if each waits for those before it.
     """
 
     run: Run
@@ -48,32 +48,32 @@ class Simulated:
 
     @property
     def step_s(self) -> float:
-        """The mean; between both orders where they differ."""
+        """Mean seconds of a step; the middle of both orders if they differ."""
         return float(self.times.mean()) / self.orders[0]
 
 
 def simulated(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, slow: Slowness | None = None
 ) -> Simulated:
-    """A run, with the slowness of cores that are shared: `slow`, or as it settles.
+    """Simulate a run with a slowdown by shared cores: `slow`, or the fixed point.
 
-    Where servers' replies meet at an interface, TCP's connections share it, but not quite fairly: on the emulated network the first of
-    three replies is there after 2.3 to 2.5 times what it takes alone, the others after 2.7 and 3. So what is said is the middle
-    between links that are shared fairly and messages one behind the other.
+    Servers' replies that meet at an interface are TCP connections that share it, but not quite fairly. On the
+    emulated network, the first of three replies arrives after 2.3 to 2.5 times the time it takes alone, the others
+    after 2.7 and 3 times. The result is therefore the middle between fair sharing and messages one after another.
     """
-    found = _settled(calibration, algorithm, setting, steps, seed, fair=True, slow=slow)
+    found = _fixed_point(calibration, algorithm, setting, steps, seed, fair=True, slow=slow)
     if not (algorithm.has_servers and setting.workers > 2 and calibration.network(1.0).fair):
         return found
-    turns = _settled(calibration, algorithm, setting, steps, seed, fair=False, slow=found.slow)
+    turns = _fixed_point(calibration, algorithm, setting, steps, seed, fair=False, slow=found.slow)
     fair_s, turns_s = float(found.times.mean()), float(turns.times.mean())
     middle_s = (fair_s + turns_s) / 2
     return replace(found, orders=(fair_s / middle_s, turns_s / middle_s))
 
 
-def _settled(
+def _fixed_point(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, *, fair: bool, slow: Slowness | None
 ) -> Simulated:
-    """Simulated again until the cores slow what the run says they slow; and a usual step takes at least what all it does takes of them."""
+    """Repeat the simulation until slowdown and run agree. A usual step takes at least the core time of its work."""
 
     def run(now: Slowness | None) -> tuple[Run, Network]:
         compute, network = effective_costs(calibration, algorithm, setting, now)
@@ -93,7 +93,8 @@ def _settled(
         found = slowness_in(
             done, cores=setting.cores, threads=calibration.host.threads, wire_part=part, s_per_byte=1 / network.bandwidth_bytes_per_s
         )
-        found = replace(found, compute=max(found.compute, all_at_once.compute))  # a step waits for the slowest, which all others slow
+        # a step waits for the slowest rank, which all others slow
+        found = replace(found, compute=max(found.compute, all_at_once.compute))
         if now.is_like(found, ALIKE):
             break
         now = now.nearer(found)
@@ -105,7 +106,7 @@ def _settled(
 def simulated_run(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, compute: Compute, network: Network, steps: int, seed: int
 ) -> Run:
-    """So many steps of the method on simulated workers, timing only."""
+    """Simulate `steps` steps of the algorithm, timing only."""
     problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)
     return simulate(
         algorithm,

@@ -1,9 +1,10 @@
-"""A cost model from torch.profiler's record of a plain DDP loop, which needs no change for it.
+"""A cost model from a torch.profiler record of a plain DDP loop, without changes to the loop.
 
-What is read of a Chrome trace: `ProfilerStep#` or the optimizer's steps say where a step ends; `DistributedDataParallel.forward`,
-autograd's functions and `Optimizer.step` what is forward, backward and update; `gloo:all_reduce` (or, on a GPU, NCCL's kernels)
-what was summed, with its size by record_shapes=True. Autograd's last function of each parameter tells its shape, and when in
-backward its gradient was there. On a GPU, phases are those of the kernels that were launched in them.
+Used parts of the Chrome trace: `ProfilerStep#` or the optimizer's steps end a step.
+`DistributedDataParallel.forward`, autograd's functions and `Optimizer.step` are forward, backward and update.
+`gloo:all_reduce` (on a GPU, NCCL's kernels) are the sums, with their size from record_shapes=True. Autograd's last
+function of each parameter gives its shape, and the time of its gradient within backward. On a GPU, a phase consists
+of the kernels that were launched in it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from workbench.trace.profile import (
 from workbench.trace.spans import Spans
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-QUICKEST = 0.25  # of the sums that one rank alone tells of: the rest has waited for the others
+QUICKEST = 0.25  # share of one rank's sums that is used: the others waited for other ranks
 
 
 @final
@@ -51,7 +52,8 @@ class _Rank:
     rank: int
     num_workers: int
     rows: list[Row]
-    parameters: list[tuple[tuple[int, ...], float]]  # (shape, part of backward after which it was there), in order of readiness
+    # (shape, part of backward after which its gradient was ready), in order of readiness
+    parameters: list[tuple[tuple[int, ...], float]]
     itemsize: int
     host: str
 
@@ -67,17 +69,17 @@ def from_profile(
     line_bytes_per_s: float | None = None,
     seed: int = 0,
 ) -> Calibration:
-    """Fit compute and network to a profile of a DDP loop.
+    """Fit compute and network to profiles of a DDP loop.
 
     Args:
-        profile: the path of a Chrome trace (also .gz), a `torch.profiler.profile` that has ended, or several of either, one a
-            rank: of all ranks it is known who waited for whom.
-        batch_size: samples a worker and step; no profile tells.
-        workers: ranks that took part, where the profile does not say (`distributedInfo`).
-        cores, latency_s, line_bytes_per_s, seed: as for `calibrate`; threads: of a rank.
+        profile: the path of a Chrome trace (also .gz), a `torch.profiler.profile` that has ended, or several, one for
+                each rank. With all ranks it is known which rank waited for which.
+            batch_size: samples of a worker in a step; a profile does not contain it.
+            workers: number of ranks, if the profile does not contain it (`distributedInfo`).
+            cores, latency_s, line_bytes_per_s, seed: as for `calibrate`; threads: of a rank.
 
     Raises:
-        ConfigError: a file that is no such trace, a trace without steps, shapes or DDP; says how to make one.
+        ConfigError: the file is not such a trace, or has no steps, shapes or DDP; the message says how to make one.
     """
     given = list(profile) if isinstance(profile, list | tuple) else [profile]
     if not given:
@@ -85,14 +87,14 @@ def from_profile(
     ranks = [_parse(read_profile(one), position, workers) for position, one in enumerate(given)]
     num_workers = ranks[0].num_workers
     if len({rank.rank for rank in ranks}) < len(ranks):
-        raise ConfigError(f"{ranks[0].name} and another profile are of one rank: give one of each rank, or one alone")
+        raise ConfigError(f"{ranks[0].name} and another profile are of one rank: give one for each rank, or only one")
     spans = Spans.concatenate(on_one_clock([(rank.rank, rank.host, rank.rows) for rank in ranks]))
     observed = observe_spans(spans, num_workers, ranks[0].name)
     notes: tuple[str, ...] = ()
     if len(ranks) == 1 and num_workers > 1:
         observed = _quickest(observed)
-        alone = f"profile of one rank of {num_workers}: its quickest sums count"
-        notes = (f"{alone}, for the others waited for a rank too; give all ranks' profiles",)
+        alone = f"profile of one rank of {num_workers}: only its quickest sums are used"
+        notes = (f"{alone}, because the others may have waited for a rank; give all ranks' profiles",)
     first = ranks[0]
     in_order = list(reversed(first.parameters))
     shapes = Shapes(
@@ -111,7 +113,7 @@ def from_profile(
     found = fit(observed, origin, shapes, cores=cores, threads=threads, latency_s=latency_s, line_bytes_per_s=line_bytes_per_s, seed=seed)
     ready = np.array([part for _, part in first.parameters])
     shares = tuple(np.diff(np.maximum.accumulate(ready) / ready.max(), prepend=0.0)[::-1].tolist()) if ready.max() > 0 else ()
-    where = (f"{len(hosts)} hosts: their clocks were brought together by the ends of the sums",) if len(hosts) > 1 else ()
+    where = (f"{len(hosts)} hosts: their clocks were aligned by the ends of the sums",) if len(hosts) > 1 else ()
     return replace(found, pace=replace(found.pace, backward_shares=shares), notes=(*found.notes, *notes, *where))
 
 
@@ -139,13 +141,16 @@ def _parse(profile: Profile, position: int, workers: int | None) -> _Rank:
         ready = _ready(inside, phases)
         parameters = ready if len(ready) >= len(parameters) else parameters
     if not parameters:
-        raise ConfigError(f"{profile.name} names no shapes of parameters: profile with record_shapes=True, after the first step or two")
+        raise ConfigError(f"{profile.name} has no shapes of parameters: profile with record_shapes=True, after the first step or two")
     rank = profile.rank if profile.rank is not None else position
     return _Rank(profile.name, rank, num_workers, rows, parameters, itemsize, profile.host)
 
 
 def _phases(inside: list[Event]) -> tuple[float, float, float] | None:
-    """When forward and backward begin, and when backward's last function has ended; None: no whole step."""
+    """Return the begin of forward and backward, and the end of backward's last function.
+
+    It is None if the step is incomplete.
+    """
     forward = next((event["ts"] for event in inside if event.get("name") == "DistributedDataParallel.forward"), None)
     autograd = [event for event in inside if named(event, AUTOGRAD)]
     update = [event for event in inside if named(event, "Optimizer.step#")]
@@ -172,7 +177,7 @@ def _compute_rows(step: int, phases: tuple[float, float, float], inside: list[Ev
 
 
 def _ready(inside: list[Event], phases: tuple[float, float, float]) -> list[tuple[tuple[int, ...], float]]:
-    """(shape, part of backward) of each parameter, in the order in which their gradients were there."""
+    """Return (shape, part of backward) of each parameter, in the order in which their gradients were ready."""
     _, backward, behind = phases
     found = []
     for event in inside:
@@ -184,7 +189,7 @@ def _ready(inside: list[Event], phases: tuple[float, float, float]) -> list[tupl
 
 
 def _sums(profile: Profile) -> list[tuple[float, float, int, int]]:
-    """(begin, end, bytes, bytes of an element) of each sum, in order of time."""
+    """Return (begin, end, bytes, bytes of an element) of each sum, in order of time."""
     found = []
     for call in calls(profile.events):
         if call.kind != "all_reduce":
@@ -192,13 +197,13 @@ def _sums(profile: Profile) -> list[tuple[float, float, int, int]]:
         if call.num_bytes is None:
             on_device = call.event.get("cat") == "kernel"
             how = "profile with a PyTorch of 2.2 or later" if on_device else "profile with record_shapes=True"
-            raise ConfigError(f"{profile.name}: its sums do not say how large they are: {how}")
+            raise ConfigError(f"{profile.name}: its sums have no sizes: {how}")
         found.append((call.event["ts"], call.event["ts"] + call.event["dur"], call.num_bytes, call.itemsize))
     return found
 
 
 def _quickest(observed: Observed) -> Observed:
-    """Of the sums of each size, the quickest quarter."""
+    """Keep the quickest quarter of the sums of each size."""
     periods = observed.periods
     size = np.round(np.log(np.maximum(periods.wire_bytes, 1.0)), 2)
     keep = np.zeros(len(periods), bool)

@@ -20,7 +20,7 @@ from workbench.problems.base import Problem
 from workbench.trace.run import Run
 from workbench.trace.store import find_run
 
-ELEMENTS = "backward is spent in proportion to the elements of each parameter: give problem= (--problem) to measure how it is"
+ELEMENTS = "backward is assumed to be in proportion to the elements of each parameter: give problem= (--problem) to measure it"
 
 
 def calibrate(
@@ -34,20 +34,22 @@ def calibrate(
 ) -> Calibration:
     """Fit compute, stragglers and link to a run on real or simulated ranks.
 
-    A synchronous run tells most: then nothing is in compute's way. The link is that of the run's sums, from when the last rank
-    came to each. What a record cannot tell is in `notes`.
+    A synchronous run is best: nothing disturbs its compute. The link is that of the run's sums, from the arrival of
+    the last rank at each. `notes` lists what a record cannot show.
 
     Args:
-        run: a run, its folder or its name; of a method that sums over all ranks, by the library or by messages.
-        problem: what was trained: then the part of each parameter in compute is measured here, in a second or so; and for runs
-            whose record has no shapes of parameters.
-        cores: that all ranks shared; None: those of their host where they ran on one, as the trace says.
-        latency_s: of a hop, where the run has messages of one size only.
-        line_bytes_per_s: the rate that the link is called by: then the part of it that carries gradients is known.
-        seed: of the resampling that gives the uncertainty.
+        run: a run, its folder or its name; its algorithm must sum over all ranks, by the library or by messages.
+            problem: the problem of the run. It gives the shapes of the parameters if the record has none. It is also
+            used to measure each
+                parameter's share of compute here, in about a second.
+            cores: number of cores that all ranks shared; None: those of their host if they ran on one, from the
+                trace.
+            latency_s: latency of a hop, if the run has messages of one size only.
+            line_bytes_per_s: nominal rate of the link, to compute the share of it that carries gradients.
+            seed: of the resampling for the uncertainty.
 
     Raises:
-        ConfigError: the run has no trace or too few steps, no sums, or no shapes; says what to do.
+        ConfigError: the run has no trace, too few steps, no sums, or no shapes; the message says what to do.
         RunNotFound: there is no such run.
     """
     run = run if isinstance(run, Run) else Run.load(find_run(run))
@@ -92,23 +94,23 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
         raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
     if run.updates():
         raise ConfigError(
-            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of a method that sums over "
+            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an algorithm that sums over "
             "all ranks, such as synchronous-sgd"
         )
 
 
 def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
-    """The same, with what part of forward and backward each parameter takes, measured on a replica of the model in this process.
+    """Add each parameter's share of forward and backward, measured on a replica of the model in this process.
 
     Raises:
-        ConfigError: the problem's model has other parameters than the run had.
+        ConfigError: the problem's model has other parameters than the run.
     """
     shapes = calibration.shapes
     found = shapes_of(problem, shapes.batch_size)
     if found.parameters != shapes.parameters:
         raise ConfigError(
-            f"problem {problem.name} has {len(found.parameters)} parameters of other names or shapes than the {len(shapes.parameters)} of "
-            f"{calibration.origin.source}: give the problem that was trained, with its options"
+            f"problem {problem.name} has {len(found.parameters)} parameters. Their names or shapes differ from the "
+            f"{len(shapes.parameters)} of {calibration.origin.source}: give the problem that was trained, with its options"
         )
     measured = measure_compute(problem, shapes.batch_size, threads=calibration.host.threads)
     pace = replace(calibration.pace, forward_shares=measured.forward_shares, backward_shares=measured.backward_shares)
@@ -116,7 +118,10 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
 
 
 def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
-    """The cores of the one machine that all ranks ran on; None where they had several, or the trace does not say."""
+    """Return the cores of the one machine that all ranks ran on.
+
+    It is None if there were several, or if the trace does not say.
+    """
     hosts = {header.get("machine", header.get("host")) for header in headers.values()}
     cores = [float(header["cores"]) for header in headers.values() if header.get("cores")]
     known = len(hosts) == 1 and None not in hosts and len(cores) == len(headers) and len(set(cores)) == 1
@@ -134,27 +139,27 @@ def _shapes(run: Run, problem: Problem | None) -> Shapes:
         return Shapes(parameters=named, batch_size=batch_size, itemsize=int(model.get("itemsize", 4)))
     if problem is None:
         raise ConfigError(
-            f"run {run.id} does not say what shapes its parameters have (it is of an earlier version): give problem=, such as "
+            f"run {run.id} has no shapes of its parameters (an earlier version wrote it): give problem=, such as "
             "problem=workbench.problems.digits_mlp()"
         )
     return shapes_of(problem, batch_size)
 
 
 def shapes_of(problem: Problem, batch_size: int) -> Shapes:
-    """What a problem's model has."""
+    """Return the shapes of a problem's model."""
     layout = build_layout(trainable(problem.model()))
     return Shapes(parameters=tuple((slot.name, slot.shape) for slot in layout.slots), batch_size=batch_size, itemsize=layout.itemsize)
 
 
 def codec_name(run: Run) -> str:
-    """As the command line calls the codec that the run's settings name."""
+    """Return the command-line name of the codec in the run's settings."""
     text = " ".join(str(value) for value in ((run.info.get("method") or {}).get("settings") or {}).values())
     found = re.search(r"codec=(\w+)\(", text)
     return kebab(found[1]) if found else ""
 
 
 def _buckets(run: Run, shapes: Shapes, num_workers: int) -> tuple[list[int], list[int]]:
-    """Bucket and elements of each parameter, in order of registration, from how many bytes each bucket's sum had."""
+    """Return bucket and elements of each parameter, in order of registration, from the bytes of each bucket's sum."""
     table = run.spans.select(kinds=COLLECTIVES).table
     sent = {int(row["bucket"]): int(row["bytes"]) for row in table if row["bucket"] >= 0}
     numel = [_numel(shape) for _, shape in shapes.parameters]

@@ -1,4 +1,4 @@
-"""A cost model with its uncertainty: what was fitted, kept as readable JSON, and given back as `workbench.costs` objects."""
+"""A cost model with its uncertainty: stored as readable JSON, and converted to `workbench.costs` objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
-from workbench.calibration.record import as_tuples, law_of, law_record, law_words, without_nan
+from workbench.calibration.record import as_tuples, distribution_of, distribution_record, distribution_words, without_nan
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.trace.atomic import write_atomic
@@ -28,8 +28,8 @@ class Calibration:
     """A cost model fitted to real steps.
 
     Attributes:
-        draws: what other samples of as many steps could have said: values of `DRAWN` that belong together.
-        notes: what could not be told apart, and what was assumed instead.
+        draws: numbers from resampled steps: values of `DRAWN` that belong together.
+        notes: what could not be determined, and the assumptions made instead.
     """
 
     origin: Origin
@@ -43,7 +43,7 @@ class Calibration:
     # -- as costs --------------------------------------------------------------------------------------------------
 
     def compute(self) -> Compute:
-        """Compute of one rank; what belongs to a step and to nothing else is counted with the update."""
+        """Return the compute costs of one rank; the rest of a step is counted with the update."""
         pace = self.pace
         return Compute(
             forward_s=pace.forward_s.value,
@@ -57,13 +57,13 @@ class Calibration:
     def network(
         self, line_bytes_per_s: float | None = None, latency_s: float | None = None, *, messages: bool = False, codec: str | None = None
     ) -> Network:
-        """The network that was measured, or one of another rate, of which the same part carries gradients.
+        """Return the measured network, or one with another rate, of which the same share carries gradients.
 
         Args:
-            line_bytes_per_s: the rate that it is called by, as `line.line_bytes_per_s` is of the measured one.
-            latency_s: added to what was measured of a message.
-            messages: for a method that sends messages itself; else for the library's own sums.
-            codec: whose encoding and decoding to count.
+            line_bytes_per_s: nominal rate of the other network, as `line.line_bytes_per_s` is of the measured one.
+                latency_s: latency of a message in addition to the measured one.
+                messages: for an algorithm that sends messages itself; otherwise for the library's own sums.
+                codec: the codec whose encoding and decoding count.
         """
         line = self.line
         rate = 1 / line.s_per_byte.value if line_bytes_per_s is None else line_bytes_per_s * line.efficiency
@@ -80,7 +80,7 @@ class Calibration:
         )
 
     def drawn(self, draw: Mapping[str, float]) -> Calibration:
-        """The same with one draw's numbers."""
+        """Return the model with the numbers of one draw."""
         pace: dict[str, Any] = {name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.pace, name)}
         line: dict[str, Any] = {name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.line, name)}
         return replace(self, pace=replace(self.pace, **pace), line=replace(self.line, **line), draws=())
@@ -88,14 +88,14 @@ class Calibration:
     # -- as text ---------------------------------------------------------------------------------------------------
 
     def table(self) -> Table:
-        """Every number with its standard error."""
+        """Return every number with its standard error."""
         rate, shapes, pace, line = 1 / self.line.s_per_byte.value, self.shapes, self.pace, self.line
         rows = [
             _row("forward", pace.forward_s, seconds),
             _row("backward", pace.backward_s, seconds),
             _row("update", pace.update_s, seconds),
             _row("rest of a step", pace.other_s, seconds),
-            *({"what": "slowed by", "value": law_words(law), "error": "", "relative": None} for law in pace.stragglers),
+            *({"what": "slowed by", "value": distribution_words(one), "error": "", "relative": None} for one in pace.stragglers),
             _row("latency of a hop", line.latency_s, seconds),
             _row("latency of a message", line.message_latency_s, seconds),
             _row("bandwidth", Estimate(rate, rate * line.s_per_byte.error / line.s_per_byte.value), _bits),
@@ -125,13 +125,13 @@ class Calibration:
     # -- as JSON ---------------------------------------------------------------------------------------------------
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         record = {name: asdict(getattr(self, name)) for name in ("origin", "shapes", "pace", "line", "host")}
-        record["pace"]["stragglers"] = [law_record(law) for law in self.pace.stragglers]
+        record["pace"]["stragglers"] = [distribution_record(one) for one in self.pace.stragglers]
         return {"version": VERSION, **record, "draws": [dict(draw) for draw in self.draws], "notes": list(self.notes)}
 
     def save(self, path: Path | str) -> Path:
-        """Write it as JSON, whole or not at all; returns the path."""
+        """Write JSON atomically; return the path."""
         path = Path(path)
         text = json.dumps(without_nan(self.as_record()), indent=1, allow_nan=False)
         try:
@@ -142,22 +142,22 @@ class Calibration:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            ConfigError: there is no such file, or it is no calibration of this version.
+            ConfigError: there is no such file, or it is not a calibration of this version.
         """
         try:
             record = json.loads(Path(path).read_text())
         except OSError as error:
             raise ConfigError(f"{path} cannot be read ({error.strerror}): make one with `workbench calibrate RUN -o {path}`") from error
         except ValueError as error:
-            raise ConfigError(f"{path} is no JSON ({error}): make it anew with `workbench calibrate RUN -o {path}`") from error
+            raise ConfigError(f"{path} is not JSON ({error}): make it again with `workbench calibrate RUN -o {path}`") from error
         return cls.from_record(record, str(path))
 
     @classmethod
     def from_record(cls, record: Any, name: str = "the record") -> Self:
-        """The opposite of `as_record`."""
+        """Make a calibration from `as_record`."""
         if isinstance(record, dict) and "traceEvents" in record:
             raise ConfigError(
                 f"{name} is a trace by torch.profiler, not a calibration: make one with `workbench calibrate {name} --batch-size N "
@@ -165,9 +165,9 @@ class Calibration:
             )
         if not isinstance(record, dict) or record.get("version") != VERSION:
             found = record.get("version") if isinstance(record, dict) else type(record).__name__
-            raise ConfigError(f"{name} is no calibration of version {VERSION} (it has {found!r}): make it anew with `workbench calibrate`")
+            raise ConfigError(f"{name} is not a calibration of version {VERSION} (it has {found!r}): repeat `workbench calibrate`")
         try:
-            pace = {**record["pace"], "stragglers": tuple(law_of(law) for law in record["pace"]["stragglers"])}
+            pace = {**record["pace"], "stragglers": tuple(distribution_of(one) for one in record["pace"]["stragglers"])}
             return cls(
                 origin=Origin(**record["origin"]),
                 shapes=Shapes(
@@ -181,7 +181,7 @@ class Calibration:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it anew with `workbench calibrate`"
+                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it again with `workbench calibrate`"
             ) from error
 
 
@@ -200,7 +200,7 @@ def _row(what: str, estimate: Estimate, show: Any) -> dict[str, Any]:
 
 
 def _read(value: Any) -> Any:
-    """An estimate, or what lists were tuples of."""
+    """Convert a value from JSON: an estimate, or tuples for lists."""
     if isinstance(value, dict):
         return Estimate(float(value["value"]), float("nan") if value["error"] is None else float(value["error"]))
     return as_tuples(value)

@@ -1,8 +1,8 @@
-"""How far predictions were from what was then measured, and the band of a prediction that follows from it.
+"""The error of predictions compared with later measurements, and the error band of a prediction.
 
-`RESIDUALS` are those of two measuring sessions, records/predictions.json and records/predictions-second.json: ln(measured / predicted) of
-each cell that the calibration had not seen (two models, two and four hosts, four rates, five algorithms; gloo on an emulated network). A
-band joins three causes, taken as independent:
+`RESIDUALS` are from two measuring sessions, records/predictions.json and records/predictions-second.json: ln(measured
+/ predicted) of each cell that the calibration had not seen (two models, two and four hosts, four rates, five
+algorithms; gloo on an emulated network). A band combines three causes, taken as independent:
 
     measured = predicted * c * v * exp(e)
 
@@ -10,12 +10,13 @@ band joins three causes, taken as independent:
     v   the mean of a few steps: 1 + z sd / sqrt(STEPS_OF_A_MEAN), z normal, sd of a step relative to its mean, as simulated
     e   the model's own error: each of RESIDUALS, with both signs
 
-The sign of an error depends on the machine: so e and -e are as likely. The band is from the 10 % to the 90 % quantile of all products.
-It was tested on the second session, whose cells were measured after the band was made: of 78 cells, 55 lay in the band of that day (71 %,
-not 80 %). Steps that overlap communication with computation on shared cores took longer than predicted, by 5 % at the median and by
-25 % at most. The band holds both sessions since. With one session left out, the band of the other holds 78 % (94 % and 62 %); with one
-configuration (model, hosts, rate) left out in turn, 79 %; with one algorithm, 79 %; with one model, 80 %; with one number of hosts, 77 %
-(`tests/unit/test_model_error.py`). Both sessions are of quiet machines: under other load the error is larger.
+The sign of an error depends on the machine, so e and -e are equally likely. The band is from the 10 % to the 90 %
+quantile of all products. It was tested on the second session, whose cells were measured after the band was made. Of
+78 cells, 55 lay in the band of that day: 71 %, not 80 %. Steps that overlap communication with computation on shared
+cores took longer than predicted, by 5 % at the median and by 25 % at most. The present band uses both sessions. With
+one session left out, the band of the other holds 78 % (94 % and 62 %); with one configuration (model, hosts, rate)
+left out in turn, 79 %; with one algorithm, 79 %; with one model, 80 %; with one number of hosts, 77 %
+(`tests/unit/test_model_error.py`). Both sessions are from idle machines: under other load the error is larger.
 """
 
 from __future__ import annotations
@@ -196,11 +197,11 @@ RESIDUALS = FIRST_SESSION + SECOND_SESSION
 def band(
     seconds: float, calibrations: Sequence[float] = (), *, step_sd: float = 0.0, residuals: Sequence[float] = RESIDUALS
 ) -> tuple[float, float]:
-    """The 10 % and 90 % quantiles of the mean seconds of a step.
+    """Return the 10 % and 90 % quantiles of the mean seconds of a step.
 
     Args:
-        seconds: predicted.
-        calibrations: predicted by other draws of the calibration.
+        seconds: the prediction.
+        calibrations: predictions by other draws of the calibration.
         step_sd: standard deviation of one step's seconds, relative to the mean.
         residuals: ln(measured / predicted) of earlier predictions; used with both signs.
 

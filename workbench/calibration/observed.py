@@ -1,4 +1,4 @@
-"""What a record of real steps says, before anything is fitted: seconds of compute by rank and step, seconds of communication."""
+"""Observations in a record of real steps, before the fit: seconds of compute by rank and step, seconds of communication."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLLECTIVES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # passes 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compute:
-    """Seconds of each rank (row) in each step (column); NaN where nothing was recorded.
+    """Seconds of each rank (row) in each step (column); NaN if nothing was recorded.
 
     Attributes:
-        forward_s, backward_s, update_s: in these.
-        other_s: of the step, in nothing that was recorded: fetching the minibatch, bookkeeping.
+        forward_s, backward_s, update_s: time in these phases.
+        other_s: time of the step that was not recorded: fetching the minibatch, bookkeeping.
     """
 
     forward_s: Floats
@@ -42,15 +42,15 @@ class Compute:
 class Periods:
     """Times in which the network was busy; all arrays have one length.
 
-    A collective begins when the last rank has come to it, for before that there is nothing to wait for but that rank, and when
-    the one before it has ended; it ends when the ranks, on average, leave it. Those that overtake one another are one period.
+    A collective begins when the last rank has called it and the previous one has ended: before that, ranks wait only
+    for a rank. It ends when the ranks, on average, leave it. Collectives that overtake one another are one period.
 
     Attributes:
-        step: in which it began.
-        seconds: how long.
-        num_messages: that a rank sent in it, one after the other.
-        wire_bytes: that a rank sent in it.
-        waiting_s: of the collectives in it, from the first rank's coming to the last one's.
+        step: the step in which it began.
+            seconds: its length.
+            num_messages: messages that a rank sent in it, one after another.
+            wire_bytes: bytes that a rank sent in it.
+            waiting_s: for its collectives, from the first rank's call to the last one's.
     """
 
     step: Ints
@@ -66,14 +66,14 @@ class Periods:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """All that is fitted.
+    """The input of the fit.
 
     Attributes:
         compute: by rank and step, after the warm-up.
-        periods: of the library's own sums or, of a method that sends messages itself, of these (`messages`).
-        messages: whether they are messages.
-        local: seconds a byte of float32 values of each piece of local work, by kind ("sum", "encode", "decode").
-        ready: of a run by buckets: (number of the bucket, part of backward after which it was final), of every step.
+        periods: periods of the library's own sums, or of messages if the algorithm sends them itself (`messages`).
+            messages: whether they are messages. local: seconds of each piece of local work for a byte of float32
+            values, by kind ("sum", "encode", "decode"). ready: for a run by buckets: (number of the bucket, part of
+            backward after which it was final), of every step.
     """
 
     compute: Compute
@@ -84,10 +84,10 @@ class Observed:
 
 
 def observe(run: Run) -> Observed:
-    """The steps of a run on real or simulated ranks.
+    """Return the observations of a run on real or simulated ranks.
 
     Raises:
-        ConfigError: it has no trace, or too few steps in it.
+        ConfigError: it has no trace, or too few steps in its trace.
     """
     spans = run.spans
     if not len(spans.table):
@@ -96,15 +96,15 @@ def observe(run: Run) -> Observed:
 
 
 def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
-    """The steps in these spans, without those at the beginning that are slower than usual, and the last, whose end is not known.
+    """Return the observations in spans, without the slower steps at the beginning, and without the last, whose end is unknown.
 
     Args:
-        num_workers: that took part; the spans may be of some of them.
-        name: of the record, for errors.
+        num_workers: number of ranks; the spans may be of some of them.
+        name: name of the record, for errors.
     """
     steps = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
     if len(steps) < LEAST_STEPS:
-        raise ConfigError(f"{name} has {len(steps)} steps in its trace: {LEAST_STEPS} at least, 20 or more for a fit that means something")
+        raise ConfigError(f"{name} has {len(steps)} steps in its trace: at least {LEAST_STEPS} are needed, 20 or more for a good fit")
     steps = steps[num_warm_up(len(steps)) : -1]
     compute, local = _compute(spans, steps), _local(spans, steps)
     sums = spans.select(steps=slice(int(steps[0]), int(steps[-1]) + 1), kinds=COLLECTIVES)
@@ -134,7 +134,7 @@ def _compute(spans: Spans, steps: Ints) -> Compute:
 
 
 def _local(spans: Spans, steps: Ints) -> dict[str, Floats]:
-    """Seconds a byte of each piece of local work that is long enough to be measured."""
+    """Return seconds for a byte of each piece of local work that is long enough to be measured."""
     found = {}
     for kind in ("sum", "encode", "decode"):
         table = spans.select(kinds=[kind], steps=slice(int(steps[0]), None)).table
@@ -168,7 +168,10 @@ def _sums(sums: Spans, num_workers: int) -> Periods:
 
 
 def _messages(spans: Spans, steps: Ints) -> Periods:
-    """Each message of the run from when both ends were there, as a period of its own: what shares an interface is not told apart."""
+    """Return each message of the run as a period, from when both ends are ready.
+
+    Messages that share an interface are not separated.
+    """
     from workbench.analysis.parts import _sending_since
 
     received = spans.table[spans.is_kind(["recv"])]
@@ -186,7 +189,10 @@ def _messages(spans: Spans, steps: Ints) -> Periods:
 
 
 def _merged(*, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats, wire_bytes: Floats, waiting_s: Floats) -> Periods:
-    """Overlapping intervals as one period each; those of a period that ended in the order of their beginning, one after the other."""
+    """Merge overlapping intervals.
+
+    Those of a period that end in the order of their beginnings count one after another.
+    """
     order = np.lexsort((end_s, begin_s))
     starts, ends = begin_s[order], end_s[order]
     latest = np.maximum.accumulate(ends) if len(ends) else ends
@@ -207,7 +213,7 @@ def _merged(*, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats,
 
 
 def _ready(spans: Spans, steps: Ints) -> tuple[tuple[int, float], ...]:
-    """When in backward each bucket's sum was asked for, where it was: in a method that does so layer by layer."""
+    """Return when in backward each bucket's sum was called, if the algorithm sums layer by layer."""
     found = []
     for rank in spans.ranks:
         mine = spans.of_rank(rank).select(steps=slice(int(steps[0]), int(steps[-1]) + 1))

@@ -1,4 +1,4 @@
-"""What a calibration is made of: numbers with their errors, shapes, pace, line, host."""
+"""The parts of a calibration: numbers with errors, shapes, pace, line, host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Estimate:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a calibration comes from: the record, what ran in it, on what, on how many ranks, and how many steps of it counted."""
+    """The source of a calibration: the record, its algorithm, runtime and number of ranks, and the number of steps used."""
 
     source: str
     method: str
@@ -37,36 +37,37 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What is trained: (name, shape) of each parameter in order of registration, bytes of an element, samples a worker and step."""
+    """The model: (name, shape) of each parameter in order of registration, bytes of an element, samples of a worker in a step."""
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     batch_size: int
     itemsize: int = 4
 
     def problem(self, num_samples: int) -> Problem:
-        """A problem of these shapes that has no values: for simulations that only keep time."""
+        """Return a problem with these shapes and no values, for timing-only simulations."""
         return Problem(
             model=self._module, loss=_no_loss, train=_Samples(num_samples), name="shapes", correct=None, batch_size=self.batch_size
         )
 
     def _module(self) -> nn.Module:
-        dtype = {2: torch.float32, 4: torch.float32, 8: torch.float64}[self.itemsize]  # 16-bit gradients are summed as float32
+        # 16-bit gradients are summed as float32
+        dtype = {2: torch.float32, 4: torch.float32, 8: torch.float64}[self.itemsize]
         return nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for _, shape in self.parameters])
 
     @property
     def num_bytes(self) -> int:
-        """Of one gradient, without what travels behind its buckets."""
+        """Bytes of one gradient, without the tails of its buckets."""
         return sum(_numel(shape) for _, shape in self.parameters) * max(4, self.itemsize)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds of one rank's step where it has a core for each of its threads.
+    """Seconds of one rank's step, if it has a core for each of its threads.
 
     Attributes:
-        other_s: of each step in neither compute nor communication: fetching the minibatch, bookkeeping.
-        stragglers: what multiplies forward and backward; `fit` says how they were chosen.
+        other_s: time of each step outside compute and communication: fetching the minibatch, bookkeeping.
+        stragglers: factors of forward and backward; `fit` says how they were chosen.
         forward_shares, backward_shares: see `costs.Compute`; empty: in proportion to the elements.
     """
 
@@ -83,15 +84,15 @@ class Pace:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What the network costs.
+    """The costs of the network.
 
     Attributes:
-        latency_s: alpha of a hop of the library's own sums.
-        message_latency_s: alpha of a message that a method sends itself, its handling in Python included.
-        s_per_byte: beta.
-        sum_s_per_byte: gamma, of float32 values.
-        codecs: (name, seconds to encode a byte of float32 values, to decode one).
-        line_bytes_per_s: what the link is called, where that is known: 1 / beta is a part of it, the rest goes for headers.
+        latency_s: alpha of a hop in the library's own sums.
+            message_latency_s: alpha of a message that an algorithm sends itself, with its handling in Python.
+            s_per_byte: beta.
+            sum_s_per_byte: gamma, for float32 values.
+            codecs: (name, seconds to encode a byte of float32 values, to decode one).
+            line_bytes_per_s: nominal rate of the link, if known: 1 / beta is a share of it, headers take the rest.
     """
 
     latency_s: Estimate
@@ -103,16 +104,16 @@ class Line:
 
     @property
     def efficiency(self) -> float:
-        """The part of a line's rate that carries gradients; 1 where the line's rate is not known."""
+        """The share of a line's rate that carries gradients; 1 if the rate is not known."""
         return 1.0 if self.line_bytes_per_s is None else 1 / (self.s_per_byte.value * self.line_bytes_per_s)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Cores that all ranks of a run share, threads of a rank, and the core's seconds that a byte sent takes, at both ends together.
+    """Cores that all ranks of a run share, threads of a rank, and core seconds for a byte sent, at both ends together.
 
-    `cores` is None where ranks do not get in each other's way (machines of their own).
+    `cores` is None if ranks do not slow each other (separate machines).
     """
 
     cores: float | None = None
@@ -125,13 +126,13 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def _no_loss(*_: Any) -> torch.Tensor:
-    raise ConfigError("a calibration knows shapes, and no data: use it with timing_only=True")
+    raise ConfigError("a calibration has shapes, and no data: use it with timing_only=True")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """So many samples, none of which is there."""
+    """A number of samples without values."""
 
     num: int
 

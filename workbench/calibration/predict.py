@@ -1,4 +1,4 @@
-"""What a step would take with another method, on other numbers of workers, over another network: simulated from a calibration."""
+"""Predict a step with another algorithm, other numbers of workers or another network, by a simulation with a calibration."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 STEPS = 30
-LEAST_STEPS, FEWEST_STEPS, MESSAGES = 8, 4, 4000  # of a simulation message by message; of a heavy one; messages that any may have
+LEAST_STEPS, FEWEST_STEPS, MESSAGES = 8, 4, 4000  # steps of a simulation by messages; of a heavy one; messages of any
 NUM_DRAWS = 8
-HEAVY = 20_000  # messages of a simulation: of a larger one, other calibrations are told by proportion
+HEAVY = 20_000  # messages of a simulation: above it, other draws are computed by proportion
 DIFFERS = 0.1
-UNBOUND = 1e18  # bytes a second of a wire that costs nothing
+UNBOUND = 1e18  # bytes a second of a free wire
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a step is said to take.
+    """A prediction of a step.
 
     Attributes:
-        step_s: seconds, the mean over steps; `usual_s` without the longest and shortest quarters of them.
-        low_s, high_s: quantiles (10 and 90 %) of the mean of a few steps, the model's own error included (`calibration.model_error`).
-        cores: which cores were measured, and which are assumed here.
-        other_step_s: where the cores were assumed, seconds of a step (about) with the other assumption: the measured machine's shared
-            cores, or a host for each rank; None: there is no other.
-        saved_s: by how much a step were shorter if wire, latency or stragglers cost nothing, or, where nobody is late, compute;
-            what saves most binds.
-        overlap: hidden part of the communication; None where there is none.
+        step_s: mean seconds over steps; `usual_s` is the mean without the longest and shortest quarters. low_s,
+            high_s: quantiles (10 and 90 %) of the mean of a few steps, with the model's own error
+            (`calibration.model_error`). cores: the measured cores, and those assumed here. other_step_s: if the cores
+            were assumed, about the seconds of a step with the other assumption: the measured machine's shared cores,
+            or a
+                host for each rank; None: there is no other.
+            saved_s: how much shorter a step would be if wire, latency or stragglers cost nothing, or, without
+                stragglers, compute. The largest one is the bound.
+            overlap: hidden share of the communication; None without communication.
     """
 
     method: str
@@ -60,29 +61,25 @@ class Prediction:
 
     @property
     def other_cores(self) -> str | None:
-        """The other assumption about cores and its number, where it changes a step by more than 10 %."""
+        """The other assumption about cores and its number, if it changes a step by more than 10 %."""
         if self.other_step_s is None or abs(self.other_step_s / self.step_s - 1) <= DIFFERS:
             return None
         own = self.setting.cores is None
-        what = (
-            "with the shared cores of the measured machine (--cores measured)"
-            if own
-            else "with cores of its own for each rank (--cores own)"
-        )
+        what = "with the shared cores of the measured machine (--cores measured)" if own else "with own cores for each rank (--cores own)"
         return f"{what} about {seconds(self.other_step_s)} a step, not {seconds(self.step_s)}"
 
     @property
     def bound(self) -> str:
-        """What a step waits for most."""
+        """The cost that a step waits for most."""
         return max(self.saved_s, key=lambda what: self.saved_s[what]) if self.saved_s else "unknown"
 
     @property
     def samples_per_s(self) -> float:
-        """Steps of one worker in a second."""
+        """Samples of one worker in a second."""
         return 1 / self.step_s
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         setting = self.setting
         return {
             "method": self.method,
@@ -115,13 +112,13 @@ COLUMNS = (
 
 
 def table(predictions: list[Prediction]) -> Table:
-    """Predictions side by side; the caption says which cores they assume."""
+    """Return predictions as a table; the caption says which cores they assume."""
     caption = "Seconds a step, predicted; 10 and 90 % include the model's own error"
     return Table([prediction.as_record() for prediction in predictions], COLUMNS, caption="\n".join([caption, *cores_lines(predictions)]))
 
 
 def cores_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """What predictions assume of cores, each line once; and both numbers where the other assumption differs much."""
+    """Return the assumptions about cores, each line once, and both numbers if the other assumption differs much."""
     lines = list(dict.fromkeys(f"cores {prediction.cores}" for prediction in predictions))
     for one in predictions:
         if one.other_cores:
@@ -142,23 +139,26 @@ def predict(
     draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Prediction:
-    """What a step takes, with a band and with what bounds it.
+    """Predict the time of a step, with an error band and its bound.
 
-    The method itself is run on simulated workers, timing only; where ranks share cores, all that wants them is slowed until they
-    suffice (`calibration.cores`). The band joins the calibration's uncertainty (the same with other draws of it), the variation of
+    The algorithm runs on simulated workers, timing only. If ranks share cores, all work on cores is slowed until they
+    suffice (`calibration.cores`). The band combines the calibration's uncertainty (other draws), the variation of
     steps and the model's own error (`calibration.model_error`).
 
     Args:
-        network: a network, its name in `workbench.costs`, or None for the one that was measured.
-        bandwidth_bytes_per_s: instead: another rate of the measured one, as it is called (125e6 for 1 Gbit/s).
-        latency_s: of the link, beyond what was measured of a message; a network brings its own.
-        cores: that all ranks share; "measured": those of the calibration; "own": each rank has a host with what it needs. None:
-            "measured" for as many workers on the measured network, else "own". `Prediction.cores` says which.
-        steps: to simulate, the warm-up included.
-        draws: of the calibration, for the band; with 0 the band is of the variation of steps and the model's error.
+        network: a network, its name in `workbench.costs`, or None for the measured one. bandwidth_bytes_per_s:
+            instead, another nominal rate of the measured network (125e6 for 1 Gbit/s). latency_s: latency of the link
+            in addition to the measured one; a network has its own. cores: a number that all ranks share; "measured":
+            those of the calibration; "own": each rank has a host with enough cores. None:
+                "measured" for as many workers on the measured network, otherwise "own". `Prediction.cores` says
+                which.
+            steps: steps to simulate, with the warm-up.
+            draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the
+                model's error.
 
     Raises:
-        ConfigError: the network is unknown, the calibration has none, or the method cannot run on so many workers.
+        ConfigError: the network is unknown, the calibration has none, or the algorithm cannot run on this number of
+            workers.
     """
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s, latency_s, cores)
     return predict_at(calibration, algorithm, setting, steps=steps, draws=draws, seed=seed)
@@ -167,9 +167,9 @@ def predict(
 def predict_at(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, *, steps: int = STEPS, draws: int = NUM_DRAWS, seed: int = 0
 ) -> Prediction:
-    """`predict`, at a place that `make_setting` made."""
+    """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm={algorithm!r}: a method, such as PipeSGD(width=2); there are {', '.join(method_names())}")
+        raise ConfigError(f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(method_names())}")
     steps = affordable(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
     found = simulated(calibration, algorithm, setting, steps, seed)
@@ -202,7 +202,7 @@ def predict_at(
 
 
 def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool) -> float:
-    """Seconds of a step by another draw of the calibration, to first order: a part of the step that a cause takes changes with it."""
+    """Return seconds of a step for another draw, to first order: the share of a step by each cause changes in proportion."""
     pace, line = calibration.pace, calibration.line
     latency = "message_latency_s" if messages else "latency_s"
     computed = ("forward_s", "backward_s", "update_s", "other_s")
@@ -218,7 +218,7 @@ def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: 
 
 
 def _with_other_cores(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float | None:
-    """Seconds of a step, about, where the ranks share the measured cores if they do not here, and the other way round."""
+    """Return about the seconds of a step with the other assumption about cores."""
     if not setting.assumed or calibration.host.cores is None:
         return None
     other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
@@ -236,13 +236,13 @@ def predicted_run(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Run:
-    """The simulated run from which `predict` takes its numbers, with all its spans; arguments and errors as there."""
+    """Return the simulated run of `predict`, with all its spans; arguments and errors as there."""
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
     return simulated(calibration, algorithm, setting, steps, seed).run
 
 
 def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
-    """Fewer steps where each has many messages: a pipeline is in its stride after two or three."""
+    """Return fewer steps if each has many messages: a pipeline is full after two or three."""
     messages = messages_per_step(calibration, algorithm, setting)
     if not messages or algorithm.has_servers:
         return steps
@@ -251,7 +251,7 @@ def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting,
 
 
 def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """About how many messages all workers send in a step; 0 where the library sums."""
+    """Return about the number of messages of all workers in a step; 0 if the library sums."""
     collective = getattr(algorithm, "collective", None)
     if not sends_messages(algorithm):
         return 0.0
@@ -266,7 +266,7 @@ def _spread(num: int, wanted: int) -> list[int]:
 
 
 def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
-    """The mean seconds of a step, and nothing else."""
+    """Return the mean seconds of a step."""
     steps = affordable(calibration, algorithm, setting, steps)
     return simulated(calibration, algorithm, setting, steps, seed).step_s
 
@@ -274,7 +274,7 @@ def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, ste
 def _without(
     what: str, calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, slow: Slowness | None
 ) -> float:
-    """Seconds of a step in which something costs nothing."""
+    """Return the seconds of a step if one cost is zero."""
     compute, network = effective_costs(calibration, algorithm, setting, slow)
     match what:
         case "compute":

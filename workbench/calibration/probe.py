@@ -1,4 +1,4 @@
-"""What one run's trace cannot tell apart, measured by messages of several sizes on the same ranks."""
+"""Measurements by messages of several sizes on the same ranks, for costs that one run's trace cannot separate."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from workbench.runtimes.rank.main import transport_here
 from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Handle, Transport
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes
-LOCAL_BYTES = 1 << 22  # of float32 values that are summed, encoded and decoded
+LOCAL_BYTES = 1 << 22  # float32 values to sum, encode and decode
 ROUNDS = 7
-LOST_WORK = 256  # side of the matrices whose product is a piece of compute
+LOST_WORK = 256  # side of the matrices whose product is one piece of compute
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What was measured, the same on all ranks: medians of some rounds, the mean over ranks.
+    """Measurements, equal on all ranks: medians of some rounds, the mean over ranks.
 
     Attributes:
-        num_workers: ranks.
-        sums: (bytes of the value, seconds) of the library's own all-reduce.
-        messages: (bytes, seconds) of a message to the right and one from the left at once, as a ring sends them.
-        sum_s_per_byte: to add float32 values.
-        codecs: (name, seconds to encode a byte of float32 values, to decode one).
-        cpu_s_per_byte: seconds of a core for a byte that a rank sends, what its receipt takes included.
+        num_workers: number of ranks. sums: (bytes of the value, seconds) of the library's own all-reduce. messages:
+            (bytes, seconds) of a message to the right and one from the left at the same time, as a ring sends them.
+            sum_s_per_byte: seconds to add a byte of float32 values. codecs: (name, seconds to encode a byte of
+            float32 values, to decode one). cpu_s_per_byte: core seconds for a byte that a rank sends, with its
+            receipt.
     """
 
     num_workers: int
@@ -48,7 +47,7 @@ class Probe:
     cpu_s_per_byte: float
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         return asdict(self)
 
     @classmethod
@@ -58,7 +57,7 @@ class Probe:
 
     @property
     def sum_latency_s(self) -> float:
-        """alpha of a hop: of the shortest sum, without its bytes, of which there are few."""
+        """alpha of a hop: from the shortest sum, without its few bytes."""
         return self.sums[0][1] / max(1, 2 * (self.num_workers - 1))
 
     @property
@@ -68,7 +67,7 @@ class Probe:
 
     @property
     def s_per_byte(self) -> float:
-        """beta: of the longest sum."""
+        """beta: from the longest sum."""
         size, seconds = self.sums[-1]
         sent = native_bytes(self.num_workers, size)
         return max(seconds - 2 * (self.num_workers - 1) * self.sum_latency_s, 1e-12) / sent
@@ -78,8 +77,8 @@ def probe(transport: Transport, deadline: Callable[[str], Deadline], names: Sequ
     """Measure on all ranks of a transport; takes a second or two on a quick network.
 
     Args:
-        patience: says how to wait for what.
-        names: of the codecs whose work to measure.
+        deadline: makes the deadline of a wait.
+        names: codecs to measure.
     """
     rank, num_workers = transport.rank, transport.num_workers
 
@@ -129,7 +128,7 @@ def probe(transport: Transport, deadline: Callable[[str], Deadline], names: Sequ
 
 
 def probe_here(names: Sequence[str] = (), timeout_s: float = 60.0) -> Probe:
-    """`probe` on the ranks of the world this process was started in; all of them call it."""
+    """Run `probe` on the ranks of the world in which this process was started; all of them must call it."""
     transport = transport_here(timeout_s)
     try:
         return probe(transport, lambda what: Deadline(what, transport.peer_failure, timeout_s), names)
@@ -138,8 +137,11 @@ def probe_here(names: Sequence[str] = (), timeout_s: float = 60.0) -> Probe:
 
 
 def _stolen_s_per_byte(transport: Transport, deadline: Callable[[str], Deadline]) -> float:
-    """Seconds of compute that a rank loses while a sum is under way, for a byte it sends: all that the process's own clock does not
-    see (the kernel's work on packets, caches) is in it. 0 where the library makes no progress by itself."""
+    """Return seconds of compute that a rank loses during a sum, for a byte it sends.
+
+    It includes what the process's own clock does not see (the kernel's work on packets, caches). It is 0 if the
+    library makes no progress by itself.
+    """
     left, right = torch.randn(LOST_WORK, LOST_WORK), torch.randn(LOST_WORK, LOST_WORK)
 
     def pieces(handle: Handle | None, seconds: float) -> tuple[int, float]:
@@ -178,9 +180,9 @@ def _codec_seconds(codec: Codec, values: Tensor, rounds: Callable[[Callable[[], 
 
 
 def with_probe(calibration: Calibration, found: Probe) -> Calibration:
-    """The calibration with what the probe tells: latencies, summing, codecs, the cores' share in communication.
+    """Add the probe's results to a calibration: latencies, summing, codecs, the cores' share in communication.
 
-    beta stays that of the run, whose messages are those that matter, less what is now known to be latency.
+    beta stays that of the run, whose messages matter, minus the measured latency.
     """
     line, p = calibration.line, found.num_workers
     if p < 2:
@@ -222,10 +224,10 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
 
 
 def without_hold_up(calibration: Calibration) -> Calibration:
-    """The same, with a hop of the library's own sums that takes no longer than a message that Python handles.
+    """Limit the latency of a hop in the library's own sums to that of a message that Python handles.
 
-    Such a hop is a message, and less is done for it. Where a shortest sum was measured to take longer, it was held up: medians of a few
-    rounds on a machine with other work can be. What was taken for latency is then the wire's.
+    Such a hop is a message with less handling. If the shortest sum took longer, other work delayed it: medians of a
+    few rounds on a busy machine can be too long. The excess latency is then counted as the wire's.
     """
     line, num_workers = calibration.line, calibration.origin.num_workers
     held_up_s = line.latency_s.value - line.message_latency_s.value

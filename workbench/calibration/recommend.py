@@ -1,4 +1,4 @@
-"""Which method, width, bucket size, codec and number of backups to use, and why: the best of a grid without simulating all of it."""
+"""Recommend an algorithm, width, bucket size, codec and number of backups, with the reason: the best of a grid, mostly by bounds."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 
-SHORT_STEPS = 12  # of a simulation that only ranks
-AS_GOOD = 1.02  # of what differs by less, the method is taken that changes the numbers least
+SHORT_STEPS = 12  # steps of a simulation that is only used for the ranking
+AS_GOOD = 1.02  # within this factor, the algorithm that changes the numbers least wins
 RUNNERS_UP = 3
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A method and what is said of it.
+    """An algorithm and its prediction.
 
     Attributes:
-        steps_to_loss: None where no run told.
-        loss_s: seconds to the loss; None likewise.
+        steps_to_loss: None if no run shows it.
+            loss_s: seconds to the loss, or None.
     """
 
     algorithm: Algorithm
@@ -40,7 +40,7 @@ class Choice:
     loss_s: float | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         said = describe(self.algorithm, self.prediction.setting)
         shown = {"recipe": recipe(self.algorithm), "steps_to_loss": self.steps_to_loss, "loss_s": self.loss_s}
         return {**said, **self.prediction.as_record(), "label": label(self.algorithm, self.prediction.method), **shown}
@@ -49,14 +49,13 @@ class Choice:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The best choice first, then the runners-up.
+    """The best choice, then the runners-up.
 
     Attributes:
-        reason: why, in a few sentences.
-        num_candidates, num_simulated: of the grid, and of these how many were simulated: the others cannot be better.
-        convergence: what steps to the loss were taken from; None: ranked by the step's time alone.
-        num_left_out: candidates that might be better and were not simulated, for the time was over.
-        not_reached: recipes whose runs did not reach the loss; they are no candidates.
+        reason: the reason, in a few sentences. num_candidates, num_simulated: size of the grid, and how many of it
+            were simulated: the others cannot be better. convergence: source of the steps to the loss; None: ranked by
+            the time of a step. num_left_out: candidates that might be better and were not simulated, because the time
+            was over. not_reached: recipes whose runs did not reach the loss; they are not candidates.
     """
 
     choices: tuple[Choice, ...]
@@ -72,7 +71,7 @@ class Recommendation:
         return self.choices[0]
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         return {
             "choices": [choice.as_record() for choice in self.choices],
             "reason": self.reason,
@@ -84,7 +83,7 @@ class Recommendation:
         }
 
     def table(self) -> Table:
-        """One row a choice."""
+        """Return one row for each choice."""
         cores = cores_lines([choice.prediction for choice in self.choices])
         return Table([choice.as_record() for choice in self.choices], COLUMNS, caption="\n".join([self.reason, *cores]))
 
@@ -93,7 +92,7 @@ class Recommendation:
         for name in self.not_reached:
             assert self.convergence is not None
             lines.append(
-                f"not reached: {name} did not reach a test loss of {self.convergence.target_loss:g} in its runs, and is no candidate"
+                f"not reached: {name} did not reach a test loss of {self.convergence.target_loss:g} in its runs, and is not a candidate"
             )
         others = "the others cannot be better"
         if self.num_left_out:
@@ -131,31 +130,29 @@ def recommend(
     budget_s: float = inf,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Recommendation:
-    """The method of the shortest step, or of the shortest time to a loss, for this model on this cluster.
+    """Recommend the algorithm with the shortest step, or the shortest time to a loss, for this model on this cluster.
 
-    Candidates are looked at in the order of a bound from below of their time, and simulated until the bound of the next is
-    above the best that was found: so most need no simulation. Of those within 2 % of the best, the one is taken that changes
-    the numbers least. A step that does without b of p gradients counts p / (p - b) times, where steps to a loss are not known.
+    Candidates are simulated in the order of a lower bound of their time, until the next bound is above the best time
+    found. Most need no simulation. Among those within 2 % of the best, the one that changes the numbers least wins.
+    If steps to a loss are not known, a step that drops b of p gradients counts p / (p - b) times.
 
     Args:
-        workers, network, bandwidth_bytes_per_s, latency_s, cores: where, as for `predict`.
-        among: the candidates; None: `candidates.candidates`, with the codecs whose cost the calibration knows.
-        convergence: steps that each recipe needs to a loss, from runs; recipes that it does not know are left out. None: steps
-            are not compared, and all count alike.
-        exact: only methods that change no numbers.
-        runners_up: how many to tell of beside the best.
-        draws: of the calibration, for the band of the best.
-        budget_s: no further candidate is simulated after so many seconds; the result says how many were left out.
-        progress: called after each candidate with the number simulated, the most that there can be, and the most seconds left.
+        workers, network, bandwidth_bytes_per_s, latency_s, cores: the conditions, as for `predict`. among: the
+            candidates; None: `candidates.candidates`, with the codecs whose cost is in the calibration. convergence:
+            steps that each recipe needs to a loss, from runs; other recipes are left out. None: every step counts the
+            same. exact: only algorithms that do not change the numbers. runners_up: number of further choices to
+            return. draws: draws of the calibration for the band of the best choice. budget_s: no further candidate is
+            simulated after this time; the result says how many were left out. progress: called after each candidate
+            with the number simulated, the largest possible number, and the most seconds left.
 
     Raises:
-        ConfigError: nothing is left to choose among, or the place is unknown.
+        ConfigError: no candidate is left, or the conditions are unknown.
     """
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s, latency_s, cores)
     kept = _kept(list(among) if among is not None else _grid(calibration, workers), convergence, exact)
 
     def counted(one: Algorithm) -> float:
-        """By what a step's time is multiplied to be compared: steps to the loss, or how many steps give p gradients."""
+        """Return the factor of a step's time in the comparison: steps to the loss, or steps that give p gradients."""
         if convergence is not None:
             return float(convergence.of(one) or 0.0)
         return workers / max(1, workers - backups_of(one))
@@ -193,12 +190,12 @@ def recommend(
 
 
 def _not_reached(convergence: Convergence | None) -> tuple[str, ...]:
-    """Recipes whose runs did not get to the loss."""
+    """Return the recipes whose runs did not reach the loss."""
     return () if convergence is None else tuple(name for name, steps in convergence.steps.items() if steps is None)
 
 
 def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
-    """The plainest of the best, then the others, quickest first."""
+    """Return the plainest of the best, then the others, quickest first."""
     ordered = sorted(found, key=lambda item: item[0])
     plainest = min((item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0]))[1]
     return [plainest, *(one for _, one in ordered if one is not plainest)]
@@ -211,33 +208,35 @@ def _choice(algorithm: Algorithm, prediction: Prediction, convergence: Convergen
 
 
 def _kept(chosen: list[Algorithm], convergence: Convergence | None, exact: bool) -> list[Algorithm]:
-    """The candidates that may be compared."""
+    """Return the candidates that may be compared."""
     kept = [one for one in chosen if not exact or recipe(one) == EXACT]
     if convergence is not None:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
-        told = f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})" if convergence else "exact=True"
-        raise ConfigError(f"none of {len(chosen)} candidates is left: {told}")
+        known = (
+            f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})" if convergence else "exact=True"
+        )
+        raise ConfigError(f"none of {len(chosen)} candidates is left: {known}")
     return kept
 
 
-def label(algorithm: Algorithm, method: str) -> str:
-    """A method as a row of a table shows it: with its collective and codec, which its short name leaves out."""
+def label(algorithm: Algorithm, name: str) -> str:
+    """Return an algorithm's label in a table: with its collective and codec, which its short name leaves out."""
     collective = getattr(algorithm, "collective", None)
-    if collective is None or isinstance(collective, Native) or "collective" in method:
-        return method
+    if collective is None or isinstance(collective, Native) or "collective" in name:
+        return name
     codec = codec_of(algorithm)
-    return f"{method}, {type(collective).__name__}" + (f" of {codec}" if codec else "")
+    return f"{name}, {type(collective).__name__}" + (f" of {codec}" if codec else "")
 
 
 def backups_of(algorithm: Algorithm) -> int:
-    """b, the gradients that an update does without."""
+    """Return b, the number of gradients that an update drops."""
     backups = getattr(algorithm, "backups", 0)
     return backups if isinstance(backups, int) else 0
 
 
 def _change(algorithm: Algorithm) -> tuple[int, int, int]:
-    """How much a method changes the numbers: gradients it drops, staleness, whether a codec."""
+    """Return how much an algorithm changes the numbers: dropped gradients, staleness, a codec."""
     late = 0 if algorithm.has_servers else algorithm.max_staleness or 0
     return backups_of(algorithm), late, int(codec_of(algorithm) is not None)
 
@@ -248,7 +247,7 @@ def _grid(calibration: Calibration, workers: int) -> list[Algorithm]:
 
 
 def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
-    """Numbers of the best and of the next, and what is not known."""
+    """Return the numbers of the best and the next choice, and what is unknown."""
     best = choices[0]
     saved = best.prediction.saved_s.get(best.prediction.bound, 0.0)
     words = [f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by {best.prediction.bound}"]
@@ -260,9 +259,9 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
             f"next {label(other.algorithm, other.prediction.method)}, {ratio:.2f} times as long a step, bound by {other.prediction.bound}"
         )
     if convergence is None:
-        words.append("nothing is known of how many steps each needs: this ranks by the time of a step alone")
+        words.append("the number of steps that each needs is unknown: this ranks by the time of a step alone")
         if recipe(best.algorithm) != EXACT:
-            words.append(f"its gradients are not the exact ones ({recipe(best.algorithm)}), so it may need more steps")
+            words.append(f"its gradients are not exact ({recipe(best.algorithm)}), so it may need more steps")
     else:
         words.append(f"steps to a test loss of {convergence.target_loss:g} are of {convergence.source}")
     return "; ".join(words)

@@ -1,4 +1,4 @@
-"""Values of a calibration as JSON and back."""
+"""Conversion of a calibration's values to JSON and back."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from workbench import costs
 from workbench.costs import Stragglers
 
 
-def law_record(law: Stragglers) -> dict[str, Any]:
-    """A law as plain values."""
-    return {"law": type(law).__name__, **{item.name: getattr(law, item.name) for item in fields(law)}}
+def distribution_record(distribution: Stragglers) -> dict[str, Any]:
+    """Return a distribution as plain values."""
+    return {"law": type(distribution).__name__, **{item.name: getattr(distribution, item.name) for item in fields(distribution)}}
 
 
-def law_of(record: dict[str, Any]) -> Stragglers:
-    """The opposite.
+def distribution_of(record: dict[str, Any]) -> Stragglers:
+    """Return the distribution of a record.
 
     Raises:
-        ValueError: there is no such law.
+        ValueError: there is no such distribution.
     """
     kind = getattr(costs, str(record["law"]), None)
     if not (isinstance(kind, type) and issubclass(kind, Stragglers)):
-        raise ValueError(f"no law of stragglers is called {record['law']!r}")
+        raise ValueError(f"no distribution of stragglers is called {record['law']!r}")
     return kind(**{key: as_tuples(value) for key, value in record.items() if key != "law"})
 
 
-def law_words(law: Stragglers) -> str:
-    """A law in a few words, its numbers with three digits.
+def distribution_words(distribution: Stragglers) -> str:
+    """Describe a distribution in a few words, its numbers with three digits.
 
-    >>> law_words(costs.Lognormal(sigma=0.12345))
+    >>> distribution_words(costs.Lognormal(sigma=0.12345))
     'Lognormal(sigma=0.123)'
     """
-    values = [(item.name, getattr(law, item.name)) for item in fields(law)]
+    values = [(item.name, getattr(distribution, item.name)) for item in fields(distribution)]
     said = (f"{name}={value:.3g}" if isinstance(value, float) else f"{name}: {len(value)} of them" for name, value in values)
-    return f"{type(law).__name__}({', '.join(said)})"
+    return f"{type(distribution).__name__}({', '.join(said)})"
 
 
 def as_tuples(value: Any) -> Any:
-    """Lists as tuples, all the way down."""
+    """Convert lists to tuples, at all levels."""
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def without_nan(value: Any) -> Any:
-    """What is not finite as null: JSON has no other word for it."""
+    """Convert numbers that are not finite to null, because JSON has none."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Which law of stragglers fits measured slowness: by likelihood, judged by Kolmogorov and Smirnov's distance."""
+"""Fit a distribution of stragglers to measured slowness: by likelihood, judged by the Kolmogorov-Smirnov distance."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from scipy import stats
 from workbench.costs import Empirical, Lognormal, Pareto, ShiftedExponential, SlowMachines, Stragglers
 
 Floats = NDArray[np.float64]
-LEAST_SAMPLES = 12  # of fewer, no law can be told from another
-MOST_VALUES = 128  # that an empirical law keeps
-ALIKE = 0.02  # ranks whose medians differ by less are alike
-STEADY = 1e-3  # a spread below this is none
+LEAST_SAMPLES = 12  # with fewer, distributions cannot be distinguished
+MOST_VALUES = 128  # values that an empirical distribution keeps
+ALIKE = 0.02  # ranks whose medians differ by less are equal
+STEADY = 1e-3  # a smaller spread counts as none
 
 
-def fit_law(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
-    """The law of one rank's seconds over their median, (N,) independent samples of it.
+def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
+    """Fit the distribution of one rank's seconds over their median, from (N,) independent samples.
 
-    Candidates are lognormal, shifted exponential and Pareto, by their largest likelihood (Akaike: all have two numbers, the
-    median being one). If a sample of this size lies that far from the best in fewer than 5 % of cases (Kolmogorov-Smirnov),
-    the samples themselves are the law.
+    Candidates are lognormal, shifted exponential and Pareto, compared by their largest likelihood (Akaike: all have
+    two parameters, one of them the median). If a sample of this size lies that far from the best in fewer than 5 % of
+    cases (Kolmogorov-Smirnov), the samples themselves are the distribution.
 
     Returns:
-        the law (or none), what to multiply the median by to get the seconds that the law multiplies, and how it was chosen.
+        the distribution (or none), the factor of the median that gives the seconds it multiplies, and how it was
+        chosen.
     """
     samples = np.sort(slowness[np.isfinite(slowness) & (slowness > 0)])
     if len(samples) < 2 or samples[-1] - samples[0] < STEADY:
-        return (), 1.0, f"{len(samples)} samples without a spread: no law"
+        return (), 1.0, f"{len(samples)} samples without a spread: no distribution"
     sigma = float(np.log(samples).std(ddof=1))
     if len(samples) < LEAST_SAMPLES:
         return (
             (Lognormal(sigma=sigma),),
             _lognormal_scale(samples, sigma),
-            f"lognormal assumed: {len(samples)} samples tell no law from another",
+            f"lognormal assumed: {len(samples)} samples cannot distinguish distributions",
         )
     fits = sorted(_candidates(samples, sigma), key=lambda fit: -fit[0])
     best = fits[0]
@@ -51,12 +52,12 @@ def fit_law(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
 
 
 def _lognormal_scale(samples: Floats, sigma: float) -> float:
-    """What is multiplied has the mean of the lognormal, which is above its median."""
+    """Return the scale: the product has the mean of the lognormal, which is above its median."""
     return float(np.exp(np.log(samples).mean() + sigma**2 / 2))
 
 
 def _candidates(samples: Floats, sigma: float) -> list[tuple[float, str, Stragglers, float, Any]]:
-    """(log-likelihood, name, law, scale, cumulative distribution) of each."""
+    """Return (log-likelihood, name, distribution, scale, cumulative distribution) of each candidate."""
     num, least = len(samples), float(samples[0])
     logs = np.log(samples)
     normal = stats.norm(logs.mean(), sigma)
@@ -70,22 +71,24 @@ def _candidates(samples: Floats, sigma: float) -> list[tuple[float, str, Straggl
         )
     ]
     excess = float(samples.mean()) - least
-    scale = excess * num / (num - 1)  # the least of N exponentials is scale / N above the shift, on average
+    scale = excess * num / (num - 1)  # the smallest of N exponentials is scale / N above the shift, on average
     shift = max(least - scale / num, 0.0)
     exponential = stats.expon(shift, scale)
-    law = ShiftedExponential(shift=shift, scale=scale)
-    found.append((float(exponential.logpdf(samples).sum()), "shifted exponential", law, 1.0, exponential.cdf))
+    shifted_exponential = ShiftedExponential(shift=shift, scale=scale)
+    found.append((float(exponential.logpdf(samples).sum()), "shifted exponential", shifted_exponential, 1.0, exponential.cdf))
     spread = float((logs - math.log(least)).mean())
     pareto = stats.pareto((num - 1) / num / spread, scale=least * (1 - spread / num))
-    law_p = Pareto(shape=(num - 1) / num / spread, scale=least * (1 - spread / num))
-    found.append((float(pareto.logpdf(samples).sum()), "Pareto", law_p, 1.0, pareto.cdf))
+    heavy_tail = Pareto(shape=(num - 1) / num / spread, scale=least * (1 - spread / num))
+    found.append((float(pareto.logpdf(samples).sum()), "Pareto", heavy_tail, 1.0, pareto.cdf))
     return found
 
 
 def slow_ranks(seconds: Floats) -> tuple[Floats, SlowMachines | None]:
-    """By what each rank of (ranks, steps) seconds is slower than the rank in the middle, always; None where they are alike.
+    """Return the permanent slowdown of each rank of (ranks, steps) seconds, relative to the median rank.
 
-    A rank is said to differ where its median does by 2 % and by three standard errors of a median.
+    It is None if all are equal.
+
+    A rank differs if its median does by 2 % and by three standard errors of a median.
     """
     medians = np.nanmedian(seconds, 1)
     middle = float(np.median(medians))

@@ -1,4 +1,4 @@
-"""Codecs: what goes on the wire in place of float32 values."""
+"""Codecs: compression of float32 values for the wire."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _CODECS: dict[str, Callable[..., Codec]] = {
 
 
 def check_codec(codec: object) -> None:
-    """Raise `ConfigError` unless it is a codec that needs no memory: one that may be used inside a collective's hops."""
+    """Raise `ConfigError` unless it is a codec without memory, which may be used in a collective's hops."""
     if isinstance(codec, ErrorFeedback):
-        raise ConfigError(f"a partial sum has no next step to feed an error to: put it once around the sum, Once(codec={codec!r})")
+        raise ConfigError(f"error feedback needs a next step; a partial sum has none: put it once around the sum, Once(codec={codec!r})")
     if not isinstance(codec, Codec):
         raise ConfigError(f"codec={codec!r}: give one of {', '.join(names())}, such as Truncate16(), or None for none")
 
 
 def names() -> tuple[str, ...]:
-    """What `get` knows.
+    """Return the names that `get` accepts.
 
     >>> names()
     ('truncate16', 'linear8', 'qsgd', 'top-k', 'sign', 'shared-int8', 'shared-int')
@@ -56,10 +56,10 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Callable[..., Codec]:
-    """The class of a codec by name, or the function that makes it.
+    """Return the class of a codec by name, or the function that makes it.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: unknown name.
     """
     if name.lower() not in _CODECS:
         raise unknown("codec", name, _CODECS)
@@ -67,13 +67,13 @@ def find(name: str) -> Callable[..., Codec]:
 
 
 def get(name: str, **options: Any) -> Codec:
-    """A codec by name, with its settings.
+    """Return a codec by name, with its settings.
 
     >>> get("top-k", fraction=0.05)
     TopK(fraction=0.05, k=None)
 
     Raises:
-        ConfigError: there is none of that name, or it has no such setting.
+        ConfigError: unknown name, or unknown setting.
     """
     codec: Codec = call_checked(name, find(name), options)
     return codec

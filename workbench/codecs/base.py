@@ -1,4 +1,4 @@
-"""What every codec has in common: values to fewer bytes and back, with an error one can tell beforehand."""
+"""The base of all codecs: values to fewer bytes and back, with a known error bound."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Generator, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec(ABC):
-    """Writes 1-D floating-point values as bytes. Settings as data; no state: what feeds back is kept by who encodes.
+    """Writes 1-D floating-point values as bytes. It has settings and no state: the encoder's caller keeps an error-feedback residual.
 
-    Codecs compute in float32: float64 values are rounded to it first. A NaN or an infinity never becomes a finite number:
-    what shares a scale with it is decoded to NaN, so that a run that diverges is seen to.
+    Codecs compute in float32: float64 values are rounded to it first. A NaN or an infinity never becomes a finite
+    number: values with the same scale are decoded to NaN, so that divergence is visible.
     """
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean over the noise of what is decoded is the value itself."""
+        """Whether the mean of the decoded values, over the noise, is the value itself."""
         return False
 
     @property
@@ -29,31 +29,31 @@ class Codec(ABC):
 
     @property
     def contracts(self) -> bool:
-        """Whether the squared error is, in the mean, less than the squared values: what error feedback needs to stay bounded."""
+        """Whether the mean squared error is below the squared values: error feedback needs this to stay bounded."""
         return True
 
     @property
     def reencodes(self) -> bool:
-        """Whether a sum of decoded messages may be encoded once more at about the same loss."""
+        """Whether a sum of decoded messages may be encoded again at about the same loss."""
         return True
 
     @abstractmethod
     def wire_bytes(self, numel: int) -> int:
-        """Length of the message for so many values, whatever they are; 0 for none."""
+        """Return the length of the message for `numel` values, whatever they are; 0 for none."""
 
     @abstractmethod
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
-        """(n,) float32 or float64 -> (wire_bytes(n),) uint8, on the same device; `values` stay as they are.
+        """Encode (n,) float32 or float64 as (wire_bytes(n),) uint8, on the same device; `values` are not changed.
 
         `noise` is given to stochastic codecs. On the meta device the answer has the size and no content.
         """
 
     @abstractmethod
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        """(wire_bytes(n),) uint8 -> new (n,) values of `like`'s length, dtype and device."""
+        """Decode (wire_bytes(n),) uint8 to new (n,) values with `like`'s length, dtype and device."""
 
-    # What follows writes into memory that is there, and gives the same bits as `encode`, `decode` and a sum of what they give.
-    # Codecs that go through their values tile by tile have their own; a wire's memory begins at a multiple of 4 bytes.
+    # The following methods write into existing memory. They give the same bits as `encode`, `decode` and a sum of their results.
+    # Codecs that process values in tiles override them. The memory of a wire begins at a multiple of 4 bytes.
 
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         """wire <- `encode(values)`"""
@@ -68,48 +68,48 @@ class Codec(ABC):
         total.add_(self.decode(wire, total))
 
     def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
-        """out <- `encode(values + decode(wire))`. `values` are used up: what they hold then is not told. `out` is not `wire`."""
+        """out <- `encode(values + decode(wire))`. `values` are overwritten with undefined content. `out` is not `wire`."""
         self.add(wire, values)
         self.encode_into(values, out, noise)
 
     def _encoded(self, values: Tensor, noise: Generator | None) -> Tensor:
-        """`encode` of a codec that has an `encode_into` of its own."""
+        """Implement `encode` with the codec's own `encode_into`."""
         wire = torch.empty(self.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
         self.encode_into(values, wire, noise)
         return wire
 
     def _decoded(self, wire: Tensor, like: Tensor) -> Tensor:
-        """`decode` of a codec that has a `decode_into` of its own."""
+        """Implement `decode` with the codec's own `decode_into`."""
         out = torch.empty_like(like)
         self.decode_into(wire, out)
         return out
 
 
 class SummableCodec(Codec, ABC):
-    """A codec whose messages may be summed undecoded: decoding the sum gives the sum of what would be decoded.
+    """A codec whose messages may be summed without decoding: decoding the sum gives the sum of the decoded values.
 
-    The ranks must agree on a scale first, the largest of their `magnitude`s, and the sum must fit: both are told to
-    `encode_shared`.
+    The ranks must first agree on a scale, the largest of their `magnitude`s, and the sum must fit: `encode_shared` is
+    given the scale and the number of ranks.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def check_ranks(self, num_ranks: int) -> None:
-        """Raise `ConfigError` if the messages of so many ranks cannot be summed."""
+        """Raise `ConfigError` if the messages of this number of ranks cannot be summed."""
 
     @abstractmethod
     def message_itemsize(self) -> int:
-        """Bytes of one integer of a shared message."""
+        """Return the bytes of one integer of a shared message."""
 
     @abstractmethod
     def magnitude(self, values: Tensor) -> Tensor:
-        """(n,) -> (1,) float32: the scale that these values alone would need; NaN if one of them is not finite."""
+        """Return the scale that these values alone need, (n,) -> (1,) float32; NaN if one of them is not finite."""
 
     @abstractmethod
     def encode_shared(self, values: Tensor, scale: Tensor, num_ranks: int, noise: Generator | None = None) -> Tensor:
-        """(n,) -> (n,) integers of which `num_ranks` may be added without overflow; `scale` is a 1-element tensor equal on all ranks."""
+        """Encode (n,) -> (n,) integers; `num_ranks` of them add without overflow. `scale` has 1 element and is equal on all ranks."""
 
     @abstractmethod
     def decode_shared(self, total: Tensor, scale: Tensor, num_ranks: int, like: Tensor) -> Tensor:
-        """The sum of such messages -> the sum of values, as `like`."""
+        """Decode the sum of such messages to the sum of values, as `like`."""

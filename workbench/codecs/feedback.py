@@ -1,4 +1,4 @@
-"""Error feedback: what a codec leaves out is added to what comes next."""
+"""Error feedback: the codec's error is added to the next gradient."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from workbench.errors import ConfigError
 class ErrorFeedback:
     """v = g[t] + e[t],  send C(v),  e[t+1] = v - C(v)
 
-    Whatever was left out is sent later: the sum of all that was sent, and the last e, is the sum of all gradients. With a codec
-    that contracts (||v - C(v)||**2 <= (1 - delta) ||v||**2), e stays bounded and the loss falls at the rate of SGD.
+    Values that were left out are sent later: the sum of all sent values, plus the last e, is the sum of all
+    gradients. With a codec that contracts (||v - C(v)||**2 <= (1 - delta) ||v||**2), e stays bounded and the loss
+    decreases at the rate of SGD.
 
-    No codec, but one that remembers: the residual e is kept by who encodes, from one step to the next of the same values. So it
-    goes once around a sum, `Once(codec=ErrorFeedback(codec=...))`, and not inside a collective's hops, whose partial sums have
-    no next step. Where v is not finite (a step that diverged, or an overflow in fp16 training that is skipped), e stays as it was.
+    It is not a codec, because it has memory: the caller keeps the residual e of the same values from one step to the
+    next. It therefore goes once around a sum, `Once(codec=ErrorFeedback(codec=...))`, and not inside a collective's
+    hops, whose partial sums have no next step. If v is not finite (a step that diverged, or an overflow in fp16
+    training that is skipped), e does not change.
 
-    A sum over ranks is divided by its weight W, so e is kept in units of the mean: v = g + a e, with the share a that W is expected
-    to be, and e[t+1] = (v - C(v)) / W + (1 - a / W) e[t] once W is known. Then nothing is lost or applied twice, whatever W was.
+    A sum over ranks is divided by its weight W, so e is kept in units of the mean: v = g + a e, where the share a is
+    the expected W, and e[t+1] = (v - C(v)) / W + (1 - a / W) e[t] once W is known. Then nothing is lost or applied
+    twice, whatever W is.
 
     Paper: karimireddy2019error, algorithm 2; seide2014onebit.
     """
@@ -35,17 +38,17 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         given: object = self.codec
         if isinstance(given, ErrorFeedback):
-            raise ConfigError("error feedback around error feedback: the inner one leaves nothing out; give ErrorFeedback the codec itself")
+            raise ConfigError("error feedback around error feedback: the inner one has no error; give ErrorFeedback the codec itself")
         if not isinstance(given, Codec):
             raise ConfigError(f"codec={given!r}: error feedback goes around a codec, such as ErrorFeedback(codec=TopK(fraction=0.01))")
         if not given.contracts:
             raise ConfigError(
-                f"{given!r} may err by more than the values themselves, and fed back the error would grow: use it without "
+                f"{given!r} may have errors larger than the values, and with feedback the error would grow: use it without "
                 f"feedback, or with a smaller group, more levels, or rounding to nearest"
             )
 
     def encode(self, values: Tensor, residual: Tensor, noise: Generator | None = None) -> Tensor:
-        """The rule above, where nothing is divided by a weight later. In place, `values` become v and `residual` what is left out."""
+        """Apply the rule above without a division by a weight. In place, `values` become v and `residual` the error."""
         wire, left = self.encode_share(values, residual, 1.0, noise)
         if bool(left.sum().isfinite()):
             residual.copy_(left)

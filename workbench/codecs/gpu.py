@@ -1,4 +1,4 @@
-"""Whether a codec's work is done by kernels of its own on a GPU, or by torch's operations."""
+"""Selects Triton kernels for a codec on a GPU, or torch's operations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def kernels(values: Tensor) -> ModuleType | None:
-    """`triton_kernels`, if these values are float32, side by side and on a GPU for which Triton makes kernels; else None.
+    """Return `triton_kernels` if these values are float32, contiguous, and on a GPU that Triton supports; otherwise None.
 
-    Triton comes with torch's builds for CUDA. It is imported, and tried, when the first such values are met, and not before.
+    Triton comes with torch's builds for CUDA. It is imported and tried at the first such values.
     """
     if not values.is_cuda or values.dtype != torch.float32 or not values.is_contiguous():
         return None
@@ -23,7 +23,7 @@ def kernels(values: Tensor) -> ModuleType | None:
 
 @cache
 def _tried(device: torch.device) -> ModuleType | None:
-    """The kernels, if one of them works on this device; a warning if Triton is there and it does not."""
+    """Return the kernels if one of them works on this device; warn if Triton is installed and it does not."""
     if find_spec("triton") is None:
         return None
     try:
@@ -33,9 +33,9 @@ def _tried(device: torch.device) -> ModuleType | None:
         triton_kernels.halve(torch.ones(1, device=device), halves.view(torch.uint8), nearest=False)
         if halves.item() != 1:
             raise RuntimeError(f"1 was encoded as {halves.item()}")
-    except Exception as error:  # noqa: BLE001 - whatever Triton lacks here, torch's operations do the same without it
+    except Exception as error:  # noqa: BLE001 - torch's operations do the same without Triton
         warnings.warn(
-            f"Triton makes no kernels for {device} ({error}): codecs take torch's operations, more passes over memory. "
+            f"Triton makes no kernels for {device} ({error}): codecs use torch's operations, with more passes over memory. "
             "It needs a C compiler and a GPU that it supports.",
             RuntimeWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Values in groups that share a scale, and how numbers lie in a message."""
+"""Groups of values that share a scale, and the layout of numbers in a message."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from workbench.errors import ConfigError
 
-SMALLEST = 2.0**-119  # a scale is at least this: 127 and more of them over it is still a finite float32, and it over that no zero
+SMALLEST = 2.0**-119  # the smallest scale: 127 / scale is a finite float32, and scale / 127 is not 0
 
-TILE = 1 << 19  # values that are worked on at a time: 2 MiB of float32, which stay in cache from one operation to the next
+TILE = 1 << 19  # values processed at a time: 2 MiB of float32, which stay in cache between operations
 _OWN = threading.local()
 
 
 def check_group(group: Any) -> None:
     """Raise `ConfigError` unless it is a number of values or None."""
     if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
-        raise ConfigError(f"group={group!r}: values that share a scale, 1 or more, or None for one scale a message")
+        raise ConfigError(f"group={group!r}: the number of values that share a scale, 1 or more, or None for one scale for each message")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -31,7 +31,7 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def num_groups(numel: int, group: int | None) -> int:
-    """How many scales so many values have: the last group may be short.
+    """Return the number of scales for `numel` values: the last group may be short.
 
     >>> num_groups(10, 4), num_groups(10, None), num_groups(0, None)
     (3, 1, 0)
@@ -40,7 +40,7 @@ def num_groups(numel: int, group: int | None) -> int:
 
 
 def per_group(values: Tensor, group: int | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """(n,) -> (groups,): `reduce` maps (k, group) to (k,)."""
+    """Reduce each group, (n,) -> (groups,): `reduce` maps (k, group) to (k,)."""
     size = values.numel()
     group = group or size
     full = size - size % group
@@ -51,7 +51,7 @@ def per_group(values: Tensor, group: int | None, reduce: Callable[[Tensor], Tens
 
 
 def times(values: Tensor, factors: Tensor, group: int | None, out: Tensor | None = None) -> Tensor:
-    """Each value times its group's factor; `out` may be `values`."""
+    """Multiply each value by its group's factor; `out` may be `values`."""
     size = values.numel()
     group = group or size
     full = size - size % group
@@ -64,7 +64,7 @@ def times(values: Tensor, factors: Tensor, group: int | None, out: Tensor | None
 
 
 def largest(values: Tensor, group: int | None) -> Tensor:
-    """(n,) -> (groups,) float32: the largest magnitude of each, at least `SMALLEST`; NaN where one is not finite."""
+    """Return the largest magnitude of each group, (n,) -> (groups,) float32, at least `SMALLEST`; NaN if one is not finite."""
     found = torch.empty(num_groups(values.numel(), group), device=values.device)
     for piece in pieces(values, group):
         keep_largest(values[piece.span], piece, found)
@@ -72,9 +72,9 @@ def largest(values: Tensor, group: int | None) -> Tensor:
 
 
 def keep_largest(part: Tensor, piece: Piece, found: Tensor) -> None:
-    """Write the largest magnitudes of a piece's groups where they belong in `found`; of a group in several pieces, piece by piece."""
+    """Write the largest magnitudes of a piece's groups into `found`; a group in several pieces is combined piece by piece."""
     rows, here = part.view(piece.num, -1), found[piece.groups]
-    magnitudes = torch.maximum(rows.amax(1), rows.amin(1).neg_())  # both carry a NaN on
+    magnitudes = torch.maximum(rows.amax(1), rows.amin(1).neg_())  # both propagate a NaN
     if piece.begins:
         here.copy_(magnitudes)
     else:
@@ -82,19 +82,19 @@ def keep_largest(part: Tensor, piece: Piece, found: Tensor) -> None:
 
 
 def as_scales(found: Tensor) -> Tensor:
-    """Largest magnitudes as what values can be divided by: `SMALLEST` at least, and NaN for what is not finite."""
+    """Convert largest magnitudes to divisors: at least `SMALLEST`, and NaN if not finite."""
     return torch.where(found.isfinite(), found, torch.nan).clamp_min_(SMALLEST)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of some values that is worked on at a time: whole groups side by side, or a part of one.
+    """A part of some values that is processed at a time: whole groups next to each other, or a part of one group.
 
     Attributes:
-        span: which values.
-        groups: which groups.
-        begins, ends: whether the first group begins here, and the last one ends.
+        span: slice of the values.
+        groups: slice of the groups.
+        begins, ends: whether the first group begins here, and the last one ends here.
     """
 
     span: slice
@@ -104,7 +104,7 @@ class Piece:
 
     @property
     def num(self) -> int:
-        """How many groups."""
+        """Number of groups."""
         return int(self.groups.stop - self.groups.start)
 
     @property
@@ -113,7 +113,7 @@ class Piece:
 
 
 def pieces(values: Tensor, group: int | None) -> Iterator[Piece]:
-    """Pieces of so many values, in order: of `TILE` at most on a processor, and as few as groups allow elsewhere.
+    """Yield pieces of the values, in order: of at most `TILE` values on a CPU, and as few as groups allow elsewhere.
 
     >>> [(piece.span, piece.num) for piece in pieces(torch.empty(10), 4)]
     [(slice(0, 8, None), 2), (slice(8, 10, None), 1)]
@@ -135,7 +135,7 @@ def pieces(values: Tensor, group: int | None) -> Iterator[Piece]:
 
 
 def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one length, cut alike into `TILE` values at most, and last as much of the scratch."""
+    """Yield equal parts of tensors of one length, at most `TILE` values each, and an equal part of the scratch memory."""
     first, room = tensors[0], scratch(tensors[0])
     size = TILE if first.device.type == "cpu" else max(first.numel(), 1)
     for parts in zip(*(tensor.split(size) for tensor in tensors), strict=True):
@@ -144,9 +144,9 @@ def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def scratch(values: Tensor, name: str = "values") -> Tensor:
-    """(TILE,) float32 on a processor, the calling thread's own and the same at each call; (n,) new ones elsewhere.
+    """Return scratch memory: on a CPU (TILE,) float32 of the calling thread, the same at each call; elsewhere (n,) new values.
 
-    For what is gone when a codec's call returns. Two at a time have two names.
+    Its content is valid within one call of a codec. Two at a time have two names.
     """
     if values.device.type != "cpu":
         return torch.empty(values.numel(), device=values.device)
@@ -158,12 +158,14 @@ def scratch(values: Tensor, name: str = "values") -> Tensor:
 
 
 def typed(wire: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes read as another dtype; a copy only where they lie at an address that the dtype cannot have."""
+    """Reinterpret bytes as another dtype; copies only if their address is not aligned for it."""
     return (wire.clone() if wire.storage_offset() % dtype.itemsize else wire).view(dtype)
 
 
 def pack(symbols: Tensor, bits: int) -> Tensor:
-    """(n,) uint8 below 2**bits -> (ceil(n * bits / 8),) uint8. Byte j holds symbols j, j + m, j + 2m, ...: slices, not bits, are moved.
+    """Pack (n,) uint8 below 2**bits into (ceil(n * bits / 8),) uint8.
+
+    Byte j holds symbols j, j + m, j + 2m, ...: slices are moved, not bits.
 
     >>> pack(torch.tensor([1, 0, 1, 1], dtype=torch.uint8), 4)
     tensor([17, 16], dtype=torch.uint8)
@@ -179,7 +181,7 @@ def pack(symbols: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
-    """The inverse, (numel,) uint8."""
+    """Return the inverse of `pack`, (numel,) uint8."""
     if bits == 8:
         return packed
     length = packed.numel()

@@ -24,7 +24,7 @@ from workbench.codecs.groups import (
 )
 
 LEVELS = 127
-POWER = 128  # of two, so that a scale over it is exact, `SMALLEST` too
+POWER = 128  # a power of two: scale / POWER is exact, also for `SMALLEST`
 
 
 @final
@@ -32,13 +32,14 @@ POWER = 128  # of two, so that a scale over it is exact, `SMALLEST` too
 class Linear8(Codec):
     """q = round(127 x / M), M = max|x|, y = q M / 127. 1 byte a value, and 4 for M.
 
-    To nearest: |x - y| <= M/254, biased. Stochastic, floor(127 x / M + u) with u uniform on [0, 1): |x - y| < M/127, unbiased.
-    The group of a NaN or an infinity is decoded to NaN.
+    To nearest: |x - y| <= M/254, biased. Stochastic, floor(127 x / M + u) with u uniform on [0, 1): |x - y| < M/127,
+    unbiased. The group of a NaN or an infinity is decoded to NaN.
 
-    The paper does not say whether M is a message's or a tensor's. `group=None` takes one M for all values that are encoded
-    together: with a collective that cuts its value, of a block. One M a tensor: one bucket a parameter (`bucket_bytes=0`)
-    and a collective that does not cut; `group` asks for one M per so many values, at 4 / group bytes a value, which is finer
-    than either and independent of how values are cut into messages that are multiples of it.
+    The paper does not say whether M is that of a message or of a tensor. `group=None` uses one M for all values that
+    are encoded together; with a collective that cuts its value, those of a block. For one M for each tensor, use one
+    bucket for each parameter (`bucket_bytes=0`) and a collective that does not cut. `group` uses one M for this
+    number of values, at 4 / group bytes a value. That is finer than either, and independent of how values are cut
+    into messages whose sizes are multiples of it.
 
     Paper: li2018pipesgd, section 3 (scalar quantisation).
     """
@@ -60,7 +61,7 @@ class Linear8(Codec):
 
     @property
     def contracts(self) -> bool:
-        """To nearest, no error is larger than its value. Stochastic, n values err by n (M/127)**2 / 4, less than M**2 in small groups."""
+        """To nearest, no error exceeds its value. Stochastic, n values err by n (M/127)**2 / 4, less than M**2 in small groups."""
         return not self.stochastic or (self.group is not None and self.group < 4 * LEVELS**2)
 
     def wire_bytes(self, numel: int) -> int:
@@ -80,9 +81,11 @@ class Linear8(Codec):
             found.quantise(values, wire, group=self.group)
             return
         room, scales, (head, levels) = scratch(values), largest(values, self.group), self._parts(wire, values.numel())
-        head.view(torch.float32).copy_(scales)  # M itself, not M/127: M is then decoded exactly, and encoding again changes nothing
+        # M, not M/127: M is then decoded exactly, and encoding it again changes nothing
+        head.view(torch.float32).copy_(scales)
         todo, factors = list(pieces(values, self.group)), LEVELS / scales
-        for piece in todo if self.stochastic else reversed(todo):  # the last values are still in cache; noise is drawn in order
+        # reversed: the last values are still in cache; with noise, in order
+        for piece in todo if self.stochastic else reversed(todo):
             self._quantise(values[piece.span], factors[piece.groups], room[: piece.numel], levels[piece.span], noise)
 
     @torch.inference_mode()
@@ -122,7 +125,7 @@ class Linear8(Codec):
             return
         room, (head, levels), (new_head, new_levels) = scratch(values), *(self._parts(each, values.numel()) for each in (wire, out))
         factors, found = typed(head, torch.float32) / POWER, new_head.view(torch.float32)
-        later: list[Piece] = []  # of groups in several pieces, which must be summed before their largest is known
+        later: list[Piece] = []  # pieces of a larger group: it must be summed before its largest value is known
         for piece in pieces(values, self.group):
             part, own = values[piece.span], _decode(levels[piece.span], factors[piece.groups], room[: piece.numel])
             if piece.begins and piece.ends:
@@ -136,7 +139,7 @@ class Linear8(Codec):
             self._quantise(values[piece.span], factors[piece.groups], room[: piece.numel], new_levels[piece.span])
 
     def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """A message's bytes that hold scales, and its levels."""
+        """Return the bytes of a message that hold scales, and its levels."""
         head = 4 * num_groups(numel, self.group)
         return wire[:head], wire[head:].view(torch.int8)
 
@@ -149,15 +152,15 @@ class Linear8(Codec):
             noises = scratch(values, "noise")[: room.numel()].uniform_(generator=noise)
             room.add_(noises).floor_().clamp_(-LEVELS, LEVELS)
         else:
-            room.round_()  # 127 at most: x / M is
+            room.round_()  # at most 127, because x / M is at most 1
         levels.copy_(room)
 
 
 def _decode(levels: Tensor, factors: Tensor, room: Tensor) -> Tensor:
-    """room <- q / 127 * M, rounded twice, with factors M / 128; the answer is `room`.
+    """room <- q / 127 * M, rounded twice, with factors M / 128; returns `room`.
 
-    q + q / 127 is q / 127 * 128. A division costs more than all the rest, and this is the same float32 for each q from -128
-    to 127, with a fused multiply-add and without.
+    q + q / 127 is q / 127 * 128. A division would cost more than everything else. The float32 result is the same for
+    each q from -128 to 127, with and without a fused multiply-add.
     """
     num = factors.numel()
     room.copy_(levels).add_(room, alpha=1 / LEVELS)

@@ -19,13 +19,14 @@ from workbench.errors import ConfigError
 class QSGD(Codec):
     """q_i = sign(x_i) * (s |x_i| / ||x|| rounded up or down at random), y = q ||x|| / s, in groups of d values with a norm each.
 
-    Unbiased; E ||x - y||**2 <= min(d / s**2, sqrt(d) / s) ||x||**2 in each group. Of fixed width, so that the length is known
-    beforehand, and not the paper's Elias code: 2 bits a value for s = 1 (ternary), 4 for s <= 7, 8 for s <= 127, and 4 bytes
-    a group. A group with a NaN or an infinity, or a norm that float32 cannot hold, is decoded to NaN.
+    Unbiased; E ||x - y||**2 <= min(d / s**2, sqrt(d) / s) ||x||**2 in each group. The code has a fixed width, so the
+    length is known in advance, and is not the paper's Elias code: 2 bits a value for s = 1 (ternary), 4 for s <= 7, 8
+    for s <= 127, and 4 bytes a group. A group with a NaN or an infinity, or with a norm that float32 cannot hold, is
+    decoded to NaN.
 
     Args:
         levels: s.
-        group: d; None for one norm a message.
+        group: d; None for one norm for each message.
 
     Paper: alistarh2017qsgd, section 3.1 and lemma 3.1; its "buckets" are the groups here.
     """
@@ -40,7 +41,7 @@ class QSGD(Codec):
 
     @property
     def bits(self) -> int:
-        """Of one value: -levels to levels must fit."""
+        """Bits of one value: -levels to levels must fit."""
         return next(bits for bits in (2, 4, 8) if 2 * self.levels + 1 <= 2**bits)
 
     @property
@@ -56,7 +57,7 @@ class QSGD(Codec):
         return self.group is not None and self.variance_bound(self.group) < 1
 
     def variance_bound(self, numel: int) -> float:
-        """E ||x - y||**2 / ||x||**2 is at most this for one group of so many values (lemma 3.1)."""
+        """Return an upper bound of E ||x - y||**2 / ||x||**2 for one group of this size (lemma 3.1)."""
         return min(numel / self.levels**2, sqrt(numel) / self.levels)
 
     def wire_bytes(self, numel: int) -> int:
@@ -68,11 +69,12 @@ class QSGD(Codec):
         if wire.is_meta or not size:
             return wire
         values = values.float()
-        scales = largest(values, self.group)  # norms are taken of x / max|x|: squares of x itself may overflow or vanish
+        scales = largest(values, self.group)  # norms are those of x / max|x|: squares of x may overflow or underflow
         scaled = times(values, 1 / scales, self.group)
         norms = per_group(scaled, self.group, lambda part: torch.linalg.vector_norm(part, dim=1))
         times(scaled, self.levels / norms.clamp_min(SMALLEST), self.group, out=scaled)
-        scaled.add_(torch.rand(size, generator=noise, device=values.device)).floor_()  # of either sign: up with the right probability
+        # for both signs: up with the right probability
+        scaled.add_(torch.rand(size, generator=noise, device=values.device)).floor_()
         symbols = scaled.clamp_(-self.levels, self.levels).add_(self.levels).to(torch.uint8)
         head = 4 * scales.numel()
         norms.mul_(scales)

@@ -1,4 +1,4 @@
-"""Integers on a scale that all ranks share: they are summed as they are."""
+"""Integers on a scale that all ranks share: they are summed without decoding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TYPES = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedInt(SummableCodec):
-    """q = round(L x / M), M = max over all ranks of max|x|, L = (2**(bits-1) - 1) // p: p of them fit; y = M / L * sum q.
+    """q = round(L x / M), M = max over all ranks of max|x|, L = (2**(bits-1) - 1) // p, so p of them fit; y = M / L * sum q.
 
-    An all-reduce of integers sums without decoding, whatever its order, and exactly. To nearest, |error| <= p M / (2 L) of the
-    sum; stochastic, twice that, and unbiased. bits / 8 bytes a value. With more ranks fewer levels are left: 8 bits have 31
-    levels at 4 ranks, 7 at 16 and none beyond 127. If any rank has a NaN or an infinity, the sum is NaN, on all.
+    An all-reduce of integers sums without decoding, exactly, in any order. To nearest, |error| <= p M / (2 L) of the
+    sum; stochastic, twice that, and unbiased. bits / 8 bytes a value. More ranks leave fewer levels: 8 bits have 31
+    levels at 4 ranks, 7 at 16 and none beyond 127. If any rank has a NaN or an infinity, the sum is NaN on all ranks.
 
-    gloo's own all-reduce has no 16-bit integers: there, 8 or 32 bits, or `Once(codec=..., inner=Ring())`.
+    gloo's own all-reduce has no 16-bit integers: use 8 or 32 bits there, or `Once(codec=..., inner=Ring())`.
     As a plain codec, p = 1.
 
     Paper: xin2023globalqsgd (global-norm scaling); mishchenko2022intsgd.
@@ -69,7 +69,7 @@ class SharedInt(SummableCodec):
         levels = self._levels(num_ranks)
         if values.is_meta:
             return torch.empty_like(values, dtype=TYPES[self.bits])
-        work = torch.float64 if self.bits == 32 else torch.float32  # 31 bits are more than a float32 holds
+        work = torch.float64 if self.bits == 32 else torch.float32  # a float32 cannot hold 31 bits
         scaled = values.to(work) * (levels / scale.to(work))
         if self.stochastic:
             scaled.add_(torch.rand(values.numel(), generator=noise, device=values.device, dtype=work)).floor_()

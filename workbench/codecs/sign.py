@@ -21,7 +21,8 @@ class Sign(Codec):
     The group of a NaN or an infinity, or one whose sum float32 cannot hold, is decoded to NaN.
 
     Args:
-        group: values that share a mean; None for one a message. (The paper has one a layer.)
+        group: number of values that share a mean; None for one mean for each message. (The paper has one for each
+            layer.)
 
     Paper: karimireddy2019error, algorithm 1 and assumption A (EF-signSGD).
     """

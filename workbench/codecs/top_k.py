@@ -12,20 +12,20 @@ from workbench.codecs.base import Codec
 from workbench.codecs.groups import typed
 from workbench.errors import ConfigError
 
-STRIDE = 64  # one value in so many is looked at to guess the threshold
+STRIDE = 64  # one value in this many is used to guess the threshold
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(Codec):
-    """y_i = x_i for the k largest |x_i|, else 0. 8 bytes for each of the k: where (int32) and what (float32).
+    """y_i = x_i for the k largest |x_i|, else 0. 8 bytes for each of the k: its position (int32) and its value (float32).
 
-    ||x - y||**2 <= (1 - k/n) ||x||**2. Biased: needs `ErrorFeedback`. Of equal magnitudes the one that comes first is taken.
-    NaN counts as larger than infinity, which is larger than any number, so that one of them at least is sent if there is any.
+    ||x - y||**2 <= (1 - k/n) ||x||**2. Biased: needs `ErrorFeedback`. Of equal magnitudes the first one is sent. NaN counts as larger than
+    infinity, and infinity as larger than any number, so at least one of them is sent if there is any.
 
     Args:
-        fraction: k / n, rounded to the nearest k, of each message by itself, and at least one value.
-        k: a fixed number instead.
+        fraction: k / n of each message, rounded to the nearest k, and at least one value.
+            k: a fixed number instead.
 
     Paper: stich2018sparsified, definition 2.1 (k-contraction, top_k); lin2018deep (deep gradient compression).
     """
@@ -35,7 +35,7 @@ class TopK(Codec):
 
     def __post_init__(self) -> None:
         if self.fraction is not None and self.k is not None:
-            raise ConfigError("TopK takes fraction=... or k=..., and not both")
+            raise ConfigError("TopK takes fraction=... or k=..., not both")
         if self.fraction is not None and not (isinstance(self.fraction, int | float) and 0 < self.fraction <= 1):
             raise ConfigError(f"fraction={self.fraction!r}: the share of the values that is sent, above 0 and at most 1")
         if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
@@ -46,7 +46,7 @@ class TopK(Codec):
         return False
 
     def num_kept(self, numel: int) -> int:
-        """k for a message of so many values; without settings, one in a hundred."""
+        """Return k for a message of `numel` values; without settings, one in a hundred."""
         if not numel:
             return 0
         wanted = self.k or max(1, round((self.fraction or 0.01) * numel))
@@ -75,12 +75,12 @@ class TopK(Codec):
 
 
 def largest_positions(values: Tensor, num: int) -> Tensor:
-    """Positions, in ascending order, of the `num` float32 values of largest magnitude; of equal ones the first.
+    """Return the positions, ascending, of the `num` float32 values of largest magnitude; of equal ones the first.
 
-    Selecting among all values is slow, so a threshold that a few more than `num` pass is guessed from one value in `STRIDE`,
-    and the selection made among those; where the guess was too high, among all.
+    Selecting among all values is slow. So a threshold that slightly more than `num` values pass is guessed from one
+    value in `STRIDE`, and the selection is made among those. If the guess was too high, it is made among all.
     """
-    magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # order as their bits do, NaN above infinity
+    magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # the order of the bits: NaN above infinity
     sample = magnitudes[::STRIDE]
     rank = 2 * num // STRIDE + 8
     candidates = (magnitudes >= sample.kthvalue(sample.numel() - rank).values).nonzero().view(-1) if rank < sample.numel() else None

@@ -1,21 +1,21 @@
-"""Kernels for a GPU, in Triton: 16-bit truncation and 8-bit levels, encoded, decoded and summed on the way. The only door to triton.
+"""Triton kernels for a GPU: 16-bit truncation and 8-bit levels, encoded, decoded and summed. The only importer of triton.
 
-They give the bits that `Truncate16` and `Linear8` give on a processor. What that takes:
+They give the bits that `Truncate16` and `Linear8` give on a CPU. This needs:
 
 - no multiply-add is fused (`enable_fp_fusion=False`), quotients are IEEE's (`div_rn`), subnormal numbers are kept;
-- to nearest is to even: by adding 3 * 2**22, or, of a float32's high half, in integers;
-- magnitudes are compared as integers, which orders all float32 numbers, infinities and NaNs last; a group's largest is that of
-  its bits, whatever the order in which its parts come;
-- the scale of a group that is not finite is the one NaN 0x7fc00000, its levels are 0.
+- rounding to nearest is to even: by adding 3 * 2**22, or, for the high half of a float32, in integers;
+- magnitudes are compared as integers, which orders all float32 numbers, infinities and NaNs last; a group's largest
+  is that of its bits, in any order of its parts;
+- the scale of a group that is not finite is the NaN 0x7fc00000, and its levels are 0.
 
-A NaN stays one, but of one that arithmetic made or carried on, sign and payload are the processor's or the GPU's own.
+A NaN stays a NaN. The sign and payload of a NaN from arithmetic depend on the CPU or GPU.
 
-So far they have been run by Triton's interpreter only, on a processor, and translated for sm_90; no GPU has run them. Their
-speed on one is unknown until `workbench bench codecs` has left a record with rows of a GPU.
+So far they have been run only by Triton's interpreter, on a CPU, and compiled for sm_90; no GPU has run them. Their
+speed on a GPU is unknown until `workbench bench codecs` has made a record with GPU rows.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Of kernels, whose text Triton translates and whose arguments it types.
+# The kernels: Triton compiles their source and types their arguments.
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from torch import Tensor
 
 from workbench.codecs.groups import num_groups, typed
 
-BLOCK = 4096  # values a program works on
-WHOLE = 8192  # values of a group that one program holds: such groups are read once to encode them, larger ones twice
-HOW = {"num_warps": 8, "enable_fp_fusion": False}  # each kernel is translated and queued
+BLOCK = 4096  # values of one program
+WHOLE = 8192  # largest group that one program holds: it is read once for encoding, larger groups twice
+HOW = {"num_warps": 8, "enable_fp_fusion": False}  # launch options of each kernel
 
-# In a kernel, what is no argument is a `constexpr`.
+# In a kernel, a name that is not an argument is a `constexpr`.
 LOW_BITS = tl.constexpr(0x7FFF)
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 SMALLEST = tl.constexpr(0x04000000)  # 2**-119, `groups.SMALLEST`
@@ -43,7 +43,7 @@ NAN = tl.constexpr(0x7FC00000)
 LEVELS = tl.constexpr(127.0)
 OVER_LEVELS = tl.constexpr(1 / 127)
 OVER_POWER = tl.constexpr(1 / 128)
-ROUNDS = tl.constexpr(3.0 * 2**22)  # a float32 of this size has no binary digit behind the point, and its last one is worth 1
+ROUNDS = tl.constexpr(3.0 * 2**22)  # in a float32 of this size the last bit is worth 1
 
 
 def halve(values: Tensor, out: Tensor, *, nearest: bool, added: Tensor | None = None) -> None:
@@ -60,7 +60,7 @@ def widen(wire: Tensor, out: Tensor, *, add: bool = False) -> None:
 
 
 def quantise(values: Tensor, out: Tensor, *, group: int | None, added: Tensor | None = None) -> None:
-    """out <- scales and levels of (n,) float32 values, or of their sums with what a message holds."""
+    """out <- scales and levels of (n,) float32 values, or of their sums with a message's values."""
     plan, other = _Plan.of(values.numel(), group), out if added is None else added
     given = values, typed(other[: plan.head], torch.float32), other.view(torch.int8), out.view(torch.int8), values.numel()
     if plan.chunks > 1:
@@ -70,7 +70,7 @@ def quantise(values: Tensor, out: Tensor, *, group: int | None, added: Tensor | 
 
 
 def restore(wire: Tensor, out: Tensor, *, group: int | None, add: bool = False) -> None:
-    """out <- what scales and levels stand for, or out <- out + these."""
+    """out <- the values of scales and levels, or out <- out + these."""
     plan = _Plan.of(out.numel(), group)
     given = typed(wire[: plan.head], torch.float32), wire.view(torch.int8), out, out.numel()
     _launch(_restore, plan.programs, *given, *plan.numbers, ADD=add, **plan.shape)
@@ -79,9 +79,9 @@ def restore(wire: Tensor, out: Tensor, *, group: int | None, add: bool = False) 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """How values in groups are dealt out to programs: `rows` groups to one, or one group to several, in chunks of `columns`.
+    """The division of grouped values among programs: `rows` groups for one, or one group for several, in chunks of `columns`.
 
-    The one group of a message is told longer than it is, a multiple of 16: Triton then knows how its chunks are aligned.
+    The size of a single group is rounded up to a multiple of 16: Triton then knows the alignment of its chunks.
     """
 
     group: int
@@ -158,14 +158,15 @@ def _widened(halves):
 
 
 # -- levels ----------------------------------------------------------------------------------------------------
-# `scales` and `levels` are one message, which is read; `wire` is another one, which is written. Levels begin behind 4 bytes a group.
+# `scales` and `levels` are one message, which is read; `wire` is another one, which is written. Levels begin after 4
+# bytes a group.
 
 
 @triton.jit
 def _quantise_whole(
     values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Groups that one program holds."""
+    """Encode groups that one program holds."""
     row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
     x = _summed(values, scales, levels, row, at, inside, groups, SUM)
     scale = _as_scale(tl.max(_magnitude(x), axis=1))
@@ -175,7 +176,7 @@ def _quantise_whole(
 
 @triton.jit
 def _find_largest(values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A group's largest magnitude into the place of its scale, where all its chunks meet."""
+    """Reduce a group's largest magnitude into the place of its scale, over all chunks."""
     row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
     x = _summed(values, scales, levels, row, at, inside, groups, SUM)
     tl.atomic_max(_numbers(wire) + row, tl.max(_magnitude(x), axis=1), mask=row < groups)
@@ -185,9 +186,9 @@ def _find_largest(values, scales, levels, wire, numel, group, groups, chunks, SU
 def _quantise_parts(
     values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """A chunk of a group, the last ones first: they are still in cache.
+    """Encode a chunk of a group, the last ones first: they are still in cache.
 
-    All chunks write the group's scale; one that reads it written makes the same of it again.
+    All chunks write the group's scale; a chunk that reads it after that computes the same scale again.
     """
     row, at, inside = _tile(tl.num_programs(0) - 1 - tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
     x = _summed(values, scales, levels, row, at, inside, groups, SUM)
@@ -207,7 +208,7 @@ def _restore(scales, levels, out, numel, group, groups, chunks, ADD: tl.constexp
 
 @triton.jit
 def _tile(program, numel, group, chunks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program's (ROWS,) groups, (ROWS, COLUMNS) places of their values, and which of these there are."""
+    """Return a program's (ROWS,) groups, (ROWS, COLUMNS) places of their values, and which of these exist."""
     row = (program // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (program % chunks).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     at = row[:, None] * group + column[None, :]
@@ -224,7 +225,7 @@ def _summed(values, scales, levels, row, at, inside, groups, SUM: tl.constexpr):
 
 @triton.jit
 def _restored(scales, levels, row, at, inside, groups):
-    """q / 127 * M by q + q / 127 and M / 128, as `linear._decode`."""
+    """Compute q / 127 * M by q + q / 127 and M / 128, as `linear._decode`."""
     q = tl.load(levels + 4 * groups + at, mask=inside, other=0).to(tl.float32)
     factor = tl.load(scales + row, mask=row < groups, other=0.0) * OVER_POWER
     return (q + q * OVER_LEVELS) * factor[:, None]
@@ -237,13 +238,13 @@ def _magnitude(x):
 
 @triton.jit
 def _as_scale(largest):
-    """The largest magnitude as what values can be divided by, as `groups.as_scales`; both by their bits."""
+    """Convert the largest magnitude to a divisor, as `groups.as_scales`; both by their bits."""
     return tl.where(largest < INFINITE, tl.maximum(largest, SMALLEST), NAN)
 
 
 @triton.jit
 def _rounded(x, scale):
-    """round(127 x / M), 0 of what is no number; 127 / M as torch has it, 1 / M first. The level is in the last byte of the sum."""
+    """Compute round(127 x / M), 0 for NaN; 127 / M as torch computes it, 1 / M first. The level is in the last byte of the sum."""
     level = x * (tl.div_rn(1.0, scale) * LEVELS) + ROUNDS
     return tl.where(level == level, level.to(tl.int32, bitcast=True), 0).to(tl.int8)
 
@@ -255,5 +256,5 @@ def _as_number(bits):
 
 @triton.jit
 def _numbers(wire):
-    """Its memory as numbers of 32 bits."""
+    """Return its memory as 32-bit numbers."""
     return wire.to(tl.pointer_type(tl.int32), bitcast=True)

@@ -12,7 +12,7 @@ from workbench.codecs import gpu
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import check_choice, tiles, typed
 
-HALF = torch.tensor(16, dtype=torch.int32)  # bits; a number would be made a tensor at every call
+HALF = torch.tensor(16, dtype=torch.int32)  # bits, as a tensor: a number would be converted at every call
 
 
 @final
@@ -20,9 +20,10 @@ HALF = torch.tensor(16, dtype=torch.int32)  # bits; a number would be made a ten
 class Truncate16(Codec):
     """x -> sign, 8 bits of exponent, 7 of mantissa: bfloat16. 2 bytes a value.
 
-    Toward zero, the other 16 bits are dropped: |x - y| < 2**-7 |x|, never larger than x, so biased. To nearest (ties to even):
-    half that error, and float32's largest numbers, from 2**128 - 2**119 on, become infinite. Relative bounds hold from
-    2**-126 on. Infinities stay; a NaN stays one or, toward zero, may become an infinity. No neighbour is touched.
+    Toward zero, the other 16 bits are dropped: |x - y| < 2**-7 |x|, never larger than x, so biased. To nearest (ties
+    to even): half that error, and float32's largest numbers, from 2**128 - 2**119 on, become infinite. Relative
+    bounds hold from 2**-126 on. Infinities stay. A NaN stays a NaN; toward zero it may become an infinity. No
+    neighbour is changed.
 
     Paper: li2018pipesgd, section 3 (truncation).
     """
@@ -86,10 +87,11 @@ class Truncate16(Codec):
             self._halve(room, room, sums)
 
     def _halve(self, values: Tensor, room: Tensor, halves: Tensor) -> None:
-        """The high halves of float32 values; `room` may be they."""
+        """Write the high halves of float32 values; `room` may be `values`."""
         if self.rounding == "nearest":
             halves.view(torch.bfloat16).copy_(values)
             return
         bits = room.view(torch.int32)
-        torch.bitwise_right_shift(values.view(torch.int32), HALF, out=bits)  # and then narrower: quicker than to take every other half
+        # then narrow: quicker than taking every other half
+        torch.bitwise_right_shift(values.view(torch.int32), HALF, out=bits)
         halves.copy_(bits)

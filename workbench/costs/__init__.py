@@ -1,4 +1,4 @@
-"""What compute and communication cost in virtual time."""
+"""Costs of compute and communication in virtual time."""
 
 from workbench.costs import stragglers
 from workbench.costs.compute import Compute

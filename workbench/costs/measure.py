@@ -1,4 +1,4 @@
-"""What a real model's compute costs, in one call: how long, how it falls on the parameters, and what of it is there for any batch."""
+"""Measure a real model's compute: its time, each parameter's share, and the share that does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WARM_UP_STEPS = 2
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """What `measure_steps` found.
+    """The result of `measure_steps`.
 
     Attributes:
         compute: the medians.
@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Of forward and backward together: the middle half of the steps, from its least to its most, over the median."""
+        """The middle half of the steps' forward and backward, from smallest to largest, divided by the median."""
         low, middle, high = np.quantile(self.forward_s + self.backward_s, [0.25, 0.5, 0.75])
         return float((high - low) / middle)
 
@@ -57,13 +57,14 @@ def measure_compute(
     threads: int = 1,
     device: torch.device | str | None = None,
 ) -> Compute:
-    """Time forward, backward and update of one minibatch in this process, and what of them falls on each parameter.
+    """Time forward, backward and update of one minibatch in this process, and each parameter's share of them.
 
-    `threads` are those of the worker that is modelled: on a busy machine more of them than idle cores are slower, not faster.
+    `threads` are those of the modelled worker: on a busy machine, more threads than idle cores are slower.
 
     Returns:
-        Medians of `steps`, after two to warm up. `fixed_share` is from a second batch, a quarter as large, and 0 where the batch is
-        too small to tell (below 3 samples). Shares are of steps of their own, since looking costs time.
+        Medians of `steps`, after two for warm-up. `fixed_share` comes from a second batch, a quarter as large. It is
+        0 if the batch is too small to tell (below 3 samples). Shares are measured in separate steps, because the
+        hooks take time.
     """
     return measure_steps(problem, batch_size, optimizer=optimizer, steps=steps, threads=threads, device=device).compute
 
@@ -77,31 +78,31 @@ def measure_steps(
     threads: int = 1,
     device: torch.device | str | None = None,
 ) -> Measured:
-    """`measure_compute`, with the seconds of every step beside it.
+    """Return `measure_compute`, and the seconds of every step.
 
     Args:
-        problem: whose model and data.
+        problem: the problem with model and data.
         batch_size: samples of a full minibatch; None: the problem's.
         optimizer: parameters -> optimizer; None: the problem's.
-        steps: how many are measured.
+        steps: number of measured steps.
         threads: compute threads.
-        device: where the model is put; None: where the problem makes it.
+        device: the model's device; None: where the problem creates it.
 
     Raises:
-        ConfigError: nothing to measure.
+        ConfigError: there is nothing to measure.
     """
     if steps < 1:
         raise ConfigError(f"steps={steps}: at least one step must be measured")
     size = batch_size or problem.batch_size
     if size < 1:
         raise ConfigError(f"batch_size={size}: a minibatch has at least one sample")
-    few = max(2, size // 4)  # batch norm knows no single sample
+    few = max(2, size // 4)  # batch norm needs two samples
     with torch.random.fork_rng(devices=[]), compute_threads(threads), ExitStack() as stack:
         bench = _Bench(problem, optimizer, device)
         stack.callback(bench.replica.close)
         full, part = bench.batch(size), bench.batch(few)
         rows, few_rows = [], []
-        for _ in range(steps + WARM_UP_STEPS):  # in turn, so that a machine that slows down slows both
+        for _ in range(steps + WARM_UP_STEPS):  # in turn, so that a slower machine slows both
             rows.append(bench.step(full, size))
             if few < size:
                 few_rows.append(bench.step(part, few))
@@ -126,7 +127,7 @@ class _Bench:
     def __init__(self, problem: Problem, optimizer: OptimizerFactory | None, device: torch.device | str | None) -> None:
         self.problem = problem
         self.model = problem.model()
-        if not self.model.training:  # parts may be frozen (BatchNorm), and stay so
+        if not self.model.training:  # frozen parts (BatchNorm) stay frozen
             self.model.train()
         if device is not None:
             self.model = self.model.to(device)
@@ -139,19 +140,19 @@ class _Bench:
         self._num_steps = 0
 
     def batch(self, size: int) -> Batch:
-        """Samples of the training set, from the first again where it is short, on the model's device."""
+        """Return samples of the training set on the model's device; a short set is repeated."""
         num = len(self._data)  # type: ignore[arg-type]
         return to_device(fetch(self._data, [index % num for index in range(size)]), self.device)
 
     def step(self, batch: Batch, size: int) -> tuple[float, float, float]:
-        """(forward, backward, update) seconds of one step."""
+        """Return (forward, backward, update) seconds of one step."""
         marks: list[Any] = []
         self._run(batch, size, lambda: marks.append(_mark(self.device)))
         at = _seconds(marks, self.device)
         return at[1] - at[0], at[2] - at[1], at[3] - at[2]
 
     def _run(self, batch: Batch, size: int, mark: Callable[[], None]) -> None:
-        """One step; `mark` is called when forward, backward and update begin, and at the end."""
+        """Run one step; `mark` is called when forward, backward and update begin, and at the end."""
         micro = Micro(lambda: self.problem.batch_loss(self.model, batch), 1.0, size)
         gradient, _ = self.replica.backward(self._num_steps, [micro], Hooks(lambda name: mark()))
         self.replica.apply(gradient)
@@ -159,11 +160,11 @@ class _Bench:
         self._num_steps += 1
 
     def look(self, batch: Batch, size: int) -> tuple[Array | None, Array]:
-        """Of each parameter in order of registration, its shares of forward (None: no module was called) and of backward."""
-        marks: list[tuple[int, Any]] = []  # who: below 0 a phase begins, then a module or a parameter
+        """Return each parameter's shares of forward (None: no module was called) and of backward, in order of registration."""
+        marks: list[tuple[int, Any]] = []  # first entry: below 0 a phase begins, otherwise a module or a parameter
 
-        def note(who: int, *_: object) -> None:
-            marks.append((who, _mark(self.device)))
+        def note(event: int, *_: object) -> None:
+            marks.append((event, _mark(self.device)))
 
         parameters = self.replica.parameters
         place = {id(param): index for index, param in enumerate(parameters)}
@@ -178,8 +179,8 @@ class _Bench:
                 stack.callback(param.register_post_accumulate_grad_hook(partial(note, index)).remove)
             self._run(batch, size, partial(note, -1))
         at = _seconds([mark for _, mark in marks], self.device)
-        begin, backward, end, _ = (position for position, (who, _) in enumerate(marks) if who < 0)
-        forward_shares = _of_forward([who for who, _ in marks[begin + 1 : backward]], at[begin : backward + 1], holders, parameters)
+        begin, backward, end, _ = (position for position, (event, _) in enumerate(marks) if event < 0)
+        forward_shares = _of_forward([event for event, _ in marks[begin + 1 : backward]], at[begin : backward + 1], holders, parameters)
         arrived = np.zeros(len(parameters))
         for position in range(backward + 1, end):
             arrived[marks[position][0]] = at[position] - at[backward]
@@ -187,18 +188,19 @@ class _Bench:
 
 
 def _of_forward(called: list[int], at: Sequence[float], holders: list[list[int]], parameters: Sequence[Tensor]) -> Array | None:
-    """From one module's call to the next is spent on the first one's parameters, by elements; what comes before the first is its own.
+    """Attribute the time from one module's call to the next to the first one's parameters, by elements.
 
-    A module whose parameters another one has used before (a head that is tied to the embedding) counts with the module called before it:
-    that is when it runs, forward and backward.
+    The time before the first call belongs to the first module. A module whose parameters another one has used before
+    (a head that is tied to the embedding) counts with the module called before it: that is when it runs, forward and
+    backward.
 
-    `at`: when the pass began, when each module was called, when the pass ended.
+    `at`: the begin of the pass, the time of each call, the end of the pass.
     """
     if not called:
         return None
     shares = np.zeros(len(parameters))
     edges = [at[0], *at[2:]]
-    used: dict[int, int] = {}  # parameter -> the module that was the first to use it
+    used: dict[int, int] = {}  # parameter -> the first module that used it
     place = called[0]
     for number, (begin, end) in zip(called, pairwise(edges), strict=True):
         first = {used.setdefault(index, number) for index in holders[number]}
@@ -210,19 +212,21 @@ def _of_forward(called: list[int], at: Sequence[float], holders: list[list[int]]
 
 
 def _of_backward(arrived: Array) -> Array:
-    """A bucket leaves when its last gradient is there, and buckets leave in order from the last parameter on.
+    """Attribute backward to parameters.
 
-    `arrived`: (parameters,) seconds from when backward began until each gradient was there, 0 where none came.
+    A bucket is sent when its last gradient is ready, in order from the last parameter on.
+
+    `arrived`: seconds from the begin of backward until each gradient was ready, shape (parameters,); 0 if none came.
     """
     ready = np.maximum.accumulate(arrived[::-1])[::-1]
-    if ready[0] <= 0:  # quicker than the clock ticks: all are there at the end
+    if ready[0] <= 0:  # below the clock's resolution: all are ready at the end
         ready[0] = 1.0
     shares: Array = (ready - np.append(ready[1:], 0.0)) / ready[0]
     return shares
 
 
 def _middle(shares: list[Array]) -> tuple[float, ...]:
-    """The median over steps of what has been spent up to each parameter, from the last one on, as shares that sum to 1."""
+    """Return the median over steps of the time spent up to each parameter, from the last one on, as shares that sum to 1."""
     if not shares:
         return ()
     up_to = np.median([np.cumsum(row[::-1])[::-1] for row in shares], axis=0)
@@ -230,9 +234,10 @@ def _middle(shares: list[Array]) -> tuple[float, ...]:
 
 
 def _fixed_share(size: int, rows: Array, few: int, few_rows: Array) -> float:
-    """Where the line through both batches' forward and backward seconds meets no samples, over the full batch's.
+    """Extrapolate the forward and backward seconds of both batches to no samples, divided by those of the full batch.
 
-    By the quickest step of each: what else this machine does only adds, and would look like a fixed part.
+    It uses the quickest step of each batch: other load on the machine only adds time, and would look like a fixed
+    share.
     """
     full_s, few_s = (float(np.min(times[:, 0] + times[:, 1])) for times in (rows, few_rows))
     fixed_s = (few_s * size - full_s * few) / (size - few)
@@ -240,7 +245,7 @@ def _fixed_share(size: int, rows: Array, few: int, few_rows: Array) -> float:
 
 
 def _mark(device: torch.device) -> Any:
-    """Now; on a GPU, when it comes to what was asked of it up to here."""
+    """Return the present time; on a GPU, an event after the work enqueued so far."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -249,7 +254,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _seconds(marks: Sequence[Any], device: torch.device) -> list[float]:
-    """Of each mark since the first."""
+    """Return the seconds of each mark since the first."""
     if device.type != "cuda":
         return [mark - marks[0] for mark in marks]
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Seconds that communication costs: latency, bandwidth, summation (the alpha-beta-gamma model)."""
+"""Seconds of communication: latency, bandwidth, summation (the alpha-beta-gamma model)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workbench.units import GBIT_PER_S, MILLISECOND
 @final
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a message gets from one worker to another.
+    """The way of a message from one worker to another.
 
     Attributes:
-        latency_s: alpha, from the last byte sent to the last byte there.
-        stages: (number, seconds a byte) of each interface and switch port on the way; a number names one that others may share.
+        latency_s: alpha, from the last byte sent to the last byte received.
+            stages: (number, seconds a byte) of each interface and switch port on the way; routes may share a number.
     """
 
     latency_s: float
@@ -27,16 +27,15 @@ class Route:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Equal full-duplex links, one network interface a worker.
+    """Equal full-duplex links, one network interface for each worker.
 
     Attributes:
-        latency_s: alpha, of one message.
-        bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
-        sum_s_per_byte: gamma, to add a received byte to an own one.
-        encode_s_per_byte, decode_s_per_byte: of a codec, for a byte of uncompressed values.
-        fair: whether connections that are on an interface at once share its rate, as TCP's tend to (max-min fair); else messages go
-            first come, first served. The messages of one connection go one behind the other either way.
-        name: how tables call it.
+        latency_s: alpha, of one message. bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
+            sum_s_per_byte: gamma, to add a received byte. encode_s_per_byte, decode_s_per_byte: of a codec, for a
+            byte of uncompressed values. fair: whether concurrent connections share an interface's rate, as TCP's tend
+            to (max-min fair). Otherwise messages are served in order
+                of arrival. In both cases the messages of one connection are sent one after another.
+            name: name in tables.
     """
 
     latency_s: float
@@ -58,39 +57,39 @@ class Network:
         return f"{self.name} ({latency}, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Out by the sender's interface, in by the receiver's; each is full duplex."""
+        """Return the route out of the sender's interface and into the receiver's; each is full duplex."""
         per_byte = 1 / self.bandwidth_bytes_per_s
         return Route(self.latency_s, ((2 * sender, per_byte), (2 * receiver + 1, per_byte)))
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
-        """Ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (thakur2005optimization)."""
+        """Return the seconds of a ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (thakur2005optimization)."""
         p = num_workers
         wire = 2 * (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
         return 2 * (p - 1) * self.latency_s + wire + (p - 1) / p * num_bytes * self.sum_s_per_byte
 
     def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
-        """Ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
+        """Return the seconds of a ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
         p = num_workers
         return (p - 1) * self.latency_s + (p - 1) / p * num_bytes * (1 / self.bandwidth_bytes_per_s + self.sum_s_per_byte)
 
     def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
-        """Ring: (p-1) alpha + (p-1)/p n beta."""
+        """Return the seconds of a ring: (p-1) alpha + (p-1)/p n beta."""
         p = num_workers
         return (p - 1) * self.latency_s + (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
 
     def local_s(self, kind: str, num_bytes: float) -> float:
-        """To encode, decode or sum so many bytes."""
+        """Return the seconds to encode, decode or sum this number of bytes."""
         per_byte = {"sum": self.sum_s_per_byte, "encode": self.encode_s_per_byte, "decode": self.decode_s_per_byte}
         return per_byte.get(kind, 0.0) * num_bytes
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
-        """Binomial tree: ceil(log2 p) (alpha + n beta)."""
+        """Return the seconds of a binomial tree: ceil(log2 p) (alpha + n beta)."""
         return (num_workers - 1).bit_length() * self.send_s(num_bytes)
 
     def barrier_s(self, num_workers: int) -> float:
-        """Dissemination: ceil(log2 p) alpha."""
+        """Return the seconds of a dissemination barrier: ceil(log2 p) alpha."""
         return (num_workers - 1).bit_length() * self.latency_s
 
     def send_s(self, num_bytes: float) -> float:
-        """alpha + n beta."""
+        """Return alpha + n beta."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s

@@ -1,8 +1,8 @@
 """Networks by name.
 
-Bandwidths are the nominal rate of one interface in one direction, what the standard or the vendor's data sheet says, without the
-protocols' overhead; latencies are typical of one small message from program to program, to one digit. They are where a study
-begins; `workbench calibrate` says what a real network does. Sums, encoding and decoding cost nothing here.
+Bandwidths are nominal rates of one interface in one direction, from the standard or the vendor's data sheet, without
+protocol overhead. Latencies are typical for one small message from program to program, to one digit. They are a
+starting point for a study; `workbench calibrate` measures a real network. Sums, encoding and decoding are free here.
 
 | profile | bandwidth | latency |
 |---|---|---|
@@ -12,9 +12,9 @@ begins; `workbench calibrate` says what a real network does. Sums, encoding and 
 | pcie | PCI-SIG, x16: generation 3 8 GT/s, 4 16 GT/s, 5 32 GT/s, all of 128b/130b | 2.5 µs a hop (below) |
 | wan | assumed: a rented line | 50 ms one way, as between continents |
 | shared-memory | assumed: a copy at 10 GB/s | 1 µs |
-| free | nothing costs anything | |
+| free | all costs are 0 | |
 
-The hops inside a host are those of a ring as NCCL's own model of its time has them (`hwLat` in its tuning tables, ring, LL128).
+The hops inside a host are those of a ring in NCCL's own cost model (`hwLat` in its tuning tables, ring, LL128).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workbench.units import GB, GBIT_PER_S, MBIT_PER_S, MICROSECOND, MILLISECOND
 
 
 def ethernet(gbit_per_s: float, latency_s: float = 30 * MICROSECOND) -> Network:
-    """TCP over Ethernet of that line rate.
+    """Return TCP over Ethernet with this line rate.
 
     >>> round(ethernet(1).all_reduce_s(25e6, 2), 3)
     0.2
@@ -90,7 +90,7 @@ _SPELLING = "[RANKS x INSIDE +] [NICS x] BETWEEN [/ HOSTS hosts OVER:1], such as
 
 
 def names() -> tuple[str, ...]:
-    """The networks that `get` knows, of which topologies are made.
+    """Return the names of networks that `get` accepts, also in topologies.
 
     >>> names()[:2]
     ('ethernet-1g', 'ethernet-10g')
@@ -99,8 +99,10 @@ def names() -> tuple[str, ...]:
 
 
 def get(text: str) -> AnyNetwork:
-    """A network by name, or a topology: ranks of a host and what is between them, "+", interfaces of a host and what they are, and
-    behind "/" how many hosts share a leaf switch and its oversubscription. Blanks and capitals do not matter.
+    """Return a network by name, or a topology.
+
+    A topology is: ranks of a host and the network between them, "+", interfaces of a host and their network, and
+    after "/" the number of hosts on a leaf switch and its oversubscription. Blanks and capitals do not matter.
 
     >>> get("ethernet-10g").name
     '10 Gbit/s Ethernet'
@@ -110,7 +112,7 @@ def get(text: str) -> AnyNetwork:
     4
 
     Raises:
-        ConfigError: there is none of that name, or the spelling is not this one.
+        ConfigError: there is no such name, or the text has another form.
     """
     plain = re.sub(r"\s+", "", text.lower())
     if plain in _NETWORKS:
@@ -129,7 +131,7 @@ def get(text: str) -> AnyNetwork:
 
 
 def _several(text: str) -> tuple[int, Network]:
-    """How many, of which network: "8xnvlink-3", or one."""
+    """Parse a number and a network: "8xnvlink-3"; without a number, one."""
     times = re.fullmatch(r"(?:(\d+)x)?(.*)", text)
     assert times is not None
     if times[2] not in _NETWORKS:

@@ -1,4 +1,4 @@
-"""Hosts of several ranks that share network interfaces, behind switches that may be oversubscribed."""
+"""Hosts with several ranks that share network interfaces, behind switches that may be oversubscribed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import final
 from workbench.costs.network import Network, Route
 from workbench.errors import ConfigError
 
-_KINDS = 6  # of stages: interface out, in; a rank's port inside its host out, in; a switch's port up, down
+_KINDS = 6  # kinds of stages: interface out, in; a rank's port inside its host out, in; a switch's port up, down
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Hosts of neighbouring ranks: rank r is on host r // ranks_per_host. Every stage is full duplex: each way has a capacity of its own.
+    """Hosts of neighbouring ranks: rank r is on host r // ranks_per_host.
+
+    Every stage is full duplex: each direction has its own capacity.
 
     Attributes:
-        between: one network interface of a host, and alpha between hosts.
-        inside: one rank's port to the others of its host, and alpha there; needed where a host has several ranks.
-        ranks_per_host: they share the host's interfaces.
-        hosts_per_switch: neighbouring hosts that share a leaf switch; None: one switch for all.
-        oversubscription: what the interfaces of a leaf's hosts could send, over what its uplinks carry: 4 for "4:1".
-        nics_per_host: interfaces of a host, each for as many ranks: neighbours share one.
-        rates: (host, factor) or (host, factor out, factor in) of hosts whose interfaces are slower or faster than `between`.
-        name: how tables call it.
+        between: one network interface of a host, and alpha between hosts. inside: one rank's port to the others of
+            its host, and alpha there; needed if a host has several ranks. ranks_per_host: ranks that share the host's
+            interfaces. hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
+            oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1". nics_per_host:
+            interfaces of a host; neighbouring ranks share one. rates: (host, factor) or (host, factor out, factor in)
+            of hosts whose interfaces are slower or faster than `between`. name: name in tables.
 
     Example:
         >>> from workbench.costs import ethernet_10g, nvlink_3
@@ -53,7 +53,7 @@ class Topology:
                 raise ConfigError(f"Topology({what}={value!r}): a whole number, 1 or more")
         if self.ranks_per_host > 1 and self.inside is None:
             raise ConfigError(
-                f"Topology: {self.ranks_per_host} ranks share a host, and nothing says what is between them: give inside=, "
+                f"Topology: {self.ranks_per_host} ranks share a host, and the network between them is missing: give inside=, "
                 "such as workbench.costs.nvlink_3 or workbench.costs.shared_memory"
             )
         if self.ranks_per_host % self.nics_per_host:
@@ -64,7 +64,7 @@ class Topology:
         if not (isfinite(self.oversubscription) and self.oversubscription > 0):
             raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): a number above 0, 4 for 4:1")
         if self.oversubscription != 1 and self.hosts_per_switch is None:
-            raise ConfigError("Topology: oversubscription is of a leaf switch's uplinks: say hosts_per_switch")
+            raise ConfigError("Topology: oversubscription is of a leaf switch's uplinks: set hosts_per_switch")
         object.__setattr__(self, "rates", _both_ways(self.rates))
         object.__setattr__(self, "name", self.name or self._described())
 
@@ -81,7 +81,7 @@ class Topology:
         inside = f", inside {self.inside}" if self.inside and self.ranks_per_host > 1 else ""
         return f"{self.name} (between {self.between}{inside})"
 
-    # -- of one link, for formulas that know no more ---------------------------------------------------------------
+    # -- as one link, for formulas that need one ---------------------------------------------------------------
 
     @property
     def latency_s(self) -> float:
@@ -90,35 +90,35 @@ class Topology:
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """1 / beta, where one message at a time goes from a host to the next: the slowest interface on the way."""
+        """1 / beta, if one message at a time goes from a host to the next: the slowest interface on the way."""
         slowest = min((rate for _, *both in self.rates for rate in both), default=1.0)
         return self.between.bandwidth_bytes_per_s * min(1.0, slowest)
 
     @property
     def sum_s_per_byte(self) -> float:
-        """gamma, as `between` has it."""
+        """gamma, of `between`."""
         return self.between.sum_s_per_byte
 
     @property
     def fair(self) -> bool:
-        """Whether connections share stages fairly, as `between` has it."""
+        """Whether connections share stages fairly, from `between`."""
         return self.between.fair
 
     def local_s(self, kind: str, num_bytes: float) -> float:
-        """To encode, decode or sum so many bytes, as `between` has it."""
+        """Return the seconds to encode, decode or sum this number of bytes, from `between`."""
         return self.between.local_s(kind, num_bytes)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
     def host_of(self, rank: int) -> int:
-        """Where a rank is."""
+        """Return the host of a rank."""
         return rank // self.ranks_per_host
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Inside a host from port to port; between hosts out by an interface, up and down where the leaves differ, in by an interface."""
+        """Return the route: inside a host from port to port; between hosts out, up and down if the leaves differ, and in."""
         here, there = self.host_of(sender), self.host_of(receiver)
         if here == there:
-            inside = self.inside or self.between  # a rank's own loop, where it is alone
+            inside = self.inside or self.between  # the loopback of a single rank
             per_byte = 1 / inside.bandwidth_bytes_per_s
             return Route(inside.latency_s, ((_KINDS * sender + 2, per_byte), (_KINDS * receiver + 3, per_byte)))
         stages = [(_KINDS * self._nic_of(sender), self._per_byte(here, 0)), (_KINDS * self._nic_of(receiver) + 1, self._per_byte(there, 1))]
@@ -132,46 +132,47 @@ class Topology:
         return rank // (self.ranks_per_host // self.nics_per_host)
 
     def _per_byte(self, host: int, way: int) -> float:
-        """Of one interface of a host; way 0 is out, 1 in."""
+        """Return the seconds a byte of one interface of a host; way 0 is out, 1 is in."""
         rate = next((both[way] for number, *both in self.rates if number == host), 1.0)
         return 1 / (self.between.bandwidth_bytes_per_s * rate)
 
     @property
     def _uplink_per_byte(self) -> float:
-        """Of all uplinks of a leaf together."""
+        """Return the seconds a byte of all uplinks of a leaf together."""
         assert self.hosts_per_switch is not None
         return self.oversubscription / (self.hosts_per_switch * self.nics_per_host * self.between.bandwidth_bytes_per_s)
 
     # -- the library's own collectives -----------------------------------------------------------------------------
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
-        """The quicker of two: a ring through all ranks in order; or a reduce-scatter inside each host, rings between the hosts, an
-        all-gather inside (full hosts only).
+        """Return the seconds of the quicker of two all-reduces: a ring through all ranks, or two levels.
 
-        With p ranks on H hosts of g = p / H, n bytes, alpha, beta of the slowest way from a host to the next (its interfaces, or an
-        uplink where leaves differ), alpha', beta' inside, m = n / p:
+        The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
+        hosts only). There are p ranks on H hosts with g = p / H, n bytes, alpha, beta of the slowest way from a host
+        to the next (its interfaces, or an uplink where leaves differ), alpha', beta' inside, m = n / p: uplink where
+        leaves differ), alpha', beta' inside, m = n / p:
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
             two levels  2 (g-1) (alpha' + n/g beta') + (g-1) n/g gamma,   and between hosts, where k ranks share an interface,
                         with a = alpha + m beta:   (H-1) max(a + m gamma, k m beta) + (H-2) max(a, k m beta) + a + (k-1) m beta
 
-        The ring takes what `Ring()` takes message by message, the second what its halves take inside and between; but for sums on
-        quick links, which are then done while slow ones still send, and here are counted.
+        The ring has the time of `Ring()` by messages; the second has the time of its halves inside and between hosts.
+        Sums on quick links are counted here, although they run while slow links still send.
 
-        Source: thakur2005optimization (the cost model); the second as libraries do on hosts of several GPUs.
+        Source: thakur2005optimization (the cost model); the second is common on hosts with several GPUs.
         """
         return self._quicker(num_bytes, num_workers, (True, False))
 
     def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
-        """The summing half of either."""
+        """Return the seconds of the summing half."""
         return self._quicker(num_bytes, num_workers, (True,))
 
     def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
-        """The spreading half of either."""
+        """Return the seconds of the spreading half."""
         return self._quicker(num_bytes, num_workers, (False,))
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
-        """A binomial tree over leaf switches, over the hosts of each, over the ranks of each: ceil(log2 k) (alpha + n beta) of k each."""
+        """Return the seconds of binomial trees over leaf switches, their hosts and their ranks: ceil(log2 k) (alpha + n beta) of each."""
         within, hosts = min(self.ranks_per_host, num_workers), self._num_hosts(num_workers)
         leaves, each = (-(-hosts // self.hosts_per_switch), min(hosts, self.hosts_per_switch)) if self.hosts_per_switch else (1, hosts)
         seconds = _rounds(leaves) * (self.between.latency_s + num_bytes * self._host_to_host(hosts))
@@ -179,12 +180,12 @@ class Topology:
         return seconds + (self.inside.broadcast_s(num_bytes, within) if self.inside else 0.0)
 
     def barrier_s(self, num_workers: int) -> float:
-        """Dissemination among hosts and among the ranks of each: ceil(log2 k) alpha of k each."""
+        """Return the seconds of dissemination among hosts and among the ranks of each: ceil(log2 k) alpha of k each."""
         inside_s = self.inside.barrier_s(min(self.ranks_per_host, num_workers)) if self.inside else 0.0
         return inside_s + _rounds(self._num_hosts(num_workers)) * self.between.latency_s
 
     def _quicker(self, num_bytes: float, num_workers: int, halves: tuple[bool, ...]) -> float:
-        """`halves`: of each half that is taken, whether it sums."""
+        """Return the quicker one. `halves`: for each half, whether it sums."""
         if num_workers == 1:
             return 0.0
         seconds = self._ring_s(num_bytes, num_workers, halves)
@@ -193,7 +194,10 @@ class Topology:
         return seconds
 
     def _ring_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
-        """Every hop waits for the slowest, which hands on to a rank that waits for it in the next hop too."""
+        """Return the seconds of the ring.
+
+        Every hop waits for the slowest one, whose receiver waits for it in the next hop too.
+        """
         block, hosts = num_bytes / p, self._num_hosts(p)
         hop_s = self.between.latency_s + block * self._host_to_host(hosts) if hosts > 1 else 0.0
         if self.inside and self.ranks_per_host > 1:
@@ -201,7 +205,10 @@ class Topology:
         return (p - 1) * sum(hop_s + sums * block * self.sum_s_per_byte for sums in halves)
 
     def _two_levels_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
-        """Between hosts one ring for each place in a host; those that share a stage keep it busy while others wait for a message."""
+        """Return the seconds of two levels: between hosts, one ring for each place in a host.
+
+        Rings that share a stage keep it busy in turn.
+        """
         assert self.inside is not None
         group, hosts = self.ranks_per_host, p // self.ranks_per_host
         part, block, gamma = num_bytes / group, num_bytes / p, self.sum_s_per_byte
@@ -218,13 +225,13 @@ class Topology:
         return -(-num_workers // self.ranks_per_host)
 
     def _interface(self, hosts: int) -> float:
-        """Seconds a byte of the slowest interface of the first so many hosts."""
+        """Return the seconds a byte of the slowest interface of the first hosts."""
         slow = [self._per_byte(int(host), way) for host, *_ in self.rates if host < hosts for way in (0, 1)]
         usual = [] if len(slow) == 2 * hosts else [1 / self.between.bandwidth_bytes_per_s]
         return max(slow + usual)
 
     def _host_to_host(self, hosts: int, sharing: int = 1, crossing: int = 1) -> float:
-        """Seconds for a byte of each flow, from every host to the next at once: `sharing` of an interface, `crossing` by an uplink."""
+        """Return the seconds a byte of each flow, from every host to the next: `sharing` on an interface, `crossing` on an uplink."""
         per_byte = sharing * self._interface(hosts)
         if self.hosts_per_switch is not None and hosts > self.hosts_per_switch:
             per_byte = max(per_byte, crossing * self._uplink_per_byte)
@@ -232,12 +239,12 @@ class Topology:
 
 
 def _rounds(num: int) -> int:
-    """ceil(log2 num): of a binomial tree."""
+    """Return ceil(log2 num), the rounds of a binomial tree."""
     return (num - 1).bit_length()
 
 
 def _both_ways(rates: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
-    """(host, factor out, factor in) of each."""
+    """Return (host, factor out, factor in) of each rate."""
     for rate in rates:
         if len(rate) not in (2, 3) or int(rate[0]) != rate[0] or rate[0] < 0 or not all(isfinite(item) and item > 0 for item in rate[1:]):
             raise ConfigError(f"Topology(rates={rates!r}): (host, factor) or (host, factor out, factor in) of each, factors above 0")

@@ -1,4 +1,7 @@
-"""Numbers -> Plotly figures, live views for JupyterLab, pages that show figures offline. Nothing is imported before it is used."""
+"""Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
+
+Names are imported at first use.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
 
-_HOMES = {  # no module is called like a function: importing it would hide the function
+_HOMES = {  # no module has the name of a function: importing it would hide the function
     "LiveCurves": "live",
     "LiveTimeline": "recent",
     "beside_limits": "limits",

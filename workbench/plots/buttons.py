@@ -1,4 +1,4 @@
-"""Pause, resume and stop, as buttons of a live view that answer while the kernel is busy with a cell."""
+"""Pause, resume and stop buttons of a live view. They answer while the kernel executes a cell."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ Action = Callable[[], Any]
 
 @final
 class RunButtons:
-    """A button that pauses and resumes, and one that stops. What goes wrong is said beside them in one line.
+    """A button that pauses and resumes, and one that stops. An error appears next to them in one line.
 
     Args:
         on_stop: called when Stop is pressed; None for no such button.
-        on_pause, on_resume: called when the other one is; None, either of them, for no such button.
+        on_pause, on_resume: called when the other button is pressed; if one is None, there is no such button.
     """
 
     def __init__(self, on_stop: Action | None, on_pause: Action | None = None, on_resume: Action | None = None) -> None:
         self._actions = {"stop": on_stop, "pause": on_pause, "resume": on_resume}
-        self._active, self._paused = True, False
+        self._active = True
+        self._paused = False
         self._asked = ""
         self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip="End training after the step that runs")
         self.pause = ipywidgets.Button()
         self._said = ipywidgets.HTML()
-        self.stop.disabled, self.pause.disabled = on_stop is None, on_pause is None or on_resume is None
+        self.stop.disabled = on_stop is None
+        self.pause.disabled = on_pause is None or on_resume is None
         self.stop.on_click(lambda _: self._press("stop"))
         self.pause.on_click(lambda _: self._press("resume" if self._paused else "pause"))
         self._name_pause()
@@ -35,9 +37,11 @@ class RunButtons:
         self.widget = ipywidgets.HBox([*shown, self._said])
 
     def show(self, paused: bool, active: bool = True) -> None:
-        """Name the buttons by what they would do now; of a run that is not `active` nothing can be asked."""
+        """Label the buttons by their next action, and disable them if the run is not `active`."""
         if active != self._active:
-            self._active, self._asked, self.stop.description = active, "", "Stop"
+            self._active = active
+            self._asked = ""
+            self.stop.description = "Stop"
         self.stop.disabled = not active or self._asked == "stop"
         self.pause.disabled = not active
         if paused != self._paused:
@@ -46,7 +50,7 @@ class RunButtons:
             self._name_pause()
 
     def end(self) -> None:
-        """Nothing is left to be pressed."""
+        """Disable all buttons."""
         self.stop.disabled = self.pause.disabled = True
 
     def _name_pause(self) -> None:
@@ -55,7 +59,8 @@ class RunButtons:
 
     def _press(self, what: str) -> None:
         button = self.stop if what == "stop" else self.pause
-        self._said.value, self._asked = "", what
+        self._said.value = ""
+        self._asked = what
         button.description = {"stop": "Stopping", "pause": "Pausing", "resume": "Resuming"}[what]
         if what == "stop":
             button.disabled = True
@@ -63,25 +68,26 @@ class RunButtons:
         assert action is not None
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - a button has nobody above it to tell, whatever it is
+        except Exception as error:  # noqa: BLE001 - a button has no caller that could handle it
             self._asked = ""
-            button.disabled, button.description = False, "Stop"
+            button.disabled = False
+            button.description = "Stop"
             self._name_pause()
             self._said.value = error_line(error)
 
 
 def error_line(error: BaseException) -> str:
-    """An error as one line of HTML."""
+    """Format an error as one line of HTML."""
     first = str(error).split("\n", 1)[0] or "no more is known"
     return f'<span style="color: #b00020"><b>{html.escape(type(error).__name__)}:</b> {html.escape(first)}</span>'
 
 
 def answer_while_busy(widget: Any) -> None:
-    """Let what a user does to a widget, or to one inside it, reach Python while a cell runs.
+    """Let user actions on a widget, or on a widget inside it, reach Python while a cell runs.
 
-    JupyterLab sends it over a subshell, a thread of the kernel's own beside the one that runs cells (JEP 91). ipykernel from 7.4 on
-    brings it back to the thread that drew the widget last, that is to the end of the running cell; this takes that back. Kernels
-    without subshells answer when they are free.
+    JupyterLab sends them over a subshell, a kernel thread next to the one that runs cells (JEP 91). From version 7.4
+    on, ipykernel sends them back to the thread that drew the widget last, which is busy with the cell; this function
+    undoes that. Kernels without subshells answer when they are idle.
     """
     for part in parts_of(widget):
         if hasattr(part.comm, "_reply_subshell_for"):
@@ -89,7 +95,7 @@ def answer_while_busy(widget: Any) -> None:
 
 
 def parts_of(widget: Any) -> Iterator[Any]:
-    """A widget and all those inside it."""
+    """Yield a widget and all widgets inside it."""
     yield widget
     for child in getattr(widget, "children", ()):
         yield from parts_of(child)

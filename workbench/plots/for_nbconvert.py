@@ -1,6 +1,7 @@
-"""Plain `jupyter nbconvert --to html` shows our figures: a notebook keeps their data, and nbconvert does not know how they are drawn.
+"""Let plain `jupyter nbconvert --to html` show figures: a notebook stores only their data, which nbconvert cannot draw.
 
-`jupyter_nbconvert_config.json`, which the wheel puts into the environment's Jupyter configuration, names this preprocessor.
+`jupyter_nbconvert_config.json`, which the wheel puts into the environment's Jupyter configuration, names this
+preprocessor.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from workbench.plots.html import PLOTLY, figure_division
 
 @final
 class DrawFigures(Preprocessor):
-    """Gives each Plotly figure that has no HTML of its own one, and Plotly's program to the first of them: no network is needed."""
+    """Adds HTML to each Plotly figure that has none, and plotly.js to the first one. No network is needed."""
 
     def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
-        """Called by nbconvert; changes the copy of the notebook that it is given."""
+        """Convert the figures; nbconvert calls this with a copy of the notebook."""
         program = f"<script>{get_plotlyjs()}</script>"
         number = 0
         for cell in nb.cells:

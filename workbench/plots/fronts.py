@@ -1,4 +1,4 @@
-"""Methods as points: what each costs and what it gains, and the front of those that no other beats."""
+"""Algorithms as points of cost and gain, with their Pareto front."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ HEIGHT = 440
 SYMBOLS = ("circle", "diamond", "square", "x")
 
 
-def front(methods: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str) -> go.Figure:
-    """A point a method, bars from its lowest to its highest repetition both ways, and the Pareto front of the means.
+def front(algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str) -> go.Figure:
+    """Draw a point for each algorithm, bars from its lowest to its highest repetition on both axes, and the Pareto front of the means.
 
     Args:
-        methods: name -> (cost, gain) of every repetition.
-        title, x, y: of the figure and its axes; less of x and more of y is better.
+        algorithms: name -> (cost, gain) of every repetition.
+        title, x, y: titles of the figure and its axes; less of x and more of y is better.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
-    means = {name: (float(np.mean([cost for cost, _ in of])), float(np.mean([gain for _, gain in of]))) for name, of in methods.items()}
+    means = {name: (float(np.mean([cost for cost, _ in of])), float(np.mean([gain for _, gain in of]))) for name, of in algorithms.items()}
     best = pareto_front(means)
     line = {"color": GREY, "width": 1.5, "dash": "dot", "shape": "hv"}
     figure.add_scatter(x=[means[name][0] for name in best], y=[means[name][1] for name in best], mode="lines", line=line, name="front")
-    for position, (name, of) in enumerate(methods.items()):
+    for position, (name, of) in enumerate(algorithms.items()):
         color, symbol = CYCLE[position % len(CYCLE)], SYMBOLS[position // len(CYCLE) % len(SYMBOLS)]
         mean, bars = means[name], [_bar([pair[way] for pair in of], means[name][way]) for way in (0, 1)]
         hover = f"{safe(name)}<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
@@ -34,7 +34,7 @@ def front(methods: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x
         figure.add_scatter(x=[mean[0]], y=[mean[1]], error_x=bars[0], error_y=bars[1], name=safe(name), **look)
     figure.update_xaxes(title=safe(x), rangemode="tozero")
     figure.update_yaxes(title=safe(y))
-    legend_below(figure, HEIGHT, ["front", *methods])
+    legend_below(figure, HEIGHT, ["front", *algorithms])
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The timeline: what every rank did when, computation above communication, ranks below each other."""
+"""The timeline: what every rank did when. Ranks are below each other, computation is above communication."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from workbench.trace.run import Run, as_runs
 
 ROW_PIXELS = 27
 TOP, GAP, BOTTOM = 96, 46, 64  # pixels above, between and below panels
-LABEL_SHARE = 0.06  # of the axis: a step that begins closer to the one numbered before has no number
-MARKED_STEPS = 50  # with more, only the numbered ones have a line
-LABELLED_BARS = 1500  # with more there is no room for numbers in them
+LABEL_SHARE = 0.06  # share of the axis: a step closer to the last numbered one has no number
+MARKED_STEPS = 50  # with more steps, only numbered ones have a line
+LABELLED_BARS = 1500  # with more bars, they have no numbers
 
 
 Steps = slice | None
 
 
 def timeline(run: Run, steps: Steps = None, ranks: Iterable[int] | None = None, *, links: bool = True, critical: bool = False) -> go.Figure:
-    """Bars of what each rank did, one row a rank and lane, coloured by kind; spans of a lane that overlap lie in rows of their own.
+    """Draw what each rank did: a row for each rank and lane, coloured by kind.
 
-    Numbers in the bars are the step of a forward or backward, and the bucket of what belongs to one. A click on the legend hides a
-    kind, or shows the arrows of messages where they are too many to be shown at first.
+    Overlapping spans of a lane are in further rows.
+
+    The number in a bar is the step of a forward or backward, or the bucket of a span that has one. Click on the
+    legend to hide a kind, or to show the arrows of messages if they are too many to be shown at first.
 
     Args:
-        run: with a trace.
+        run: a run with a trace.
         steps: slice(first, one after the last); None for five from the middle of the run.
-        ranks: which; None for all, of many the first eight.
+        ranks: which ranks; None for all, or for the first eight if there are more.
         links: draw an arrow from each send to its receive.
         critical: draw each step's critical path over the bars (see `workbench.analysis.critical_path`).
 
     Raises:
-        ConfigError: nothing was traced there; says where something was.
+        ConfigError: the trace holds none of these steps; the message says which it holds.
     """
     return timelines([run], steps, ranks, links=links, critical=critical)
 
@@ -58,16 +60,18 @@ def timelines(
     critical: bool = False,
     names: Sequence[str] | None = None,
 ) -> go.Figure:
-    """The timelines of several runs below each other, on one time axis that begins for each with its first step shown.
+    """Draw the timelines of several runs below each other, on one time axis.
+
+    Each run begins with its first step shown.
 
     Args:
-        runs: with traces.
-        steps: as for `timeline`; or of each run its own, as many as there are runs.
+        runs: runs with traces.
+        steps: as for `timeline`; or a list with one entry for each run.
         ranks, links, critical: as for `timeline`.
-        names: what stands above each; None: methods, and what tells them apart.
+        names: titles of the runs; None: their algorithms, and what distinguishes them.
 
     Raises:
-        ConfigError: no runs, or nothing was traced there; says where something was.
+        ConfigError: there are no runs, or a trace holds none of these steps; the message says which it holds.
     """
     runs = as_runs(runs)
     if not runs:
@@ -103,7 +107,7 @@ def timelines(
 
 
 def _frame(panels: Sequence[Panel]) -> go.Figure:
-    """An empty figure with an axis a panel, as high as its rows."""
+    """Make an empty figure with an axis for each panel, as high as its rows."""
     heights = [item.rows.ends[-1] * ROW_PIXELS for item in panels]
     inner = sum(heights) + GAP * (len(panels) - 1)
     spacing = GAP / inner if len(panels) > 1 else 0
@@ -122,7 +126,7 @@ def _frame(panels: Sequence[Panel]) -> go.Figure:
 
 
 def _bars(item: Panel, factor: float) -> list[go.Bar]:
-    """A trace for each kind."""
+    """Return a trace for each kind."""
     table, labelled = item.table, len(item.table) <= LABELLED_BARS
     digits = 6 if item.num_spans == len(table) else 12  # the lengths of joined bars add up
     about = _about(item)
@@ -158,14 +162,14 @@ def _spoken(code: int) -> str:
 
 
 def _inside(row: Any) -> str:
-    """What a bar says: its bucket, or for a forward or backward its step."""
+    """Return the text in a bar: its bucket, or the step of a forward or backward."""
     if row["bucket"] >= 0:
         return str(row["bucket"])
     return str(row["step"]) if KINDS[row["kind"]] in ("forward", "backward") else ""
 
 
 def _about(item: Panel) -> list[str]:
-    """What each bar stands for."""
+    """Return the hover text of each bar."""
     joined, texts = item.joined, list[str]()
     columns = (item.table.tolist(), joined.counts.tolist(), joined.spans_s.tolist(), joined.last_step.tolist())
     for (rank, kind, _lane, start_s, end_s, step, bucket, size, peer), count, spans_s, last_step in zip(*columns, strict=True):
@@ -182,7 +186,7 @@ def _about(item: Panel) -> list[str]:
 
 
 def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
-    """Shapes and annotations of a panel: lines between ranks, step boundaries with their numbers, the title above."""
+    """Return shapes and annotations of a panel: lines between ranks, step boundaries with numbers, the title."""
     axis = "" if number == 1 else str(number)
     across, over = f"x{axis} domain", f"y{axis} domain"
     line: dict[str, Any] = {"color": GRID, "width": 1.5}
@@ -209,7 +213,7 @@ def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float
 
 
 def _said(item: Panel) -> str:
-    """That bars stand for several spans, and how to see each; nothing where each bar is a span."""
+    """Return a note if bars stand for several spans, with the way to see each span; "" if each bar is a span."""
     num_bars, shown = len(item.table), sorted(item.bounds)
     if item.num_spans == num_bars:
         return ""
@@ -222,7 +226,7 @@ def _said(item: Panel) -> str:
 
 
 def _row_names(item: Panel) -> dict[str, Any]:
-    """The y axis: ranks and lanes by name, from the top down."""
+    """Return the y axis: ranks and lanes by name, from top to bottom."""
     ranks = [rank for _, rank, _ in item.rows.lanes]
     first = [rank != before for rank, before in zip(ranks, [None, *ranks], strict=False)]
     names = [
@@ -234,5 +238,5 @@ def _row_names(item: Panel) -> dict[str, Any]:
 
 
 def time_unit(length_s: float) -> tuple[str, float]:
-    """The unit in which a window's length is a convenient number, and how many of it a second has."""
+    """Return a convenient unit for a window of this length, and how many of it make a second."""
     return ("µs", 1e6) if length_s < 2e-3 else ("ms", 1e3) if length_s < 10 else ("s", 1.0)

@@ -1,4 +1,4 @@
-"""Notebooks as pages that show their figures offline: the figures' data stay in the notebook, Plotly's program is put in once."""
+"""Notebooks as HTML pages that show their figures offline: the notebook keeps the data, the page holds plotly.js once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.trace.atomic import write_atomic
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
-# The usual page of JupyterLab's look, but it fetches nothing: require.js would also hide Plotly from the figures' scripts.
+# The usual page of JupyterLab's look without downloads. require.js would also hide Plotly from the figures' scripts.
 TEMPLATE = """{% extends 'lab/index.html.j2' %}
 {% block html_head_js_requirejs %}{{ resources.workbench_scripts }}{% endblock %}
 {% block html_head_js_mathjax %}{% if resources.workbench_mathematics %}{{ super() }}{% endif %}{% endblock %}
@@ -26,28 +26,28 @@ TEMPLATE = """{% extends 'lab/index.html.j2' %}
 
 
 def use_notebook_renderer() -> None:
-    """Let figures be stored as data alone (some ten kB each), which JupyterLab and VS Code draw.
+    """Store figures as data (about ten kB each), which JupyterLab and VS Code draw.
 
-    Plotly's own choice for a page that works offline, "notebook", stores its program of 5 MB in every notebook;
-    "notebook_connected" fetches it from the net. `export_html` makes the page instead.
+    Plotly's offline renderer "notebook" stores plotly.js, 5 MB, in every notebook; "notebook_connected" downloads it.
+    `export_html` makes an offline page instead.
     """
     pio.renderers.default = "plotly_mimetype"
 
 
 def export_html(notebook: Path | str, page: Path | str) -> Path:
-    """Make one HTML file of an executed notebook; its figures are drawn in any browser, with or without a network.
+    """Make one HTML file from an executed notebook; any browser draws its figures, with or without a network.
 
-    Formulas in the notebook's text are the one thing that a page fetches a program for. Live widgets are left out.
+    Only formulas in the notebook's text load a script from the network. Live widgets are left out.
 
     Args:
         notebook: an .ipynb file.
-        page: the .html file to write, whole or not at all.
+        page: the .html file to write, atomically.
 
     Returns:
         The page's path.
 
     Raises:
-        ConfigError: the notebook is not there or is none.
+        ConfigError: the file is missing, or is not a notebook.
     """
     path, page = Path(notebook), Path(page)
     try:
@@ -55,7 +55,7 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
     except FileNotFoundError:
         raise ConfigError(f"no notebook {path}: give the path of an executed .ipynb file") from None
     except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
-        raise ConfigError(f"{path} is no notebook ({str(error)[:80]}): give the path of an executed .ipynb file") from None
+        raise ConfigError(f"{path} is not a notebook ({str(error)[:80]}): give the path of an executed .ipynb file") from None
     num_figures = draw_figures(content)
     resources = {
         "metadata": {"name": path.stem},
@@ -71,7 +71,10 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
 
 
 def draw_figures(content: Any) -> int:
-    """Turn each figure among a notebook's outputs into HTML that calls Plotly, drop widgets. Returns the number of figures."""
+    """Replace each figure in a notebook's outputs by HTML that calls Plotly, and drop widgets.
+
+    Return the number of figures.
+    """
     content.metadata.pop("widgets", None)
     num_figures = 0
     for cell in content.cells:
@@ -86,7 +89,7 @@ def draw_figures(content: Any) -> int:
 
 
 def figure_division(specification: dict[str, Any], name: str) -> str:
-    """The HTML of one figure, which calls Plotly."""
+    """Return the HTML of one figure; it calls Plotly."""
     height = f"{specification.get('layout', {}).get('height', 450)}px"
     config = {**specification.get("config", {}), "responsive": True, "displaylogo": False}
     figure = {key: specification[key] for key in ("data", "layout") if key in specification}

@@ -1,4 +1,7 @@
-"""Fewer bars than spans: where a column of a lane is too narrow to tell its spans apart, each kind has a bar as high as its share."""
+"""Fewer bars than spans.
+
+Where a lane's column is too narrow to show single spans, each kind has one bar, as high as its share.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from numpy.typing import NDArray
 
 from workbench.trace.kinds import KINDS
 
-COLUMNS = 1 << 10  # of the window, at most: about one a pixel
-COARSER = 1.2  # columns are made wider by so much until there are few enough bars
-LONG, VISIBLE = 3.0, 1e-3  # a span of so many times its kind's median and such a share of the window is drawn as it is,
-LONG_SHARE = 0.25  # as far as this share of the bars goes, the longest first
+COLUMNS = 1 << 10  # largest number of columns in the window: about one for each pixel
+COARSER = 1.2  # columns are widened by this factor until there are few enough bars
+# a span above this multiple of its kind's median and this share of the window is drawn alone,
+LONG, VISIBLE = 3.0, 1e-3
+LONG_SHARE = 0.25  # up to this share of the bars, the longest first
 ROUNDING = 1e-6  # of a row, or a column
 
 Whole = NDArray[np.int64]
@@ -24,17 +28,18 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Joined:
-    """Bars, and the spans that each stands for.
+    """Bars, and the spans that each bar stands for.
 
     Attributes:
-        table: (B,) span table; of several spans a bar has the bytes of all and the step of the first that begins in it.
-        counts: (B,) how many spans begin in each: none where all have begun in a column before.
-        spans_s: (B,) how long its spans take within it, together.
-        last_step: (B,) of the last span that begins in it.
-        low, high: (B,) where it lies in the height of its lane, from 0 at the bottom to 1; `high - low` is the part of the column's
-            time, in all the lane's rows, that its spans take. 0 and 1 if each bar is a span, in a row of its own.
-        rows: (B,) how many rows its lane has: as many as spans ran at once, on average, in the fullest column of any rank.
-        place: (N,) the bar that each span begins in.
+        table: (B,) span table. A bar of several spans has the bytes of all, and the step of the first span that
+            begins in it. counts: (B,) how many spans begin in each bar; 0 if all began in an earlier column. spans_s:
+            (B,) total time of its spans within the bar. last_step: (B,) step of the last span that begins in it. low,
+            high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is its spans'
+            share of the column's time in
+                all the lane's rows. They are 0 and 1 if each bar is one span in its own row.
+            rows: (B,) number of rows of its lane: the mean number of concurrent spans in the fullest column of any
+                rank.
+            place: (N,) the bar in which each span begins.
     """
 
     table: NDArray[Any]
@@ -48,16 +53,16 @@ class Joined:
 
 
 def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
-    """Bars for spans, at most `most` if that many can be had with one bar for each kind of a lane.
+    """Join spans into at most `most` bars, if that is possible with one bar for each kind of a lane.
 
-    The time of each lane is cut in columns of one width, and in each column every kind has one bar as wide as the column, whose height
-    is the share of its spans: its area is their time. A span that is much longer than others of its kind, in a lane where no two run
-    at once, is drawn as it is, and cuts its column in two.
+    The time of each lane is cut into columns of equal width. In each column every kind has one bar as wide as the
+    column; its height is the share of its spans, so its area is their time. A span that is much longer than others of
+    its kind, in a lane without concurrent spans, is drawn alone and cuts its column in two.
 
     Args:
-        table: (N,) span table, times from the window's begin on.
-        most: where there are no more spans, each is a bar.
-        length_s: the window's.
+        table: (N,) span table, with times since the window's begin.
+        most: largest number of bars; with at most this many spans, each is a bar.
+        length_s: length of the window.
     """
     if len(table) <= most:
         return _as_they_are(table)
@@ -82,10 +87,10 @@ def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
     made["bytes"] = np.bincount(begun, table["bytes"][order], len(made)).astype(np.int64)
     place = np.empty(len(order), np.int64)
     place[order] = begun
-    least_s = ROUNDING * length_s / COLUMNS  # between a long span and the next column
+    least_s = ROUNDING * length_s / COLUMNS  # smallest gap between a long span and the next column
     share = np.where(until_s - begin_s > least_s, spans_s / np.maximum(until_s - begin_s, least_s), 0.0)
     cell = np.flatnonzero(np.append(True, (np.diff(lane[first]) != 0) | (np.diff(begin_s) != 0)))
-    rows = np.ones(int(table["lane"].max()) + 1)  # the same on all ranks, for them to be compared
+    rows = np.ones(int(table["lane"].max()) + 1)  # equal on all ranks, so that they can be compared
     np.maximum.at(rows, made["lane"][cell], np.ceil(np.add.reduceat(share, cell) - ROUNDING))
     share /= rows[made["lane"]]
     below = np.cumsum(share) - share
@@ -103,7 +108,7 @@ def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
 
 
 def _as_they_are(table: NDArray[Any]) -> Joined:
-    """A bar for each span."""
+    """Return a bar for each span."""
     return Joined(
         table=table,
         counts=np.ones(len(table), np.int64),
@@ -117,7 +122,7 @@ def _as_they_are(table: NDArray[Any]) -> Joined:
 
 
 def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, length_s: float) -> NDArray[np.bool_]:
-    """(N,) which spans, of those in lanes that run one at a time, stand out by their length."""
+    """Return which spans of lanes without concurrent spans stand out by their length, shape (N,)."""
     usual_s = np.zeros(len(KINDS))
     for code in np.unique(kind).tolist():
         usual_s[code] = np.median(lengths_s[kind == code])
@@ -128,7 +133,7 @@ def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, l
 
 
 def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most: int, length_s: float) -> int:
-    """As many columns as `most` bars allow, by the kinds of spans that begin or end in each."""
+    """Return the largest number of columns that needs at most `most` bars, by the kinds of spans that begin or end in each."""
     fine = np.append(start_s, end_s) / length_s * COLUMNS
     cell = np.append(lane, lane) * COLUMNS + np.clip(fine, 0, COLUMNS - 1).astype(np.int64)
     there = np.zeros((int(lane.max()) + 1) * COLUMNS, np.int64)
@@ -148,7 +153,7 @@ def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """The bars of one lane, by column and kind, and the bar that each of its spans begins in, counted over all lanes."""
+    """The bars of one lane, by column and kind, and the bar in which each of its spans begins, numbered over all lanes."""
 
     kind: Whole
     begin_s: Floats
@@ -164,7 +169,7 @@ class _Lane:
 
 
 def _lanes(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArray[np.bool_], grid: Floats) -> Iterator[_Lane]:
-    """The bars of each lane; spans are in the order of lanes, and in each by start."""
+    """Yield the bars of each lane; spans are sorted by lane, then by start."""
     begins = np.flatnonzero(np.append(True, np.diff(lane) != 0)).tolist()
     num_bars = 0
     for first, behind in zip(begins, [*begins[1:], len(lane)], strict=True):
@@ -173,19 +178,20 @@ def _lanes(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArr
         edges = np.unique(np.concatenate([grid, start_s[mine][apart], end_s[mine][apart]])) if apart.any() else grid
         left = np.clip(np.searchsorted(edges, start_s[mine], side="right") - 1, 0, len(edges) - 2)
         right = np.clip(np.searchsorted(edges, end_s[mine], side="left") - 1, left, len(edges) - 2)
-        right = np.where(apart, left, right)  # one bar, whatever columns it crosses
+        right = np.where(apart, left, right)  # one bar, even across columns
         num_parts = right - left + 1
         span = np.repeat(np.arange(len(left)), num_parts)
-        begun = np.cumsum(num_parts) - num_parts  # the part that each span begins with
+        begun = np.cumsum(num_parts) - num_parts  # the first part of each span
         column = left[span] + np.arange(len(span)) - begun[span]
         part_s = np.minimum(end_s[mine][span], edges[column + 1]) - np.maximum(start_s[mine][span], edges[column])
         part_s = np.where(apart[span], (end_s[mine] - start_s[mine])[span], part_s)
-        key = (2 * column + apart[span]) * len(KINDS) + kind[mine][span]  # one of no length may begin with a long one
+        # a span of length 0 may begin with a long one
+        key = (2 * column + apart[span]) * len(KINDS) + kind[mine][span]
         there = np.asarray(np.flatnonzero(np.bincount(key)), np.int64)
         bar = np.searchsorted(there, key)
         spans_s = np.asarray(np.bincount(bar, part_s, len(there)), np.float64)
         one, other = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
-        other[bar], one[bar[::-1]] = span, span[::-1]  # of repeated places the last one stays
+        other[bar], one[bar[::-1]] = span, span[::-1]  # for repeated places the last one wins
         end_of = np.where(apart[one], end_s[mine][one], edges[there // len(KINDS) // 2 + 1])
         yield _Lane(there % len(KINDS), edges[there // len(KINDS) // 2], end_of, spans_s, one + first, other + first, bar[begun] + num_bars)
         num_bars += len(there)

@@ -1,4 +1,4 @@
-"""What a timeline shows, and where: spans of a run in a window of time, joined where there are too many, laid in rows."""
+"""Layout of a timeline: the spans of a run in a time window, joined if there are too many, in rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
 from workbench.trace.spans import Spans
 
-MAX_BARS = 4_000  # a browser draws them, and moves them, without a pause one would notice
-FILLED = 0.86  # of a row's height, by its bar
-USUAL_LANES, MOST_TIMES = 8, 5  # of more lanes there are as many times as many bars, up to so many
-NUM_STEPS = 5  # shown when nobody says which
-MAX_RANKS = 8  # likewise
-SLIVER = 1e-3  # share of the window: a span that only reaches into it by less is not shown
+MAX_BARS = 4_000  # a browser draws and moves this many without delay
+FILLED = 0.86  # share of a row's height that its bar fills
+USUAL_LANES, MOST_TIMES = 8, 5  # with more lanes than usual, there may be more bars, up to this factor
+NUM_STEPS = 5  # default number of steps shown
+MAX_RANKS = 8  # default number of ranks shown
+SLIVER = 1e-3  # share of the window: a span that reaches into it by less is not shown
 
 Floats = NDArray[np.float64]
 
@@ -31,12 +31,12 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Where spans lie, from the top down; a row of a lane that holds one span at a time is 1 high.
+    """Vertical places of spans, from top to bottom. The row of a lane without concurrent spans has height 1.
 
     Attributes:
         center, height: (N,) of each span's row.
         lanes: (center, rank, lane) of each lane.
-        ends: where each rank ends; the last is the height of everything.
+        ends: lower end of each rank; the last one is the total height.
     """
 
     center: Floats
@@ -51,12 +51,12 @@ class Panel:
     """One run's part of a timeline.
 
     Attributes:
-        table: (N,) span table, times from the window's begin on.
-        joined: of each bar, what it stands for (see `plots.joined`).
-        bars: for each span of the run its bar; -1 for one that is not shown.
-        rows: where they lie.
-        bounds: step -> when it began on the first rank shown, from the window's begin on.
-        begin_s, length_s: the window's.
+        table: (N,) span table, with times since the window's begin.
+            joined: the spans of each bar (see `plots.joined`).
+            bars: the bar of each span of the run; -1 if it is not shown.
+            rows: vertical places.
+            bounds: step -> its begin on the first rank shown, since the window's begin.
+            begin_s, length_s: begin and length of the window.
     """
 
     table: NDArray[Any]
@@ -69,7 +69,7 @@ class Panel:
 
     @property
     def num_spans(self) -> int:
-        """How many there are in the window."""
+        """Number of spans in the window."""
         return len(self.joined.place)
 
 
@@ -77,7 +77,7 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     """Lay out the spans of a run within the time of some steps.
 
     Raises:
-        ConfigError: nothing was traced there; says where something was.
+        ConfigError: the trace holds none of these steps; the message says which it holds.
     """
     spans = run.spans
     available = spans.ranks
@@ -113,10 +113,10 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
 
 
 def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tuple[int, int]:
-    """The first step to show and the one after the last, out of a run's steps (S,); None: from the middle.
+    """Return the first step to show and the step after the last, out of a run's steps (S,); None: from the middle.
 
     Raises:
-        ConfigError: no step of the slice was traced.
+        ConfigError: the trace holds no step of the slice.
     """
     if not len(numbers):
         raise ConfigError(f"run {name} traced no step")
@@ -134,13 +134,15 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
 
 
 def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
-    """Ranks from the top down, in each the lanes that compute before the others; spans of a lane that overlap in rows of their own.
+    """Place ranks from top to bottom, and in each rank the computing lanes first.
 
-    Where a lane needs several rows they are lower than 1.
+    Overlapping spans of a lane get further rows.
+
+    The rows of a lane with several rows are lower than 1.
 
     Args:
-        spans: (N,) what is laid.
-        numbers: (N,) of each span's row within its lane.
+        spans: the spans to place, (N,).
+        numbers: number of each span's row within its lane, (N,).
     """
     table = spans.table
     keys = list(zip(table["rank"].tolist(), table["lane"].tolist(), numbers.tolist(), strict=True))
@@ -170,12 +172,12 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
 
 
 def _lay_joined(joined: Joined, names: tuple[str, ...]) -> Rows:
-    """Bars that share the height of their lane, which is that of its rows."""
+    """Place bars that share the height of their lane; a lane is as high as its rows."""
     table = joined.table
     ranks, rank = np.unique(table["rank"], return_inverse=True)
     lane = rank.reshape(-1) * len(names) + table["lane"]
     _, some = np.unique(lane * len(KINDS) + table["kind"], return_index=True)
-    twice = np.append(some, some)  # in the first row of their lanes and in the last
+    twice = np.append(some, some)  # in the first and in the last row of their lanes
     laid = lay_rows(Spans(table[twice], names), np.append(0 * some, joined.rows[some] - 1))
     top, bottom = np.full(len(ranks) * len(names), np.inf), np.zeros(len(ranks) * len(names))
     np.minimum.at(top, lane[twice], laid.center - laid.height / 2)

@@ -1,4 +1,4 @@
-"""How near ways of training come to a limit: panels of lines, and of each line, dotted, what it cannot be under."""
+"""Measurements and their lower limits: panels of lines, and for each line its limit, dotted."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ Curves = Mapping[str, Mapping[float, float]]
 
 
 def beside_limits(panels: Mapping[str, Curves], limits: Mapping[str, Curves], *, title: str, x: str, y: str) -> go.Figure:
-    """Lines in panels of two columns, on logarithmic axes that all share; a limit has the colour of the line of its name.
+    """Draw lines in two columns of panels, on shared logarithmic axes.
+
+    A limit has the colour of the line with its name.
 
     Args:
         panels: panel -> name -> x -> y.
-        limits: the same, of the same names.
-        title, x, y: of the figure and its axes.
+        limits: the same, with the same names.
+        title, x, y: titles of the figure and its axes.
 
     Raises:
-        ConfigError: no panels.
+        ConfigError: there are no panels.
     """
     if not panels:
         raise ConfigError("nothing to show: give panel -> name -> x -> y")
@@ -67,5 +69,5 @@ def beside_limits(panels: Mapping[str, Curves], limits: Mapping[str, Curves], *,
 
 
 def _ticks(curves: Curves) -> list[float]:
-    """Rounded values of x, where measurements are."""
+    """Return rounded values of x near the measurements."""
     return sorted({float(f"{value:.2g}") for series in curves.values() for value in series})

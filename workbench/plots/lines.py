@@ -1,4 +1,4 @@
-"""Convergence: loss and accuracy of several runs against steps, seconds, samples or bytes."""
+"""Convergence: loss and accuracy of several runs over steps, seconds, samples or bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, fade
 from workbench.trace.run import Run, as_runs
 from workbench.trace.views import XAxis, YAxis
 
-MAX_POINTS = 1000  # about what a screen can show; the faint curve behind has half of it
+MAX_POINTS = 1000  # about the resolution of a screen; the faint curve behind has half of it
 HEIGHT = 430
 Floats = NDArray[np.float64]
 
@@ -35,13 +35,16 @@ def curves(
     log_y: bool = False,
     max_points: int = MAX_POINTS,
 ) -> go.Figure:
-    """One curve a method; runs that differ in nothing but their seed become a mean and a band from lowest to highest.
+    """Draw one curve for each algorithm.
+
+    Runs that differ only in their seed become a mean and a band from lowest to highest.
 
     Args:
-        runs: to compare; handles of `Cluster.train` will do.
-        x: "steps", "seconds" (of training, evaluation left out), "samples" or "bytes" (sent by all ranks).
+        runs: runs to compare; handles of `Cluster.train` are allowed.
+        x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
         y: "loss" (minibatches), "test_loss" or "accuracy" (evaluations).
-        smooth: share of a curve over which the minibatch loss is averaged; the loss itself stays behind it, faint. 0: not at all.
+        smooth: share of a curve over which the minibatch loss is averaged; the raw loss is drawn faintly behind it.
+            0: no average.
         log_y: logarithmic y axis.
         max_points: a curve with more keeps its ends and extremes (`decimate`).
     """
@@ -57,7 +60,7 @@ def curves(
 
 
 def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = MAX_POINTS) -> go.Figure:
-    """Training loss beside what the evaluations say: test accuracy, or test loss where no accuracy is measured."""
+    """Draw training loss next to test accuracy, or next to test loss if no accuracy is measured."""
     runs = as_runs(runs)
     right: YAxis = "accuracy" if any(len(run.curve(x, "accuracy")[0]) for run in runs) else "test_loss"
     figure = go.Figure(_two_panels())
@@ -77,13 +80,13 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
 
 @cache
 def _two_panels() -> go.Figure:
-    """What all such figures begin with, made once: Plotly takes ten milliseconds for it, and a live view draws five times a second."""
+    """Return the empty figure, made once: Plotly needs ten milliseconds for it, and a live view draws five times a second."""
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     return figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)
 
 
 def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS) -> list[go.Scatter]:
-    """The curves' traces: of each group of repetitions a band or the faint raw curve, where there is one, and a line."""
+    """Return the curves' traces: for each group of repetitions a line, and a band or the faint raw curve."""
     groups = _repetitions(runs)
     traces: list[go.Scatter] = []
     for position, (label, members) in enumerate(groups.items()):
@@ -108,14 +111,14 @@ def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.0
 
 
 def _tell_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
-    """Write what failed, and where, between title and curves: axes without a curve, or usual ones, do not say so.
+    """Write failures between title and curves, because axes alone do not show them.
 
-    The figure gets as much higher as the words take, so that no curve is behind them.
+    The figure is made higher by the height of the text, so that it hides no curve.
     """
     named = zip(distinct_labels(runs), runs, strict=True)
-    told = [safe(f"{label}: {run.trouble}" if len(runs) > 1 else run.trouble) for label, run in named if run.trouble]
-    if told:
-        lines = [line for words in told[:3] for line in textwrap.wrap(words, 90)[:3]]
+    troubles = [safe(f"{label}: {run.trouble}" if len(runs) > 1 else run.trouble) for label, run in named if run.trouble]
+    if troubles:
+        lines = [line for words in troubles[:3] for line in textwrap.wrap(words, 90)[:3]]
         place = {"xref": "paper", "yref": "paper", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "yshift": 8}
         look = {"showarrow": False, "bgcolor": "#fff0f0", "bordercolor": "#b00020", "font": {"color": "#b00020"}, "align": "left"}
         figure.add_annotation(text="<br>".join(lines), **place, **look)
@@ -125,7 +128,7 @@ def _tell_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
 
 
 def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Label -> runs that differ in nothing but their seed, have ended, and are of one length; any other run by itself."""
+    """Return label -> runs that differ only in their seed, have ended, and have equal length; any other run is alone."""
     together: dict[str, list[Run]] = defaultdict(list)
     for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
         together[label].append(run)
@@ -144,12 +147,12 @@ def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _is_apart(run: Run, members: Sequence[Run]) -> bool:
-    """Whether a run has no place in a mean: it failed, or it has not ended and there are others."""
+    """Return whether a run is excluded from a mean: it failed, or it has not ended and there are others."""
     return bool(run.trouble) or (len(members) > 1 and run.info.get("status") not in (None, "finished"))
 
 
 def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:
-    """Title and ticks of the x axis."""
+    """Return title and ticks of the x axis."""
     virtual = [run.info.get("clock") == "virtual" for run in runs]
     title = X_TITLES[x]
     if x == "seconds" and any(virtual):
@@ -159,12 +162,12 @@ def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:
 
 
 def y_axis(y: YAxis, log_y: bool = False) -> dict[str, Any]:
-    """Title and ticks of the y axis."""
+    """Return title and ticks of the y axis."""
     return {"title": Y_TITLES[y], "tickformat": ".0%" if y == "accuracy" else None, "type": "log" if log_y else "linear"}
 
 
 def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """At most `max_points` (at least 4) of the points: the first, the last, and the lowest and highest of equal stretches between.
+    """Return at most `max_points` (at least 4) points: the first, the last, and the lowest and highest of equal intervals between.
 
     >>> decimate(np.arange(100.0), np.zeros(100), 4)[0].tolist()
     [0.0, 1.0, 99.0]
@@ -179,7 +182,7 @@ def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floa
 
 
 def moving_average(ys: Floats, window: int) -> Floats:
-    """Each value's mean with its neighbours, `window` in all; near the ends over those there are on both sides.
+    """Return each value's mean with its neighbours, `window` values in all; fewer near the ends, equally many on both sides.
 
     >>> moving_average(np.array([1.0, 2.0, 6.0, 2.0]), 3)
     array([1.        , 3.        , 3.33333333, 2.        ])
@@ -189,12 +192,13 @@ def moving_average(ys: Floats, window: int) -> Floats:
         return ys
     total = np.append(0.0, np.cumsum(ys))
     index = np.arange(len(ys))
-    reach = np.minimum(np.minimum(index, len(ys) - 1 - index), half)  # symmetric, so that a slope is not bent at the ends
+    # symmetric: otherwise a slope would bend at the ends
+    reach = np.minimum(np.minimum(index, len(ys) - 1 - index), half)
     return np.asarray((total[index + reach + 1] - total[index - reach]) / (2 * reach + 1))
 
 
 def _merge(members: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
-    """x, mean, lowest and highest of several curves, at the first one's x where all of them have been; infinite losses are left out."""
+    """Return x, mean, lowest and highest of several curves, at the first curve's x that all have reached; infinite losses are left out."""
     finite = [(xs[np.isfinite(ys)], ys[np.isfinite(ys)]) for xs, ys in members]
     filled = [(xs, ys) for xs, ys in finite if len(xs)]
     if len(filled) <= 1:
@@ -224,7 +228,7 @@ def _hover(x: XAxis, y: YAxis) -> str:
 
 
 def _title(runs: Sequence[Run], what: str) -> str:
-    """What is shown, and the problem where all runs have the same."""
+    """Return the title: the quantity, and the problem if all runs have the same."""
     problems = {str((run.info.get("problem") or {}).get("name") or "") for run in runs} - {""}
     what = what[0].upper() + what[1:]
     return f"{what}: {problems.pop()}" if len(problems) == 1 else what

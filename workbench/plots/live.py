@@ -1,4 +1,4 @@
-"""Convergence curves that move while a run is going, in JupyterLab; a plain figure takes their place when it ends."""
+"""Convergence curves that grow while a run trains, in JupyterLab; a plain figure replaces them at its end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from workbench.trace.run import Run, as_runs
 from workbench.trace.store import OVER
 from workbench.trace.views import XAxis
 
-INTERVAL_S = 0.2  # every update sends whole curves to the browser: five a second look continuous
+INTERVAL_S = 0.2  # every update sends complete curves to the browser: five a second look continuous
 LIVE_POINTS = 500
-MAX_RANKS = 8  # a line each up to here
+MAX_RANKS = 8  # up to this number, each rank has a row
 
 STATUS_COLUMNS = (
     Column("run", "run"),
@@ -46,15 +46,15 @@ STATUS_COLUMNS = (
 
 @final
 class LiveCurves:
-    """Curves, a table of the ranks, a choice of the x axis and buttons. Show it as the last expression of a cell.
+    """Curves, a table of the ranks, a choice of the x axis, and buttons. Show it as the last expression of a cell.
 
-    Feed it by `update` whenever there is something new, or let `follow` ask for it. Any thread may do so. Runs that differ in
-    nothing but their seed are one curve, their mean, in a band from the lowest to the highest.
+    Call `update` when there is new data, or let `follow` poll for it. Any thread may do so. Runs that differ only in
+    their seed are one curve, their mean, in a band from the lowest to the highest.
 
     Args:
-        x: what the x axis is to begin with.
-        on_stop: called when the stop button is pressed; without it there is no button.
-        on_pause, on_resume: called when the button for both is; without them there is none.
+        x: the first x axis.
+        on_stop: called when Stop is pressed; None for no such button.
+        on_pause, on_resume: called when the button for both is pressed; None for no such button.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class LiveCurves:
 
     @property
     def pause_s(self) -> float:
-        """Seconds from one drawing to the next: more where drawing takes long, or where the machine's cores are all taken."""
+        """Seconds between two drawings: more if drawing takes long, or if all cores of the machine are busy."""
         return self._pause_s
 
     @property
     def x(self) -> XAxis:
-        """What the x axis shows now."""
+        """The present x axis."""
         axis: XAxis = self._axis.value
         return axis
 
     def update(self, runs: Sequence[Run], *, force: bool = False) -> bool:
-        """Show the runs as they are now, unless it did so less than `pause_s` ago. Returns whether it drew."""
+        """Show the runs as they are, unless the last drawing was less than `pause_s` ago. Return whether it drew."""
         with self._lock:
             begin_s = time.monotonic()
             if self._ended.is_set():
@@ -108,7 +108,7 @@ class LiveCurves:
             return True
 
     def follow(self, poll: Callable[[], Sequence[Run]]) -> Thread:
-        """Ask `poll` for the runs five times a second in a thread of its own, until all have ended, then `finish`."""
+        """Poll the runs five times a second in a separate thread until all have ended, then call `finish`."""
         self._poll = poll
         thread = Thread(target=self._follow, args=(poll,), name="workbench-live", daemon=True)
         thread.start()
@@ -122,27 +122,27 @@ class LiveCurves:
                 if runs and all(run.info.get("status") in OVER for run in runs):
                     return
                 self._ended.wait(self._pause_s)
-        except Exception as error:  # noqa: BLE001 - a thread has nobody above it to tell, whatever it is: the view says it
+        except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it: the view shows it
             self._problem = f"<p><b>No longer updated:</b> {error_line(error)}</p>"
         finally:
             self.finish()
 
     def settle(self) -> None:
-        """Look once more, now, and `finish` if all have ended: a notebook that ends here must keep the whole curve.
+        """Update once more, and `finish` if all runs have ended: a notebook that ends here must keep the complete curve.
 
-        If the thread has done so already, the plain figure is sent again, by the cell that runs: where no browser looks, as under
-        papermill, what a thread sends for a cell that is over is not kept.
+        If the thread has finished already, send the plain figure again from the running cell. Without a browser, as
+        under papermill, output that a thread sends for a finished cell is lost.
         """
         runs = self._poll() if self._poll is not None else self._runs
         if all(run.info.get("status") in OVER for run in runs):
             with self._lock:
                 if self._ended.is_set():
-                    self._problem = ""  # it was looked at after all
+                    self._problem = ""  # the update has worked
                     self._keep(runs)
                 self.finish(runs)
 
     def finish(self, runs: Sequence[Run] | None = None) -> None:
-        """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
+        """Draw a last time and replace the widget by a plain figure, which a saved notebook keeps."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -160,7 +160,7 @@ class LiveCurves:
             self._handle.update({"text/html": self._problem} if self._problem else as_data(self.static()), raw=True)
 
     def static(self) -> go.Figure:
-        """The curves as a plain figure."""
+        """Return the curves as a plain figure."""
         return convergence(self._runs, self.x)
 
     def _ipython_display_(self) -> None:
@@ -178,21 +178,22 @@ class LiveCurves:
 
 
 def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
-    """Curves of several runs in one live view, those that still train followed until the last of them has ended.
+    """Show curves of several runs in one live view; runs in training are followed until the last one has ended.
 
     Args:
         runs: handles of `Cluster.train`, and runs.
-        x: what the x axis is to begin with.
+        x: the first x axis.
 
     Example:
-        wb.plots.watch(*[cluster.train(wb.PipeSGD(), problem, epochs=5, seed=seed) for cluster, seed in zip(clusters, range(3))])
+        wb.plots.watch(*[cluster.train(wb.PipeSGD(), problem, epochs=5, seed=seed) for cluster, seed in zip(clusters,
+        range(3))])
 
     Raises:
-        ConfigError: nothing to watch.
+        ConfigError: there is no run.
     """
     if not runs:
         raise ConfigError("no run to watch: give at least one, such as watch(run)")
-    known = as_runs(runs)  # once: of a handle, it reads the whole record
+    known = as_runs(runs)  # once: for a handle, it reads the whole record
     followers = [Follower(run.folder) if run.info.get("status") not in OVER and run.folder else None for run in known]
     view = LiveCurves(x=x)
 
@@ -208,12 +209,12 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
 
 
 def as_data(figure: go.Figure) -> dict[str, Any]:
-    """The figure as what a notebook stores. (`update_display` of the figure itself would add an output instead of replacing one.)"""
+    """Return the figure as a notebook stores it. (`update_display` of the figure itself would add an output, not replace one.)"""
     return {PLOTLY: json.loads(figure.to_json())}
 
 
 def status_table(runs: Sequence[Run]) -> Table:
-    """A line a rank, with its newest step; of a run with more than `MAX_RANKS` a line for all of them."""
+    """Return a row for each rank, with its newest step; for a run with more than `MAX_RANKS`, one row for all."""
     rows: list[dict[str, Any]] = []
     for label, run in zip(distinct_labels(runs), runs, strict=True):
         failures, status = run.failures, run.info.get("status")
@@ -234,11 +235,11 @@ def status_table(runs: Sequence[Run]) -> Table:
 
 
 def _ages_s(run: Run) -> dict[int, float]:
-    """rank -> how long ago it wrote its newest row."""
+    """Return rank -> seconds since it wrote its newest row."""
     if run.folder is None:
         return {}
     now_s, found = time.time(), {}
     for rank, path in metrics_paths(run.folder).items():
-        with suppress(OSError):  # removed meanwhile
+        with suppress(OSError):  # removed in the meantime
             found[rank] = max(0.0, now_s - path.stat().st_mtime)
     return found

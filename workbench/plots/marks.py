@@ -1,4 +1,4 @@
-"""What is drawn over a timeline's bars: arrows of messages, and the critical path."""
+"""Overlays of a timeline: arrows of messages, and the critical path."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from workbench.plots.style import BLACK, INK, faded
 from workbench.trace.run import Run
 
 MAX_ARROWS = 600
-CLEAR_ARROWS = 120  # more of them hide the bars: they wait in the legend
-MAX_PIECES = 2000  # of a critical path
-BELOW = 0.3  # of a row's height: the path runs under the middle of its bars, which have numbers there
+CLEAR_ARROWS = 120  # more arrows hide the bars: they are hidden until a click on the legend
+MAX_PIECES = 2000  # largest number of pieces of a critical path
+BELOW = 0.3  # share of a row's height: the path runs below the numbers in its bars
 
 
 def arrows(run: Run, item: Panel, factor: float) -> go.Scatter | None:
-    """An arrow for each message, from the begin of its send to the end of its receive; None without any.
+    """Return an arrow for each message, from the begin of its send to the end of its receive; None without messages.
 
-    Of many, as many as `MAX_ARROWS` are drawn, spread over the window; from `CLEAR_ARROWS` on a click on the legend shows them.
+    At most `MAX_ARROWS` are drawn, spread over the window. From `CLEAR_ARROWS` on, a click on the legend shows them.
     """
     sent, received = run.messages
     table = run.spans.table
@@ -61,7 +61,7 @@ def arrows(run: Run, item: Panel, factor: float) -> go.Scatter | None:
 
 
 def _broken(starts: NDArray[np.float64], ends: NDArray[np.float64]) -> list[float | None]:
-    """Begin and end of each line, and a gap."""
+    """Return begin and end of each line, followed by a gap."""
     parts = zip(np.round(starts, 6).tolist(), np.round(ends, 6).tolist(), strict=True)
     return [value for start, end in parts for value in (start, end, None)]
 
@@ -71,12 +71,13 @@ def _about(sent: Any, received: Any) -> str:
     late_s = float(sent["start_s"] - received["start_s"])
     waited = f"the receiver had waited for {seconds(late_s)}" if late_s > 0 else f"the sender waited for {seconds(-late_s)}"
     where = f"<b>message</b> from rank {sent['rank']} to rank {received['rank']}, {num_bytes(float(sent['bytes']))}"
-    return f"{where}<br>{took} from the call to the arrival; {waited if late_s else 'nobody waited'}"
+    return f"{where}<br>{took} from the call to the arrival; {waited if late_s else 'neither waited'}"
 
 
 def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
-    """The critical path of each step as a line through the bars that are on it, from rank to rank where it goes on there."""
-    lane_of = {rank: center for center, rank, _ in reversed(item.rows.lanes)}  # the first lane, where nothing was recorded
+    """Return the critical path of each step as a line through its bars, across ranks."""
+    # the first lane, for pieces without a span
+    lane_of = {rank: center for center, rank, _ in reversed(item.rows.lanes)}
     bars = np.where(found.span >= 0, item.bars[np.maximum(found.span, 0)], -1)
     heights = item.rows.center + BELOW * item.rows.height
     xs, ys, text, before = list[float | None](), list[float | None](), list[str](), -1
@@ -86,10 +87,10 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
     for place in np.sort(keep).tolist():
         rank, step = int(found.rank[place]), int(found.step[place])
         if bars[place] < 0 and rank not in lane_of:
-            continue  # on a rank that is not shown
+            continue  # the rank is not shown
         y = float(heights[bars[place]]) if bars[place] >= 0 else lane_of[rank] + BELOW
         ends = np.clip(np.array([found.start_s[place], found.end_s[place]]) - item.begin_s, 0, item.length_s) * factor
-        if step != before and xs:  # the next step may have begun elsewhere before this one ended
+        if step != before and xs:  # the next step may begin on another rank before this one ends
             xs, ys, text = [*xs, None], [*ys, None], [*text, ""]
         before = step
         xs += np.round(ends, 6).tolist()

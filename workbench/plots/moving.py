@@ -1,4 +1,4 @@
-"""A figure that can be drawn again and again in a notebook, whatever the browser missed meanwhile."""
+"""A figure that is redrawn in a notebook; it stays correct if the browser misses drawings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import traitlets
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-# Plotly's program as a module of its own, so that it meets nobody else's; then what the widget does with it.
+# plotly.js as a separate module, apart from other copies; then the code of the widget.
 _SCRIPT = """
 const Plotly = (function () {
   const module = { exports: {} }, exports = module.exports, define = undefined;
@@ -40,11 +40,11 @@ export default { render };
 
 @final
 class MovingFigure:
-    """A Plotly figure as a widget: `draw` sends the whole figure, so what the browser missed does not matter.
+    """A Plotly figure as a widget: `draw` sends the complete figure, so a missed drawing does not matter.
 
-    The figure travels as the text of a label that nobody sees. anywidget, and Plotly's own `FigureWidget` with it, is deaf for good
-    to what is sent to it if the browser took more than two seconds to read its five megabytes, as on a busy machine: what it drew at
-    first is all it ever shows. A label is read at once. Any thread may draw, one at a time.
+    The figure is sent as the text of a hidden label. anywidget, and with it Plotly's `FigureWidget`, ignores all
+    later messages if the browser took more than two seconds to load its five megabytes, as on a busy machine; it then
+    shows its first drawing only. A label loads at once. Any thread may draw, one at a time.
     """
 
     def __init__(self, figure: go.Figure | None = None) -> None:
@@ -53,7 +53,7 @@ class MovingFigure:
         self.widget: Any = _widget_class()(source=self._source.model_id)
 
     def draw(self, figure: go.Figure) -> None:
-        """Show this figure. What the user has zoomed into stays."""
+        """Show this figure. The user's zoom stays."""
         self.figure = figure
         self._source.value = _as_text(figure)
 
@@ -66,7 +66,7 @@ def _as_text(figure: go.Figure) -> str:
 
 @cache
 def _widget_class() -> type:
-    """Made when first needed: its text holds Plotly's program."""
+    """Make the class at first use: its text holds plotly.js."""
 
     class PlotlyState(anywidget.AnyWidget):
         _esm = _SCRIPT % get_plotlyjs()

@@ -1,4 +1,4 @@
-"""Where a step's time goes, run by run: computation, hidden and exposed communication, idle."""
+"""The parts of a step's time, run by run: computation, hidden and exposed communication, idle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from workbench.analysis.table import percent, seconds
 from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, legend_below, partly, safe
 from workbench.trace.run import Run, as_runs
 
-LABEL_SIGNS = 34  # a line: longer names would leave the bars no room
+LABEL_SIGNS = 34  # letters in a line: longer names would leave no room for the bars
 
 
 def overlap_bars(runs: Sequence[Run]) -> go.Figure:
-    """One stacked bar a run, means over ranks and the steps after the warm-up; a bar's length is the time of a step."""
+    """Draw one stacked bar for each run, means over ranks and the steps after the warm-up; a bar's length is the time of a step."""
     runs = as_runs(runs)
     found = [steady_overlap(run) for run in runs]
     names = ["<br>".join(map(safe, textwrap.wrap(label, LABEL_SIGNS))) for label in distinct_labels(runs)]
@@ -61,7 +61,7 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
 
 
 def parts_of(item: Overlap) -> dict[str, float]:
-    """What a step is made of, in seconds; the parts do not intersect."""
+    """Return the disjoint parts of a step, in seconds."""
     means = item.per_step()
     return {
         "computation alone": means.get("compute_s", 0.0) - means.get("hidden_s", 0.0),

@@ -1,16 +1,16 @@
-"""How often what moves is drawn, so that whoever looks on does not slow down what is looked at."""
+"""How often a live figure is drawn, so that it does not slow down the training."""
 
 from __future__ import annotations
 
 import psutil
 
-DRAWING_SHARE = 0.2  # of the time, at most, is spent on drawing: curves of long runs are drawn less often
-BUSY_SHARE = 0.01  # where the machine's cores are all taken, for what draws takes one from a rank, for which all others wait
-BUSY_PERCENT = 85.0  # of all cores
-LONGEST_S = 3.0  # whoever looks on should not take what he sees for a stop
+DRAWING_SHARE = 0.2  # largest share of time for drawing: long curves are drawn less often
+BUSY_SHARE = 0.01  # if all cores are busy: drawing takes a core from a rank, and all ranks wait for it
+BUSY_PERCENT = 85.0  # load of all cores
+LONGEST_S = 3.0  # a longer pause would look like a stopped run
 
 
 def pause_after(took_s: float, least_s: float) -> float:
-    """Seconds until the next drawing, of one that took so long."""
-    busy = psutil.cpu_percent(interval=None) > BUSY_PERCENT  # since this was asked last
+    """Return seconds until the next drawing, after one that took `took_s`."""
+    busy = psutil.cpu_percent(interval=None) > BUSY_PERCENT  # since the last call
     return max(least_s, min(took_s / (BUSY_SHARE if busy else DRAWING_SHARE), LONGEST_S))

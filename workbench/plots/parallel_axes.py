@@ -1,4 +1,4 @@
-"""Many runs at a glance: an axis for each setting that varies and for each result, a line for each run."""
+"""Parallel coordinates: an axis for each setting that varies and for each result, a line for each run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from workbench.trace.store import StoredRun, runs_root
 
 FIRST = ("method", "problem", "runtime", "workers")
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
-UNLIKE = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)  # no settings
+UNLIKE = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)  # not settings
 NOTHING = "\N{EN DASH}"
 
 
 def parallel(
     runs: Table | Iterable[Any], *, axes: Iterable[str] = (), color: str = "accuracy", title: str = "Runs, settings and results"
 ) -> go.Figure:
-    """Parallel coordinates over runs; in the browser, drag along an axis to keep the runs within.
+    """Draw parallel coordinates over runs. In the browser, drag along an axis to keep the runs within the range.
 
     Args:
         runs: a table of `runs_table`, a listing, or runs.
-        axes: keys to show, from left to right; by default the settings that vary, then accuracy, loss, seconds and bytes.
-        color: key of the number that colours the lines; none where no run has it.
-        title: of the figure.
+        axes: keys to show, from left to right; by default the settings that vary, then accuracy, loss, seconds and
+            bytes.
+        color: key of the number that colours the lines; no colours if no run has it.
+        title: title of the figure.
 
     Raises:
-        ConfigError: no runs, or a key that no run has.
+        ConfigError: there are no runs, or no run has a key.
     """
     rows = _rows(runs)
     if not rows:
@@ -63,7 +64,7 @@ def _stored(item: Any) -> StoredRun:
         return item
     run = item if isinstance(item, Run) else item.run
     if run.folder is None:
-        raise ConfigError(f"{run.id} is in no store: save it first, run.save(folder)")
+        raise ConfigError(f"{run.id} is not in a store: save it first, run.save(folder)")
     return StoredRun(run.folder, run.info)
 
 

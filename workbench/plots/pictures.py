@@ -1,4 +1,4 @@
-"""Figures as files that a page of a repository can show: SVG, or PNG where that would be large."""
+"""Figures as files for pages of a repository: SVG, or PNG if the SVG would be large."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ RANDOM = re.compile(r'id="defs-([0-9a-f]{6})"')
 
 
 def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path]:
-    """Draw figures in a browser without a window.
+    """Draw figures in a headless browser.
 
     Args:
         figures: path without suffix -> a figure as Plotly's JSON.
 
     Returns:
-        The same path -> the file written, `.svg`, or `.png` where the SVG is above 150 kB. The same figure gives the same bytes.
+        The same path -> the written file, `.svg`, or `.png` if the SVG is above 150 kB. Equal figures give equal
+        bytes.
 
     Raises:
-        LaunchError: there is no kaleido, or no browser for it.
+        LaunchError: kaleido is missing, or a browser for it.
     """
     import plotly.graph_objects as go
     import plotly.io as pio
@@ -34,7 +35,7 @@ def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path
     widths, heights = ([layout.get(name) or usual for layout in layouts] for name, usual in zip(("width", "height"), SIZE, strict=True))
     for figure in drawn:
         for place, trace in enumerate(figure.data):
-            trace.uid = f"trace-{place}"  # else drawn at random
+            trace.uid = f"trace-{place}"  # random otherwise
     svg = [path.with_name(f"{path.name}.svg") for path in figures]
     for path in svg:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path
 
 
 def _plain(path: Path) -> int:
-    """Plotly numbers its definitions at random; the same figure shall be the same file. Returns its bytes."""
+    """Replace Plotly's random ids by numbers, so that equal figures give equal files. Return the size in bytes."""
     text = path.read_text(encoding="utf-8")
     for word in dict.fromkeys(RANDOM.findall(text)):
         text = text.replace(word, "figure")

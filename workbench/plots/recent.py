@@ -1,4 +1,4 @@
-"""The timeline of a run's newest steps, drawn again while it goes on; a plain figure takes its place when it ends."""
+"""The timeline of a run's newest steps, redrawn while it trains; a plain figure replaces it at its end."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from workbench.trace.tail import TAIL_BYTES, read_tail
 
 INTERVAL_S = 2.0
 NUM_STEPS = 3
-MAX_TAIL_BYTES = 8 * 1024 * 1024  # of a rank's trace, for steps of very many spans
-MAX_SPANS = 1500  # shown; of steps with more of them fewer steps are, but always one
+MAX_TAIL_BYTES = 8 * 1024 * 1024  # largest tail of a rank's trace to read, for steps with many spans
+MAX_SPANS = 1500  # largest number shown: fewer steps if they have more spans, but at least one
 
 
 @final
 class LiveTimeline:
-    """What every rank did in the newest steps of a run, drawn again every two seconds at most. Show it as the last expression of a cell.
+    """What every rank did in the newest steps, redrawn at most every two seconds.
 
-    It reads the end of the ranks' traces only, so a long run costs no more than a short one. A run without a trace is shown nothing of.
+    Show it as the last expression of a cell.
+
+    It reads only the end of the ranks' traces, so a long run costs no more than a short one. Without a trace it stays
+    empty.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -49,10 +52,10 @@ class LiveTimeline:
         self._shown: go.Figure | None = None
         self._problem = ""
         self._moving = MovingFigure()
-        self.widget = ipywidgets.VBox([])  # holds the figure once there is something in it
+        self.widget = ipywidgets.VBox([])  # holds the figure once there is one
 
     def update(self) -> bool:
-        """Look at the end of the trace and draw its last whole steps. Returns whether there is something to show."""
+        """Read the end of the trace and draw its last complete steps. Return whether there is something to show."""
         with self._lock:
             try:
                 run = read_tail(self.folder, self._tail_bytes)
@@ -60,9 +63,9 @@ class LiveTimeline:
                 if steps is None:
                     self._tail_bytes = min(4 * self._tail_bytes, MAX_TAIL_BYTES)
                 new = None if steps is None else timelines([run], steps)
-            except (ConfigError, RunNotFound):  # of a trace that has only begun, or was removed
+            except (ConfigError, RunNotFound):  # the trace has only begun, or was removed
                 return self._shown is not None
-            except Exception as error:  # noqa: BLE001 - nothing that a picture lacks may end a training or hide its end
+            except Exception as error:  # noqa: BLE001 - a failed drawing must not end a training or hide its end
                 self._problem = error_line(error)
                 self.widget.children = (ipywidgets.HTML(self._problem),)
                 return self._shown is not None
@@ -73,7 +76,7 @@ class LiveTimeline:
             return self._shown is not None
 
     def follow(self) -> Thread:
-        """Draw every `INTERVAL_S` in a thread of its own, less often if drawing takes long, until the run has ended, then `finish`."""
+        """Draw every `INTERVAL_S` in a separate thread, less often if drawing takes long, until the run has ended; then call `finish`."""
         thread = Thread(target=self._follow, name="workbench-live-timeline", daemon=True)
         thread.start()
         return thread
@@ -91,7 +94,7 @@ class LiveTimeline:
             self.finish()
 
     def settle(self) -> None:
-        """`finish`, now, if the run has ended; as `LiveCurves.settle`."""
+        """Call `finish` if the run has ended; as `LiveCurves.settle`."""
         if self._over():
             with self._lock:
                 if self._ended.is_set():
@@ -99,7 +102,7 @@ class LiveTimeline:
                 self.finish()
 
     def finish(self) -> None:
-        """Draw a last time and put a plain figure in the widget's place: that is what a saved notebook keeps."""
+        """Draw a last time and replace the widget by a plain figure, which a saved notebook keeps."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -113,7 +116,7 @@ class LiveTimeline:
             self._handle.update(figure or {"text/html": self._problem}, raw=True)
 
     def static(self) -> go.Figure | None:
-        """The timeline as a plain figure; None if nothing was traced."""
+        """Return the timeline as a plain figure; None without a trace."""
         return self._shown
 
     def _over(self) -> bool:
@@ -136,15 +139,16 @@ class LiveTimeline:
 
 
 def newest_steps(run: Run) -> slice | None:
-    """The last steps that all shown ranks have ended, as many as can be looked at; None before there is one."""
+    """Return the last steps that all shown ranks have ended, as many as fit; None before the first."""
     spans, first, last = run.spans, 0, None
     ranks = spans.ranks[:MAX_RANKS]
     for rank in ranks:
         numbers, _ = step_windows(spans.of_rank(rank))
         if len(numbers) < 2:
             return None
-        first = max(first, int(numbers[1] if numbers[0] else 0))  # the first one found may be cut
-        last = int(numbers.max()) if last is None else min(last, int(numbers.max()))  # the last one goes on: it is left out
+        first = max(first, int(numbers[1] if numbers[0] else 0))  # the first step may be cut
+        # the last step is still running: it is left out
+        last = int(numbers.max()) if last is None else min(last, int(numbers.max()))
     if last is None or last <= first:
         return None
     steps = spans.table["step"][np.isin(spans.table["rank"], ranks)]

@@ -1,4 +1,4 @@
-"""Every step of a run as two bars: what its time went on, and what its critical path consists of."""
+"""Every step of a run as two bars: the parts of its time, and its critical path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE
 from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs
 
-MAX_STEPS = 200  # bars; of more steps several share one, which is their mean
+MAX_STEPS = 200  # largest number of bars; with more steps, a bar is the mean of several
 HEIGHT = 560
 PARTS = {"computation alone": BLUE, "hidden communication": GREEN, "exposed communication": VERMILION, "idle": LIGHT_GREY}
 
@@ -27,21 +27,22 @@ Floats = NDArray[np.float64]
 
 
 def per_step(run: Run, steps: slice | None = None) -> go.Figure:
-    """Bars of each step: computation, hidden and exposed communication and idle time (means over ranks), above its critical path.
+    """Draw each step's computation, hidden and exposed communication and idle time (means over ranks) above its critical path.
 
     Args:
-        run: with a trace.
-        steps: slice(first, one after the last); None for all that were traced. Of more than 200, bars are means of several.
+        run: a run with a trace.
+        steps: slice(first, one after the last); None for all traced steps. With more than 200, bars are means of
+            several.
 
     Raises:
-        ConfigError: nothing was traced there.
+        ConfigError: the trace holds none of these steps.
     """
     (run,) = as_runs([run])
     found, path = overlap(run.spans, steps), critical_path(run.spans, steps)
     if not found.num_steps:
         raise ConfigError(f"run {run.id} has no trace of such steps: was it made with trace_steps=0, or other steps asked for?")
     numbers = np.unique(found.step)
-    each = -(-len(numbers) // MAX_STEPS)  # steps a bar
+    each = -(-len(numbers) // MAX_STEPS)  # steps in a bar
     upper, lower = _parts(found, numbers, each), _kinds(path, numbers, each)
     longest_s = max(float(np.sum(list(parts.values()), axis=0).max()) for parts in (upper, lower) if parts)
     unit, factor = time_unit(longest_s)
@@ -61,7 +62,7 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
 
 
 def _means(numbers: NDArray[np.int64], each: int, step: NDArray[np.int64], values: Floats, weights: Floats) -> Floats:
-    """(bars,) sums of values over weights, each bar of so many steps."""
+    """Return sums of values over weights for each bar of `each` steps, shape (bars,)."""
     bar = np.searchsorted(numbers, step) // each
     num_bars = -(-len(numbers) // each)
     return np.bincount(bar, values, num_bars) / np.maximum(np.bincount(bar, weights, num_bars), 1.0)
@@ -74,9 +75,9 @@ def _parts(found: Overlap, numbers: NDArray[np.int64], each: int) -> dict[str, F
 
 
 def _kinds(path: CriticalPath, numbers: NDArray[np.int64], each: int) -> dict[str, Floats]:
-    """kind -> mean seconds on the path, of the kinds that are on it."""
+    """Return kind -> mean seconds on the path, for kinds on it."""
     lengths_s, first = path.end_s - path.start_s, np.append(True, np.diff(path.step) != 0)[: len(path.step)].astype(float)
-    once = _means(numbers, each, path.step, first, np.zeros(len(first)))  # steps of each bar
+    once = _means(numbers, each, path.step, first, np.zeros(len(first)))  # number of steps in each bar
     found = {}
     for kind in np.unique(path.kind)[::-1].tolist() if len(path.kind) else ():
         chosen = path.kind == kind

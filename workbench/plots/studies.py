@@ -1,4 +1,4 @@
-"""Figures of studies: how a quantity scales with workers, what a step is made of, values over two parameters, curves of numbers."""
+"""Figures of studies: scaling with workers, parts of a step, values over two parameters, curves."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ Series = Mapping[Any, float | Sequence[float]]  # x -> y, or y of every repetiti
 
 
 def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figure:
-    """Speed-up beside efficiency against the number of workers; a band from the lowest to the highest repetition.
+    """Draw speed-up next to efficiency over the number of workers, with a band from the lowest to the highest repetition.
 
     Args:
-        curves: name -> workers -> samples a second, or those of every repetition; a name without any keeps its colour for other
-            figures. All are compared with one worker's share of the best mean rate of the fewest workers there are.
-        title: of the figure.
+        curves: name -> workers -> samples a second, or those of every repetition. A name without values keeps its
+                colour for other figures. All are compared with one worker's share of the best mean rate at the fewest
+                workers.
+            title: title of the figure.
 
     Raises:
-        ConfigError: no rates.
+        ConfigError: there are no rates.
     """
     known = [series for series in curves.values() if series]
     if not known:
@@ -83,16 +84,14 @@ def curves_of(
     reference: float | None = None,
     circles: str = "simulated",
 ) -> go.Figure:
-    """Lines of numbers against numbers; a band from the lowest to the highest repetition where there are several.
+    """Draw lines of numbers over numbers, with a band from the lowest to the highest repetition if there are several.
 
     Args:
         curves: name -> x -> y, or the y of every repetition.
-        points: the same, of the same names: what was simulated or measured, drawn as circles in the colour of its line.
-        title, x, y: of the figure and its axes.
-        log_x, log_y: logarithmic axes.
-        marks: name -> the x of a point of that line that is to be seen: its best, say.
-        reference: a y with a line across.
-        circles: what the legend calls the points.
+        points: the same, with the same names: simulated or measured values, drawn as circles in the colour of their
+            line. title, x, y: titles of the figure and its axes. log_x, log_y: logarithmic axes. marks: name -> x of
+            a point of that line to mark, for example its best. reference: y of a horizontal line. circles: name of
+            the points in the legend.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
     colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(curves)}
@@ -115,14 +114,14 @@ def curves_of(
 
 
 def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of a step") -> go.Figure:
-    """A stacked bar a run, as `overlap_bars`, in groups beside each other: each with an axis of its own, entries in the same rows.
+    """Draw a stacked bar for each run, as `overlap_bars`, in groups next to each other. Each group has its own axis.
 
     Args:
         groups: group -> entry -> run.
-        title: of the figure.
+        title: title of the figure.
 
     Raises:
-        ConfigError: no runs.
+        ConfigError: there are no runs.
     """
     if not groups or not all(groups.values()):
         raise ConfigError("no steps to show: give group -> entry -> run")
@@ -132,15 +131,15 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
 
 
 def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step") -> go.Figure:
-    """A stacked bar an entry, in groups beside each other: each with an axis of its own, entries in the same rows.
+    """Draw a stacked bar for each entry, in groups next to each other: each has its own axis, entries are in the same rows.
 
     Args:
-        groups: group -> entry -> part -> seconds, the same parts of all.
-        title: of the figure.
-        of: what the seconds are of.
+        groups: group -> entry -> part -> seconds, with the same parts.
+            title: title of the figure.
+            of: what takes the seconds.
 
     Raises:
-        ConfigError: no entries.
+        ConfigError: there are no entries.
     """
     if not groups or not all(groups.values()):
         raise ConfigError("nothing to show: give group -> entry -> part -> seconds")
@@ -186,14 +185,13 @@ def heat_map(
     around: float | None = None,
     number: Callable[[float], str] = three_digits,
 ) -> go.Figure:
-    """A number in each cell of a table of two parameters, and a colour.
+    """Draw a table of two parameters with a number and a colour in each cell.
 
     Args:
-        values: (len(ys), len(xs)); None where there is none.
-        xs, ys: the parameters' values; `ys` from the top down.
-        title, x, y: of the figure and its axes.
-        around: the value that is white, of positive ones: above it is blue, below red, by their ratio. None: the larger the darker.
-        number: how they are written.
+        values: (len(ys), len(xs)); None for a missing value.
+        xs, ys: values of the parameters; `ys` from top to bottom.
+        title, x, y: titles of the figure and its axes. around: for positive values, the value that is white; larger
+            values are blue, smaller ones red, by their ratio. None: larger is darker. number: format of the numbers.
     """
     shown = np.array([[np.nan if value is None else value for value in row] for row in values], float)
     ratios = shown if around is None else np.log(shown / around)
@@ -223,25 +221,28 @@ def heat_map(
 
 
 def _wrapped(value: Any) -> str:
-    """A label in lines of some twelve letters."""
+    """Wrap a label into lines of about twelve letters."""
     return "<br>".join(textwrap.wrap(safe(value), 13, break_long_words=False)) or " "
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with ticks at these values; of more than ten, at the powers of ten."""
+    """Return a logarithmic axis with ticks at these values; with more than ten, at the powers of ten."""
     if len(values) > 10:
         return {"type": "log", "dtick": 1}
     return {"type": "log", "tickvals": list(values), "ticktext": [f"{value:,.6g}" for value in values]}
 
 
 def _log_y(curves: Mapping[str, Series]) -> dict[str, Any]:
-    """Ticks at powers of ten alone, where there are several."""
+    """Return ticks at powers of ten only, if there are several."""
     found = np.concatenate([np.ravel(np.asarray(list(series.values()), float)) for series in curves.values() if series])
     return {"type": "log", "dtick": 1} if found.max() >= 30 * found.min() else {"type": "log"}
 
 
 def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> list[go.Scatter]:
-    """The traces of each name: a band where there are repetitions, and a line with points. A name without numbers keeps its colour."""
+    """Return the traces of each name: a line with points, and a band of its repetitions.
+
+    A name without numbers keeps its colour.
+    """
     traces: list[go.Scatter] = []
     for position, (name, series) in enumerate(curves.items()):
         if not series:

@@ -1,4 +1,4 @@
-"""How all figures look: colours that colour-blind readers can tell apart, one template, names made harmless."""
+"""The style of all figures: colours for colour-blind readers, one template, escaped names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from workbench.trace.kinds import KINDS
 
-# Okabe and Ito's palette, and for the rarer kinds Paul Tol's muted one
+# Okabe and Ito's palette; for rarer kinds, Paul Tol's muted one
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#0072B2",
     "#E69F00",
@@ -50,7 +50,8 @@ KIND_COLORS = dict(
     )
 )
 
-TOP_PIXELS, AXIS_PIXELS, LINE_PIXELS = 56, 52, 21  # above the plot; of ticks and title under it; of a line of a legend
+# heights: above the plot, of ticks and title below it, of a legend line
+TOP_PIXELS, AXIS_PIXELS, LINE_PIXELS = 56, 52, 21
 PAGE_PIXELS = 800
 
 AXIS = {
@@ -79,17 +80,18 @@ TEMPLATE = go.layout.Template(
 
 
 def legend_below(figure: go.Figure, height: int, names: Iterable[str]) -> None:
-    """Set the figure's height, more than `height` pixels where needed, and its legend at the figure's lower edge.
+    """Set the figure's height, at least `height` pixels, and put its legend at the lower edge.
 
-    Above the plot a legend of several lines would cover the title. Plotly does not say how many lines there will be: they are
-    estimated, for a page of usual width. If there are more, Plotly makes the plot lower: the place is reserved beneath the axis' title.
+    A legend of several lines above the plot would cover the title. Plotly does not report the number of lines, so it
+    is estimated for a page of usual width. If there are more lines, Plotly makes the plot lower: the place is
+    reserved below the title of the axis.
     """
     num_lines = max(1, -(-sum(7 * len(name) + 45 for name in names) // PAGE_PIXELS))
     figure.update_layout(height=height + LINE_PIXELS * (num_lines - 1), legend={"yref": "container", "y": 0, "yanchor": "bottom"})
 
 
 def safe(name: Any) -> str:
-    """Text for a figure: Plotly reads a part of HTML in names, so signs that could begin a tag are escaped.
+    """Escape text for a figure: Plotly interprets a part of HTML in names.
 
     >>> safe("<script>")
     '&lt;script&gt;'
@@ -98,12 +100,12 @@ def safe(name: Any) -> str:
 
 
 def partly(coverage: str, between: str = "   ") -> str:
-    """Which part of a run a figure is of, in small letters after its title; "" of a whole run."""
+    """Return a note after the title if the figure covers only a part of a run; "" for a complete run."""
     return f"{between}<span style='font-size:11px;color:{MUTED_INK}'>{coverage}</span>" if coverage else ""
 
 
 def faded(color: str, opacity: float) -> str:
-    """The colour `#RRGGBB` with an opacity.
+    """Return the colour `#RRGGBB` with an opacity.
 
     >>> faded("#0072B2", 0.2)
     'rgba(0,114,178,0.2)'
@@ -113,7 +115,7 @@ def faded(color: str, opacity: float) -> str:
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever is easier to read on the colour.
+    """Return black or white, whichever is easier to read on the colour.
 
     >>> ink_on("#0072B2"), ink_on("#F0E442")
     ('white', 'black')

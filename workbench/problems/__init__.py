@@ -1,4 +1,4 @@
-"""What is minimised: a model, a loss and data. Yours (`Problem`), or one of these, by function or by name.
+"""Models, losses and data to train: your own (`Problem`), or one of these, by function or by name.
 
 Importing this package imports neither PyTorch nor any data; the first use of a problem does.
 """
@@ -55,7 +55,7 @@ __all__ = [*_PUBLIC, "describe", "get", "names"]  # noqa: PLE0604  (names are al
 
 
 def names() -> tuple[str, ...]:
-    """The names that `get` knows.
+    """Return the names that `get` accepts.
 
     >>> "digits-mlp" in names()
     True
@@ -64,16 +64,17 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str, **options: Any) -> Problem:
-    """The problem of that name; `options` are its function's keyword arguments, `dtype` also as a string.
+    """Return the problem with this name; `options` are its function's keyword arguments, `dtype` also as a string.
 
-    `path/to/file.py:name` is a `Problem` in your own file, or a function there that returns one. The file is run, as any script is.
+    `path/to/file.py:name` is a `Problem` in your own file, or a function there that returns one. The file is executed
+    like a script.
 
     >>> get("digits-mlp", hidden=[32], dtype="float64").name
     'digits-mlp'
 
     Raises:
-        ConfigError: no such name, or no such option; says what there is.
-        DataMissing: its data are not where they were looked for.
+        ConfigError: unknown name or option; the message lists the known ones.
+            DataMissing: its data are missing.
     """
     file, colon, attribute = name.rpartition(":")
     if colon and file.endswith(".py"):
@@ -89,10 +90,10 @@ def get(name: str, **options: Any) -> Problem:
 
 
 def describe(name: str) -> str:
-    """What a problem is: its function's docstring and options; of `file.py:name` the problem itself.
+    """Describe a problem: its function's docstring and options; for `file.py:name` the problem itself.
 
     Raises:
-        ConfigError: no such name.
+        ConfigError: unknown name.
     """
     plain = name.lower().replace("_", "-")
     if plain not in REGISTRY:
@@ -103,7 +104,7 @@ def describe(name: str) -> str:
 
 
 def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
-    """A problem, or what a function returns, of a file of the user's."""
+    """Return a problem from a user's file, or the result of a function in it."""
     from workbench.problems.base import Problem as Kind
 
     path = Path(file).expanduser().resolve()
@@ -129,7 +130,7 @@ def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
 
 
 def _names_of(path: Path, file: str) -> dict[str, Any]:
-    """What a file defines when it is run: as a module of its own name, whose folder it can import from."""
+    """Execute a file as a module and return its names; it can import from its own folder."""
     name = "workbench_problem_" + re.sub(r"\W", "_", str(path))
     known = sys.modules.get(name)
     if known is not None:
@@ -145,18 +146,18 @@ def _names_of(path: Path, file: str) -> dict[str, Any]:
         del sys.modules[name]
         if not isinstance(error, Exception):
             raise
-        raise ConfigError(f"{file} cannot be run ({type(error).__name__}: {error}): mend the file; `python {file}` shows where") from error
+        raise ConfigError(f"{file} cannot be run ({type(error).__name__}: {error}): fix the file; `python {file}` shows where") from error
     finally:
         sys.path.remove(str(path.parent))
     return vars(module)
 
 
 def _dtype(name: str) -> Any:
-    torch = importlib.import_module("torch")  # not at the top: listing the names must stay cheap
+    torch = importlib.import_module("torch")  # imported here: listing the names must stay cheap
 
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"dtype={name!r}: PyTorch has no such type; float32 and float64 are usual")
+        raise ConfigError(f"dtype={name!r}: PyTorch has no such type; use float32 or float64")
     return dtype
 
 

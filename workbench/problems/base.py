@@ -1,4 +1,4 @@
-"""What is minimised: a model, a loss and data."""
+"""A problem: a model, a loss and data; and the sampler that gives each rank its samples."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from workbench.errors import ConfigError
 from workbench.rng import generator
 
-Batch = Any  # whatever the data set's items collate to; (inputs, targets) for the usual losses
+Batch = Any  # the collated items of the data set; (inputs, targets) for the usual losses
 
 
 def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch: Batch) -> Tensor:
-    """`loss(model(inputs), targets)` of a batch (inputs, targets)."""
+    """Return `loss(model(inputs), targets)` of a batch (inputs, targets)."""
     inputs, targets = batch
     return loss(model(inputs), targets)
 
 
 def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    """(number of right predictions, number of predictions): argmax over dimension 1 of the output against the targets.
+    """Return (number of correct predictions, number of predictions): argmax over dimension 1 of the output, compared with the targets.
 
     Raises:
-        ConfigError: the targets are no class numbers (regression, say).
+        ConfigError: the targets are not class numbers (regression, for example).
     """
     inputs, targets = batch
     output = model(inputs)
     if targets.is_floating_point() or output.dim() < 2 or output.argmax(1).shape != targets.shape:
         raise ConfigError(
             f"accuracy compares class numbers, but the output is {tuple(output.shape)} and the targets are {tuple(targets.shape)} "
-            f"{targets.dtype}: give the Problem correct=None, or a function of your own"
+            f"{targets.dtype}: give the Problem correct=None, or your own function"
         )
     return (output.argmax(1) == targets).sum(), targets.numel()
 
@@ -44,21 +44,21 @@ def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A model, a loss and data; yours or one of `workbench.problems`.
+    """A model, a loss and data: your own, or one of `workbench.problems`.
 
     Attributes:
         model: makes the module. Called on every rank after the seed is set; rank 0's weights are then sent to all.
         loss: `loss(output, target)` -> mean over the batch, for data of (input, target) pairs; or, with
             `whole_batch=True`, `loss(model, batch)` -> mean.
         train, test: a map-style `Dataset` (a list of samples is one), a tuple of tensors or arrays with equal first
-            dimension, or a function that makes either (so that every rank loads its own, and nothing big is sent).
-            `test` may be None.
-        name: how records and tables call it.
+                dimension, or a function that returns either (then every rank loads its own data, and nothing large is
+                sent). `test` may be None.
+            name: name in records and tables.
         whole_batch: see `loss`.
-        correct: `correct(model, batch)` -> (number right, number judged), for accuracy; None where there is none.
-        batch_size: default samples a worker and step.
-        optimizer: default parameters -> optimizer.
-        note: one line shown with every result (that data are synthetic, say).
+        correct: `correct(model, batch)` -> (number correct, number judged), for accuracy; None for no accuracy.
+            batch_size: default samples of a worker in a step.
+            optimizer: default function from parameters to optimizer.
+            note: one line shown with every result (for example, that data are synthetic).
 
     Example:
         >>> import torch
@@ -81,27 +81,27 @@ class Problem:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
-            raise ConfigError("model= takes a function that makes the module (a class, `lambda: Net()`), so that every rank makes its own")
+            raise ConfigError("model= takes a function that returns the module (a class, `lambda: Net()`): every rank makes its own")
 
     def batch_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss of a batch: a scalar with a graph."""
+        """Return the mean loss of a batch: a scalar with a graph."""
         return self.loss(model, batch) if self.whole_batch else supervised(self.loss, model, batch)
 
     def train_data(self) -> Dataset[Any]:
-        """The training set."""
+        """Return the training set."""
         return as_dataset(self.train, "train")
 
     def test_data(self) -> Dataset[Any] | None:
-        """The test set, or None."""
+        """Return the test set, or None."""
         return None if self.test is None else as_dataset(self.test, "test")
 
     def num_samples(self) -> int:
-        """Size of the training set."""
+        """Return the size of the training set."""
         return len(self.train_data())  # type: ignore[arg-type]
 
 
 def as_dataset(data: Any, what: str) -> Dataset[Any]:
-    """A map-style data set from a data set, tensors, or a function that makes either."""
+    """Return a map-style data set from a data set, tensors, or a function that returns either."""
     if callable(data) and not isinstance(data, Dataset):
         data = data()
     if isinstance(data, Tensor):
@@ -120,48 +120,50 @@ def as_dataset(data: Any, what: str) -> Dataset[Any]:
 
 
 def data_is_columns(data: Any) -> bool:
-    """Whether `data` is tensors side by side; a list of anything else is a list of samples."""
+    """Return whether `data` is a tuple of tensors; a list of anything else is a list of samples."""
     if isinstance(data, tuple):
         return len(data) > 0
     return isinstance(data, list) and len(data) > 0 and all(isinstance(item, Tensor | np.ndarray) for item in data)
 
 
 def fetch(data: Dataset[Any], indices: list[int] | Tensor) -> Batch:
-    """The samples at `indices`, collated into one batch (tensors are indexed at once, not one by one)."""
+    """Return the samples at `indices`, collated into one batch (tensors are indexed at once)."""
     if isinstance(data, TensorDataset):
-        index = torch.as_tensor(indices, dtype=torch.int64)  # also of an empty list
+        index = torch.as_tensor(indices, dtype=torch.int64)  # also for an empty list
         return tuple(tensor[index] for tensor in data.tensors)
     return default_collate([data[int(index)] for index in indices])
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch (tensors, or tuples, lists and dicts of them) on a device; nothing is copied where it is there already."""
+    """Move a batch (tensors, or tuples, lists and dicts of them) to a device; nothing is copied if it is there."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
         items = [to_device(item, device) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)  # a named tuple takes them one by one
+        # a named tuple takes separate arguments
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     return batch
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Which samples each rank takes at each step: a pure function of (seed, step, rank).
+    """The samples of each rank at each step: a pure function of (seed, step, rank).
 
     Every epoch is a fresh permutation, cut into global batches of `batch_size * num_workers`. A global batch is cut
-    into contiguous nearly equal shares in order of rank, so one process with the whole batch sees the same samples at
-    the same steps. The last batch of an epoch is shorter; where it holds fewer samples than ranks, the last ranks
-    take none: they contribute a gradient of weight 0 and still take part in every exchange.
+    into contiguous, nearly equal shares in order of rank, so one process with the whole batch sees the same samples
+    at the same steps. The last batch of an epoch is shorter. If it has fewer samples than ranks, the last ranks get
+    none: their gradient has weight 0, and they still take part in every exchange.
     """
 
     num_samples: int
-    batch_size: int  # a worker
+    batch_size: int  # of a worker
     num_workers: int
     seed: int
-    origin: tuple[int, int] = (0, 0)  # a step, and the samples that were taken before it: from there on they are dealt in these batches
+    # (step, samples taken before it): from this step on, data are divided into the present batches
+    origin: tuple[int, int] = (0, 0)
 
     @property
     def global_batch(self) -> int:
@@ -172,7 +174,7 @@ class Sampler:
         return -(-self.num_samples // self.global_batch)
 
     def share(self, step: int, rank: int) -> Tensor:
-        """Indices of the samples that `rank` takes at `step`: 1-D, possibly empty."""
+        """Return the indices of the samples of `rank` at `step`: 1-D, possibly empty."""
         epoch, begin = self._place(step)
         batch = epoch_order(self.seed, epoch, self.num_samples)[begin : begin + self.global_batch]
         base, extra = divmod(len(batch), self.num_workers)
@@ -180,28 +182,28 @@ class Sampler:
         return torch.from_numpy(batch[start : start + base + (rank < extra)].copy())
 
     def share_size(self, step: int, rank: int) -> int:
-        """How many samples that is."""
+        """Return the number of these samples."""
         base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
         return base + (rank < extra)
 
     def shares(self, step: int) -> NDArray[np.float64]:
-        """(num_workers,) each worker's samples of this step over a full minibatch."""
+        """Return each worker's samples of this step divided by a full minibatch, shape (num_workers,)."""
         base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
         found = np.full(self.num_workers, base / self.batch_size)
         found[:extra] = (base + 1) / self.batch_size
         return found
 
     def total_weight(self, step: int) -> float:
-        """Samples of all ranks at this step over those of a full global batch: what their gradients' weights add up to."""
+        """Return the samples of all ranks at this step divided by a full global batch: the sum of their gradients' weights."""
         return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
 
     def samples_before(self, step: int) -> int:
-        """Samples that all ranks together have taken before `step`."""
+        """Return the samples that all ranks have taken before `step`."""
         epoch, begin = self._place(step)
         return epoch * self.num_samples + begin
 
     def steps_of(self, epochs: int) -> int:
-        """The step with which, from the first one on, so many epochs are over."""
+        """Return the number of steps, from the first one on, that these epochs take."""
         first, before = self.origin
         epoch, taken = divmod(before, self.num_samples)
         if epochs <= epoch:
@@ -209,14 +211,14 @@ class Sampler:
         return first + -(-(self.num_samples - taken) // self.global_batch) + (epochs - epoch - 1) * self.steps_per_epoch
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch ends with that step."""
+        """Return whether an epoch ends with this step."""
         return self.samples_before(step + 1) % self.num_samples == 0
 
     def _place(self, step: int) -> tuple[int, int]:
-        """Epoch of a step, and where its batch begins there."""
+        """Return a step's epoch, and the begin of its batch in the epoch."""
         first, before = self.origin
         epoch, taken = divmod(before, self.num_samples)
-        left = -(-(self.num_samples - taken) // self.global_batch)  # steps of the epoch in which samples were dealt anew
+        left = -(-(self.num_samples - taken) // self.global_batch)  # steps of the epoch in which the batches changed
         if step - first < left:
             return epoch, taken + (step - first) * self.global_batch
         more, position = divmod(step - first - left, self.steps_per_epoch)
@@ -225,7 +227,7 @@ class Sampler:
 
 @lru_cache(maxsize=2)
 def epoch_order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
-    """The permutation of one epoch. Read-only: it is shared."""
+    """Return the permutation of one epoch. It is read-only, because it is shared."""
     order = generator(seed, "data-order", step=epoch).permutation(num_samples)
     order.flags.writeable = False
     return order

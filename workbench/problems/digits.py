@@ -1,8 +1,8 @@
-"""Handwritten digits that come with scikit-learn: 1797 real 8 x 8 images, so that every machine has data.
+"""Handwritten digits from scikit-learn: 1797 real 8 x 8 images, available on every machine.
 
-Images are centred by the mean image of the training part. That matters for delayed methods: the brightness that
-all images share makes one direction of the loss steep, and steep directions are the first to become unstable when
-gradients come late.
+Images are centred by the mean image of the training part. This matters for delayed algorithms. The brightness that
+all images share makes one direction of the loss steep, and steep directions are the first to become unstable with
+stale gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workbench.problems.models import check_dtype, cnn, mlp, positive_ints
 
 IMAGE, NUM_CLASSES = (1, 8, 8), 10
 DATA = Path("datasets", "data", "digits.csv.gz")  # in scikit-learn's folder
-TEST_SHARE = 5  # every fifth image of each digit is for testing
+TEST_SHARE = 5  # every fifth image of each digit is a test image
 
 
 def digits_softmax(*, dtype: torch.dtype = torch.float32) -> Problem:
@@ -62,9 +62,9 @@ def _digits(name: str, model: Callable[[], nn.Module], *, lr: float, momentum: f
 
 @lru_cache(maxsize=4)
 def load_digits(train: bool, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Images (N, 1, 8, 8) of about unit variance and labels (N,) int64: 1437 for training or the 360 others.
+    """Return images (N, 1, 8, 8) of about unit variance and labels (N,) int64: 1437 for training, or the other 360.
 
-    The same split everywhere and always, with no random number in it; digits are equally frequent in both parts.
+    The split is fixed, without randomness; digits are equally frequent in both parts.
     """
     images, labels, is_test = _bundle()
     training_images = images[~is_test]
@@ -74,13 +74,13 @@ def load_digits(train: bool, dtype: torch.dtype = torch.float32) -> tuple[Tensor
 
 
 def pixel_levels(train: bool) -> Tensor:
-    """The same images as they are, (N, 1, 8, 8) int64: 17 levels of grey, 0 to 16."""
+    """Return the raw images, (N, 1, 8, 8) int64: 17 levels of grey, 0 to 16."""
     images, _, is_test = _bundle()
     return torch.tensor(images[is_test != train], dtype=torch.int64).unsqueeze(1)
 
 
 def _bundle() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images (1797, 8, 8), labels, and which are for testing."""
+    """Return images (1797, 8, 8), labels, and which are test images."""
     pixels, labels = _table()
     by_digit = np.argsort(labels, kind="stable")
     is_test = np.zeros(len(by_digit), dtype=bool)
@@ -89,10 +89,10 @@ def _bundle() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
-    """Grey values (1797, 64), of float64, and labels (1797,).
+    """Return grey values (1797, 64) float64 and labels (1797,).
 
-    Read from scikit-learn's file: to import scikit-learn brings SciPy's statistics, 1.5 s of every rank's start. Should the file
-    move, its own function knows where to.
+    They are read from scikit-learn's file: importing scikit-learn imports SciPy's statistics, 1.5 s of every rank's
+    start. If the file is not found, scikit-learn's own function loads them.
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:

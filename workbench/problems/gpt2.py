@@ -1,4 +1,4 @@
-"""The shapes of GPT-2, on made-up tokens: for what a step costs, never for what is learnt."""
+"""The shapes of GPT-2 on synthetic tokens: for the cost of a step, not for learning."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from workbench.problems.base import Problem
 from workbench.problems.text import TextTransformer
 
 VOCABULARY, CONTEXT = 50257, 1024
-SHAPES = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}  # width, layers, heads
+# width, layers, heads
+SHAPES = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}
 
 
 def gpt2_synthetic(model_size: str = "small", *, context: int = CONTEXT, samples: int = 8) -> Problem:
-    """A decoder-only transformer with as many parameters as GPT-2 of that size has, on tokens that are all alike.
+    """A decoder-only transformer with the parameters of GPT-2 in this size, on tokens that are all equal.
 
-    Input and output embeddings are one shared parameter. Its gradients are those of GPT-2 in number and shape; nothing can
-    be learnt from the tokens, so it is for timing, counted (`workbench.costs.count_compute`) or simulated.
+    Input and output embeddings are one shared parameter. Its gradients have the number and shapes of GPT-2's. Nothing
+    can be learnt from the tokens: use it for timing, counted (`workbench.costs.count_compute`) or simulated.
 
     Args:
         model_size: small, medium, large or xl.
-        context: tokens a sample; the model looks back as far as 1024.
-        samples: how many there are.
+        context: tokens of a sample, and context length of the model, up to 1024.
+            samples: number of samples.
 
     Raises:
-        ConfigError: no such size, or more context than GPT-2 has.
+        ConfigError: unknown size, or more context than GPT-2 has.
     """
     if model_size not in SHAPES:
         raise unknown("size of GPT-2", model_size, SHAPES)

@@ -1,4 +1,4 @@
-"""Images from a folder that the caller gives, and random stand-ins of the same shapes. Nothing is ever downloaded."""
+"""Images from a user's folder, and random images of the same shapes. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from workbench.rng import generator
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A public data set as torchvision lays it out on disk: `<folder>/<place>/<file>`."""
+    """A public data set as torchvision stores it: `<folder>/<place>/<file>`."""
 
     class_name: str  # in torchvision.datasets
     image: tuple[int, int, int]  # channels, height, width
     num_classes: int
-    mean: tuple[float, ...]  # of the training images, a channel, in [0, 1]
+    mean: tuple[float, ...]  # of the training images, by channel, in [0, 1]
     std: tuple[float, ...]
     place: str
     files: tuple[str, ...]
-    origin: str  # where the caller finds it
+    origin: str  # where to get it
 
 
 SOURCES = MappingProxyType(
@@ -71,14 +71,14 @@ SOURCES = MappingProxyType(
 
 
 def find_folder(name: str, folder: str | Path | None) -> str:
-    """The absolute folder that holds `place`; the place itself, or a folder between the two, may be given as well.
+    """Return the absolute folder that holds `place`; the place itself, or a folder between the two, is accepted as well.
 
     Raises:
-        DataMissing: no folder was given, or files are missing from it.
+        DataMissing: no folder was given, or files are missing.
     """
     source = SOURCES[name]
     if folder is None:
-        raise DataMissing(f"{name}: say where the files are with folder=... {_advice(name, 'FOLDER')}")
+        raise DataMissing(f"{name}: set folder= to the folder with the files. {_advice(name, 'FOLDER')}")
     given = Path(folder).expanduser().absolute()
     place = Path(source.place).parts
     inner = [depth for depth in range(1, len(place) + 1) if given.parts[-depth:] == place[:depth]]
@@ -87,13 +87,13 @@ def find_folder(name: str, folder: str | Path | None) -> str:
     root = min(roots, key=lambda root: len(missing[root]))
     if missing[root]:
         if not given.is_dir():
-            found = "there is no such folder"
+            found = "the folder does not exist"
         elif any((root / source.place / f"{file}.gz").is_file() for file in missing[root]):
-            found = f"in {source.place} are packed .gz files: unpack them with gunzip"
+            found = f"{source.place} holds packed .gz files: unpack them with gunzip"
         elif len(missing[root]) == len(source.files):
             found = f"{source.place} is not in it"
         else:
-            found = f"{source.place} in it lacks {', '.join(missing[root])}"
+            found = f"{source.place} lacks {', '.join(missing[root])}"
         raise DataMissing(f"{name}: looked in {given}: {found}. {_advice(name, str(given))}")
     return str(root)
 
@@ -113,24 +113,24 @@ Part = Callable[[], tuple[Tensor, Tensor]]
 
 
 def folder_images(name: str, folder: str) -> tuple[Part, Part]:
-    """What loads the training and the test part from a folder that `find_folder` found."""
+    """Return loaders of the training and the test part from a folder that `find_folder` found."""
     return partial(load_images, name, folder, True), partial(load_images, name, folder, False)
 
 
 def made_up_images(image: tuple[int, ...], num_classes: int, samples: int) -> tuple[Part, Part]:
-    """What makes `samples` training images and a quarter as many to test on."""
+    """Return makers of `samples` training images and a quarter as many test images."""
     make = partial(synthetic_images, image, num_classes)
     return partial(make, samples, "train"), partial(make, -(-samples // 4), "test")
 
 
 def made_up_moments(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the made-up images, a channel: of the sum of two uniform numbers in [0, 127]."""
+    """Return mean and standard deviation of the synthetic images, by channel: of the sum of two uniform numbers in [0, 127]."""
     return (127 / 255,) * num_channels, (math.sqrt((128**2 - 1) / 6) / 255,) * num_channels
 
 
 @lru_cache(maxsize=2)
 def load_images(name: str, folder: str, train: bool) -> tuple[Tensor, Tensor]:
-    """Images (N, C, H, W) uint8 and labels (N,) int64 of the training or the test part.
+    """Return images (N, C, H, W) uint8 and labels (N,) int64 of the training or the test part.
 
     Raises:
         DataMissing: files are missing or damaged (torchvision compares CIFAR's with their published checksums).
@@ -140,7 +140,7 @@ def load_images(name: str, folder: str, train: bool) -> tuple[Tensor, Tensor]:
     try:
         data = getattr(torchvision().datasets, source.class_name)(root, train=train, download=False)
     except (RuntimeError, ValueError, AssertionError, EOFError) as error:
-        damage = f"files in {root}/{source.place} are damaged or cut short ({error})"
+        damage = f"files in {root}/{source.place} are damaged or incomplete ({error})"
         raise DataMissing(f"{name}: {damage}: unpack or download them again") from error
     images = torch.as_tensor(data.data)
     images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
@@ -149,7 +149,7 @@ def load_images(name: str, folder: str, train: bool) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def synthetic_images(image: tuple[int, ...], num_classes: int, samples: int, part: str) -> tuple[Tensor, Tensor]:
-    """Images (samples, *image) uint8 and labels (samples,) int64: one random picture a class, half drowned in noise."""
+    """Return images (samples, *image) uint8 and labels (samples,) int64: one random picture for each class, with strong noise."""
     pictures = generator(0, "synthetic-pictures").integers(0, 128, (num_classes, *image), dtype=np.uint8)
     random = generator(0, f"synthetic-{part}")
     labels = random.integers(0, num_classes, samples)

@@ -1,8 +1,8 @@
-"""The large networks of the papers, on ImageNet (or any photographs sorted by class) from a folder, or on made-up images.
+"""The large networks of the papers, on ImageNet (or photographs sorted by class) from a folder, or on synthetic images.
 
-Photographs are read when a minibatch takes them; a random part of each is cut out and mirrored half of the time while training, and
-the middle part is taken while testing, as is usual. The networks are torchvision's, which are not in all details the papers': its
-AlexNet is that of one GPU (61.1 million parameters), its GoogLeNet has batch normalisation.
+Photographs are read when a minibatch needs them. In training, a random part of each is cut out and mirrored half of
+the time; in tests, the middle part is used. The networks are torchvision's and differ from the papers' in some
+details: its AlexNet is that of one GPU (61.1 million parameters), and its GoogLeNet has batch normalisation.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from workbench.problems.models import positive_ints
 from workbench.problems.torchvision_door import torchvision
 from workbench.problems.vision import SYNTHETIC_NOTE, Folder, network, with_input_layers
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, a channel, in [0, 1]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, by channel, in [0, 1]
 CLASSES, SAMPLES, SIDE = 1000, 128, 224
-RESIZED = 256 / 224  # of the side that is tested on, the side that photographs are first made as long as
-AUXILIARY_WEIGHT = MappingProxyType({"googlenet": 0.3, "inception_v3": 0.4})  # of each auxiliary loss, as torchvision trains them
+RESIZED = 256 / 224  # photographs are resized to this multiple of the side that is cut out
+# weight of each auxiliary loss, as in torchvision
+AUXILIARY_WEIGHT = MappingProxyType({"googlenet": 0.3, "inception_v3": 0.4})
 
 
 def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
@@ -36,12 +37,12 @@ def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes:
 
     Args:
         folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
-        synthetic: random images of the shape that the network takes instead, `samples` of them and a quarter as many to test on.
-        classes: of made-up images; from a folder it is as many as there are folders in `train`.
-        samples: how many made-up images.
+        synthetic: use random images of the network's shape, `samples` for training and a quarter as many for tests.
+            classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
+            samples: number of synthetic training images.
 
     Raises:
-        DataMissing: the folder is not there, or is not laid out like that; says what is expected.
+        DataMissing: the folder does not exist, or has another layout; the message says what is expected.
     """
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-4)
     return _imagenet("alexnet", folder, synthetic, classes, samples, optimizer)
@@ -50,10 +51,13 @@ def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes:
 def imagenet_googlenet(
     *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES, auxiliary: bool = True
 ) -> Problem:
-    """GoogLeNet; with its two auxiliary classifiers while training, 13.0 million parameters. More arguments: `imagenet_alexnet`.
+    """GoogLeNet; with its two auxiliary classifiers in training, 13.0 million parameters.
+
+    Further arguments: `imagenet_alexnet`.
 
     Args:
-        auxiliary: whether the two are there; their losses count 0.3 each, and nothing in tests. 6.6 million parameters without.
+        auxiliary: whether it has them; their losses count 0.3 each, and not in tests. Without them, 6.6 million
+            parameters.
     """
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=2e-4)
     return _imagenet("googlenet", folder, synthetic, classes, samples, optimizer, auxiliary=auxiliary)
@@ -72,12 +76,14 @@ def imagenet_resnet50(*, folder: Folder = None, synthetic: bool = False, classes
 def imagenet_inception_v3(
     *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES, auxiliary: bool = True
 ) -> Problem:
-    """Inception v3 on images of 299 x 299; with its auxiliary classifier while training, 27.2 million parameters.
+    """Inception v3 on images of 299 x 299; with its auxiliary classifier in training, 27.2 million parameters.
 
-    RMSProp with decay and momentum 0.9 and a rate of 0.045 is chen2016revisiting's; the epsilon of 1 is not in its text.
+    RMSProp with decay and momentum 0.9 and a rate of 0.045 is from chen2016revisiting; the epsilon of 1 is not in its
+    text.
 
     Args:
-        auxiliary: whether that classifier is there; its loss counts 0.4, and nothing in tests. 23.8 million parameters without.
+        auxiliary: whether it has that classifier; its loss counts 0.4, and not in tests. Without it, 23.8 million
+            parameters.
     """
     optimizer = partial(torch.optim.RMSprop, lr=0.045, alpha=0.9, momentum=0.9, eps=1.0)
     return _imagenet("inception_v3", folder, synthetic, classes, samples, optimizer, side=299, auxiliary=auxiliary)
@@ -96,10 +102,10 @@ def _imagenet(
 ) -> Problem:
     positive_ints("classes and samples", [classes, samples])
     if synthetic and folder is not None:
-        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or made-up ones; give one of the two")
+        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
     train: Any
     test: Any
-    if synthetic:  # no more pictures than images: a thousand of them would take 150 MB of every rank
+    if synthetic:  # at most one picture for each image: a thousand would take 150 MB on every rank
         train, test = made_up_images((3, side, side), min(classes, samples), samples)
         mean, std = made_up_moments(3)
     else:
@@ -121,7 +127,7 @@ def _imagenet(
 
 
 def auxiliary_loss(weight: float, model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy; while training, `weight` times that of each auxiliary output on top."""
+    """Return cross-entropy; in training, plus `weight` times that of each auxiliary output."""
     images, labels = batch
     output = model(images)
     if isinstance(output, Tensor):
@@ -131,18 +137,18 @@ def auxiliary_loss(weight: float, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def find_photographs(folder: Folder) -> str:
-    """The absolute folder with `train` and `val`.
+    """Return the absolute folder with `train` and `val`.
 
     Raises:
-        DataMissing: no folder was given, or it is not laid out as it must be.
+        DataMissing: no folder was given, or it has another layout.
     """
     layout = "train/CLASS/*.JPEG and val/CLASS/*.JPEG, one folder for each class and the same ones in both"
     advice = f"Expected are FOLDER/{layout}. To try the code without the data: synthetic=True, for random images of the same shapes"
     if folder is None:
-        raise DataMissing(f"imagenet: say where the photographs are with folder=... {advice}")
+        raise DataMissing(f"imagenet: set folder= to the folder with the photographs. {advice}")
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
-        raise DataMissing(f"imagenet: looked in {root}: there is no such folder. {advice}")
+        raise DataMissing(f"imagenet: looked in {root}: the folder does not exist. {advice}")
     found = {part: class_names(root / part) for part in ("train", "val")}
     for part, names in found.items():
         if not names:
@@ -151,21 +157,21 @@ def find_photographs(folder: Folder) -> str:
             raise DataMissing(f"imagenet: looked in {root}: {trouble}. {advice}")
     different = sorted({*found["train"]} ^ {*found["val"]})
     if different:
-        raise DataMissing(f"imagenet: looked in {root}: {', '.join(different[:3])} is in one of train and val alone. {advice}")
+        raise DataMissing(f"imagenet: looked in {root}: {', '.join(different[:3])} is in only one of train and val. {advice}")
     return str(root)
 
 
 def class_names(folder: Path) -> list[str]:
-    """The folders in a folder, in the order in which classes are numbered; none where it is not there."""
+    """Return the folders in a folder, in the order of class numbers; none if it does not exist."""
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
 @lru_cache(maxsize=4)
 def photographs(root: str, part: str, side: int) -> Photographs:
-    """The photographs of `root/part`; listing a million files takes a while, so it is done once.
+    """Return the photographs of `root/part`. Listing a million files takes time, so it is done once.
 
     Raises:
-        DataMissing: a class without photographs.
+        DataMissing: a class has no photographs.
     """
     vision = torchvision()
     look = vision.transforms
@@ -181,9 +187,9 @@ def photographs(root: str, part: str, side: int) -> Photographs:
 
 @final
 class Photographs(Dataset[Any]):
-    """(image (3, side, side) uint8, class number) of each file, read when it is asked for.
+    """(image (3, side, side) uint8, class number) of each file, read on access.
 
-    Draws which part to cut from PyTorch's default generator, which is seeded for each rank and step.
+    The cut is drawn from PyTorch's default generator, which is seeded for each rank and step.
     """
 
     def __init__(self, files: Any) -> None:
@@ -195,8 +201,6 @@ class Photographs(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
             image, label = self._files[index]
-        except OSError as error:  # also what is no image
-            raise DataMissing(
-                f"imagenet: {self._files.samples[index][0]} cannot be read ({error}): copy it anew or take it away"
-            ) from error
+        except OSError as error:  # also if it is not an image
+            raise DataMissing(f"imagenet: {self._files.samples[index][0]} cannot be read ({error}): copy it again or remove it") from error
         return image, label

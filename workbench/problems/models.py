@@ -1,4 +1,4 @@
-"""Small networks, and the layers that the image problems put in front of theirs."""
+"""Small networks, and the input layers of the image problems."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def cnn(
 
 
 def he_init(module: nn.Sequential) -> nn.Sequential:
-    """Weights ~ N(0, 2 / fan_in), biases 0: keeps the signal's size through ReLU layers.
+    """Initialise weights ~ N(0, 2 / fan_in), biases 0: this keeps the signal's size through ReLU layers.
 
-    PyTorch's own start is smaller by a factor of sqrt(6), which costs these networks several epochs.
+    PyTorch's own initialisation is smaller by a factor of sqrt(6), which costs these networks several epochs.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
@@ -54,9 +54,9 @@ def he_init(module: nn.Sequential) -> nn.Sequential:
 
 @final
 class Standardise(nn.Module):
-    """`(images / 255 - mean) / std`, channel by channel: uint8 (B, C, H, W) -> floating point.
+    """`(images / 255 - mean) / std`, by channel: uint8 (B, C, H, W) -> floating point.
 
-    Inside the model, so that a rank keeps and moves its images as bytes, a quarter of the size.
+    It is part of the model, so that a rank stores and moves images as bytes, a quarter of the size.
     """
 
     shift: Tensor
@@ -74,9 +74,9 @@ class Standardise(nn.Module):
 
 @final
 class CropAndFlip(nn.Module):
-    """While training: each image moved by up to `padding` pixels, black behind it, and mirrored half of the time.
+    """In training, shift each image by up to `padding` pixels, with black behind it, and mirror it half of the time.
 
-    Draws from PyTorch's default generator, as dropout does. Any dtype, (B, C, H, W) -> the same.
+    It draws from PyTorch's default generator, as dropout does. Any dtype, (B, C, H, W) -> the same.
     """
 
     def __init__(self, padding: int = 4) -> None:
@@ -99,13 +99,13 @@ class CropAndFlip(nn.Module):
 
 
 def check_dtype(dtype: object) -> None:
-    """Raises ConfigError unless parameters can be of that type."""
+    """Raise `ConfigError` unless parameters can have this type."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype={dtype!r}: a floating-point torch dtype, torch.float64 say")
+        raise ConfigError(f"dtype={dtype!r}: give a floating-point torch dtype, such as torch.float64")
 
 
 def positive_ints(name: str, values: int | Sequence[int]) -> tuple[int, ...]:
-    """`values`, one or several, as a tuple of whole numbers above 0.
+    """Return `values`, one or several, as a tuple of whole numbers above 0.
 
     Raises:
         ConfigError: one of them is not.

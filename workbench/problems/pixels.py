@@ -1,8 +1,9 @@
-"""A generative model of images, after PixelCNN (van den Oord and others, 2016): each pixel from those before it.
+"""A generative model of images, after PixelCNN (van den Oord and others, 2016): each pixel given those before it.
 
-An image's likelihood is the product of a softmax over the levels of every pixel, given all pixels above it and to its left, and of a
-pixel its colours so far. Convolutions whose kernels are masked compute all factors at once. The loss is the mean negative
-log-likelihood of a dimension in nats (over ln 2 in bits); "accuracy" is the share of pixels whose level is the most likely one.
+An image's likelihood is a product over pixels. Each factor is a softmax over the pixel's levels, given all pixels
+above it and to its left, and its own previous colours. Convolutions with masked kernels compute all factors at once.
+The loss is the mean negative log-likelihood of a dimension in nats (divide by ln 2 for bits). "accuracy" is the share
+of pixels whose level is the most likely one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from workbench.problems.models import check_dtype, positive_ints
 from workbench.problems.vision import SYNTHETIC_NOTE, SYNTHETIC_SAMPLES, Folder
 
 DIGIT_LEVELS = 17
-# Decay, momentum and rate of chen2016revisiting, where the rate of 1e-4 falls to 3e-6 after 200,000 updates of a far larger model.
+# Decay, momentum and rate of chen2016revisiting; there the rate of 1e-4 falls to 3e-6 after 200,000 updates of a far
+# larger model.
 RMSPROP = partial(torch.optim.RMSprop, alpha=0.95, momentum=0.9)
 
 
@@ -33,8 +35,8 @@ def digits_pixelcnn(*, width: int = 24, blocks: int = 2, kernel: int = 5, dtype:
     Args:
         width: channels of the residual stream; even, since blocks work on half of them.
         blocks: residual blocks.
-        kernel: of the first convolution, odd; those in blocks are 3 x 3.
-        dtype: of the parameters.
+        kernel: size of the first convolution, odd; those in blocks are 3 x 3.
+            dtype: dtype of the parameters.
     """
     check_dtype(dtype)
     return _pixelcnn("digits-pixelcnn", _network(1, DIGIT_LEVELS, width, blocks, kernel, dtype), digit_levels, lr=1e-3)
@@ -48,17 +50,18 @@ def cifar10_pixelcnn(
     Args:
         folder: as for `cifar10_resnet18`.
         synthetic: random images of the same shape instead.
-        levels: that the 256 of a colour are merged into, a divisor of 256: fewer are quicker to learn.
+        levels: number of levels to which the 256 of a colour are merged, a divisor of 256: fewer are quicker to
+            learn.
         width, blocks, kernel: see `digits_pixelcnn`; the width is a multiple of 6 here.
 
     Raises:
-        DataMissing: the files are not in `folder`; says which are expected, and where to get them.
+        DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
     """
     positive_ints("levels", levels)
     if levels < 2 or 256 % levels:
         raise ConfigError(f"levels={levels}: a divisor of 256, from 2 on")
     if synthetic and folder is not None:
-        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or made-up ones; give one of the two")
+        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
     where = None if synthetic else find_folder("cifar10", folder)
     load = partial(colour_levels, where, levels)
     name = "cifar10-pixelcnn" + ("-synthetic" if synthetic else "")
@@ -82,7 +85,7 @@ def _pixelcnn(name: str, make: partial[PixelCNN], load: Callable[[bool], tuple[T
         loss=cross_entropy,
         train=partial(load, True),
         test=partial(load, False),
-        batch_size=4,  # the paper's
+        batch_size=4,  # as in the paper
         optimizer=partial(RMSPROP, lr=lr),
         note=note,
     )
@@ -90,9 +93,9 @@ def _pixelcnn(name: str, make: partial[PixelCNN], load: Callable[[bool], tuple[T
 
 @final
 class MaskedConv2d(nn.Module):
-    """A convolution that sees the pixels before, and of its own pixel the colours before ("A") or those and its own ("B").
+    """A convolution over the pixels before, and of its own pixel over the colours before ("A"), or also its own colour ("B").
 
-    Channels come in `groups` equal groups, one a colour, in the order of the colours.
+    Channels come in `groups` equal groups, one for each colour, in the order of the colours.
     """
 
     mask: Tensor
@@ -109,7 +112,7 @@ class MaskedConv2d(nn.Module):
         before = of_input[None, :] < of_output[:, None] if kind == "A" else of_input[None, :] <= of_output[:, None]
         mask[:, :, self.padding, self.padding] = before.to(dtype)
         self.register_buffer("mask", mask, persistent=False)
-        seen = max(1.0, float(mask.sum()) / num_out)  # the mean fan-in: what is masked does not count
+        seen = max(1.0, float(mask.sum()) / num_out)  # the mean fan-in, without masked weights
         nn.init.normal_(self.weight, std=(2 / seen) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +121,7 @@ class MaskedConv2d(nn.Module):
 
 @final
 class _Block(nn.Module):
-    """x + f(x), f through half as many channels; at first f is 0."""
+    """x + f(x), with f through half as many channels; f is initially 0."""
 
     def __init__(self, width: int, groups: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -135,16 +138,17 @@ class _Block(nn.Module):
 
 @final
 class PixelCNN(nn.Module):
-    """Plain (not gated) PixelCNN with residual blocks: levels (B, C, H, W) of whole numbers -> scores (B, levels, C, H, W)."""
+    """Plain (not gated) PixelCNN with residual blocks: integer levels (B, C, H, W) -> scores (B, levels, C, H, W)."""
 
     def __init__(self, channels: int, levels: int, width: int, blocks: int, kernel: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.channels, self.levels = channels, levels
+        self.channels = channels
+        self.levels = levels
         self.first = MaskedConv2d("A", channels, width, kernel, channels, dtype)
         self.blocks = nn.ModuleList(_Block(width, channels, dtype) for _ in range(blocks))
         self.inner = MaskedConv2d("B", width, width, 1, channels, dtype)
         self.last = MaskedConv2d("B", width, channels * levels, 1, channels, dtype)
-        nn.init.zeros_(self.last.weight)  # at first every level is as likely as any other
+        nn.init.zeros_(self.last.weight)  # initially all levels are equally likely
 
     def forward(self, levels: Tensor) -> Tensor:
         x = self.first(levels.to(self.first.weight.dtype) * (2 / (self.levels - 1)) - 1)
@@ -156,14 +160,14 @@ class PixelCNN(nn.Module):
 
 @lru_cache(maxsize=2)
 def digit_levels(train: bool) -> tuple[Tensor, Tensor]:
-    """Levels 0 to 16 of the digits (N, 1, 8, 8) int64, twice: what is seen, and what is to be foretold."""
+    """Return levels 0 to 16 of the digits (N, 1, 8, 8) int64, twice: as input, and as target."""
     levels = pixel_levels(train)
     return levels, levels
 
 
 @lru_cache(maxsize=2)
 def colour_levels(folder: str | None, levels: int, train: bool) -> tuple[Tensor, Tensor]:
-    """Levels of CIFAR-10's colours (N, 3, 32, 32) uint8 and the same as int64; of made-up images without a folder."""
+    """Return levels of CIFAR-10's colours (N, 3, 32, 32) uint8, and the same as int64; of synthetic images without a folder."""
     if folder is None:
         source = SOURCES["cifar10"]
         samples = SYNTHETIC_SAMPLES // (1 if train else 4)

@@ -1,4 +1,4 @@
-"""Skewed data: a problem whose every worker draws from a shard of its own."""
+"""Skewed data: every worker draws from its own shard."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from workbench.rng import generator
 
 
 def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
-    """Samples in order of their label, cut into nearly equal shards: each worker holds a class or few.
+    """Sort samples by label and cut them into nearly equal shards: each worker has one class or few.
 
     >>> shards_by_label([1, 0, 1, 0], 2)
     [[1, 3], [0, 2]]
 
     Raises:
-        ConfigError: fewer samples than workers.
+        ConfigError: there are fewer samples than workers.
     """
     order = np.argsort(np.asarray(labels), kind="stable")
     if not 1 <= num_workers <= len(order):
-        raise ConfigError(f"num_workers={num_workers} of {len(order)} samples: from 1 to one a sample")
+        raise ConfigError(f"num_workers={num_workers} of {len(order)} samples: from 1 to the number of samples")
     return [part.tolist() for part in np.array_split(order, num_workers)]
 
 
 def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: int, steps: int, seed: int) -> Problem:
-    """The same problem, where worker r draws from `shards[r]` alone.
+    """Return the same problem, where worker r draws from `shards[r]` only.
 
-    The sampler shuffles all samples and gives each worker its share (`problems.base.Sampler`). This problem's training set is what a
-    run of `steps` steps draws in its only epoch, laid so that the share of rank r at any step is of shard r: to be trained with the same
-    number of workers, batch size, steps and seed, or it is no longer skewed so.
+    The sampler shuffles all samples and gives each worker its share (`problems.base.Sampler`). This problem's
+    training set holds the samples that a run of `steps` steps draws in its only epoch, ordered so that the share of
+    rank r at any step is from shard r. Train it with the same number of workers, batch size, steps and seed;
+    otherwise the shards mix.
 
     Args:
-        problem: whose samples are dealt out.
-        shards: of each worker, the places of its samples in the training set; drawn from in random order, again and again.
-        batch_size, steps, seed: of the run, as in `Settings`.
+        problem: the problem with the samples. shards: for each worker, the places of its samples in the training set;
+            drawn from in random order, repeatedly. batch_size, steps, seed: those of the run, as in `Settings`.
 
     Raises:
-        ConfigError: an empty shard.
+        ConfigError: a shard is empty.
     """
     if not shards or not all(len(shard) for shard in shards):
         raise ConfigError("shards: a list of samples for each worker, none of them empty")

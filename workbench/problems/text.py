@@ -1,7 +1,7 @@
-"""A small language model on real English that comes with Python: the texts behind `help("keywords")`.
+"""A small language model on real English that comes with Python: the texts of `help("keywords")`.
 
-They are read as bytes, so the vocabulary is 256 and nothing is tokenised. The text differs a little between Python
-versions (Python 3.11 has 466 kB of it); a fixed `num_bytes` is taken, so that the number of samples does not.
+They are read as bytes, so the vocabulary is 256 and there is no tokeniser. The text differs a little between Python
+versions (466 kB in Python 3.11). A fixed `num_bytes` is used, so the number of samples does not differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.problems.base import Problem
 from workbench.problems.models import check_dtype, positive_ints
 
 VOCABULARY = 256  # a token is a byte
-TEST_SHARE = 10  # the last tenth of the text is for testing
+TEST_SHARE = 10  # the last tenth of the text is the test set
 
 
 def text_transformer(
@@ -33,13 +33,13 @@ def text_transformer(
     """Decoder-only transformer that predicts the next byte; input and output embeddings are one shared parameter.
 
     Args:
-        context: bytes a sample, and as far as the model looks back.
-        width: size of the residual stream; a multiple of `heads`.
-        layers, heads: transformer blocks, and attention heads in each.
-        num_bytes: how much of the text is used; the first 9/10 to train on, the rest to test on.
-        dtype: of the parameters.
+        context: bytes of a sample, and context length of the model.
+            width: size of the residual stream; a multiple of `heads`.
+            layers, heads: number of transformer blocks, and of attention heads in each.
+            num_bytes: how much of the text is used: the first 9/10 for training, the rest for tests.
+            dtype: dtype of the parameters.
 
-    Accuracy is the share of next bytes that are guessed right. 437,760 parameters by default.
+    Accuracy is the share of correctly predicted bytes. 437,760 parameters by default.
     """
     positive_ints("context, width, layers, heads and num_bytes", [context, width, layers, heads, num_bytes])
     check_dtype(dtype)
@@ -62,7 +62,10 @@ def text_transformer(
 
 @final
 class Block(nn.Module):
-    """Attention to the past, then a two-layer network; each added to its input, normalised before. (B, T, D) -> same."""
+    """Attention to the past, then a two-layer network.
+
+    Each normalises its input and is added to it. (B, T, D) -> same.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -109,7 +112,7 @@ class TextTransformer(nn.Module):
 
 @lru_cache(maxsize=4)
 def load_windows(train: bool, context: int, num_bytes: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, both (N, context) int64: windows side by side; targets are the inputs, one byte later."""
+    """Return inputs and targets, both (N, context) int64: adjacent windows; targets are the inputs, one byte later."""
     text = load_text(num_bytes)
     cut = num_bytes - num_bytes // TEST_SHARE
     tokens = torch.frombuffer(bytearray(text[:cut] if train else text[cut:]), dtype=torch.uint8).long()
@@ -120,7 +123,7 @@ def load_windows(train: bool, context: int, num_bytes: int) -> tuple[Tensor, Ten
 
 
 def load_text(num_bytes: int) -> bytes:
-    """The first `num_bytes` of Python's help on its syntax, topics in alphabetical order (466 kB in Python 3.11)."""
+    """Return the first `num_bytes` of Python's help on its syntax, topics in alphabetical order (466 kB in Python 3.11)."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

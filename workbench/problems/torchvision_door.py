@@ -1,4 +1,4 @@
-"""The only door to torchvision: its compiled operators do not load beside every torch, its models and data sets do."""
+"""The only importer of torchvision: its compiled operators do not load with every torch, its models and data sets do."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 
 from workbench.errors import ConfigError
 
-EXTENSIONS = ("_C_stable", "_C")  # of release 0.29, and of those before
+EXTENSIONS = ("_C_stable", "_C")  # in release 0.29, and in earlier ones
 SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
 
 
 def torchvision() -> ModuleType:
-    """The torchvision package, imported on the first call.
+    """Return the torchvision package, imported at the first call.
 
-    Beside a CPU-only torch its compiled extension may not load, and then its own import ends with `operator
-    torchvision::nms does not exist`: it registers shapes for two operators that nobody declared. Where the extension
-    does not load the two are declared here first. They stay without an implementation, which only box detection misses.
+    With a CPU-only torch its compiled extension may not load. Its import then fails with `operator torchvision::nms
+    does not exist`, because it registers shapes for two undeclared operators. In that case this function declares the
+    two first. They have no implementation, which only box detection needs.
 
     Raises:
         ConfigError: torchvision is not installed, or does not fit this torch.
@@ -37,12 +37,12 @@ def torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except (ImportError, RuntimeError, AttributeError) as error:
-        trouble = f"torchvision does not import beside torch {torch.__version__} ({error})"
+        trouble = f"torchvision cannot be imported with torch {torch.__version__} ({error})"
         raise ConfigError(f"{trouble}: install the release that was made for this torch") from error
 
 
 def extension_loads(folder: str) -> bool:
-    """Whether torchvision's compiled operators can be loaded; loads them if so, as its own import would."""
+    """Return whether torchvision's compiled operators can be loaded; loads them if so, as its own import would."""
     details = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
     finder = importlib.machinery.FileFinder(folder, details)
     for name in EXTENSIONS:
@@ -56,7 +56,7 @@ def extension_loads(folder: str) -> bool:
 
 @cache
 def declare_operators() -> torch.library.Library:
-    """Declare the two operators; the declaration lives as long as the returned object, which the cache keeps."""
+    """Declare the two operators. The declaration lives as long as the returned object, which the cache keeps."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in SCHEMAS:
         library.define(schema)

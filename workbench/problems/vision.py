@@ -1,4 +1,4 @@
-"""Image classification: MNIST and CIFAR from a folder of the caller's, and torchvision's networks on made-up images."""
+"""Image classification: MNIST and CIFAR from a user's folder, and torchvision's networks on synthetic images."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def mnist_mlp(*, folder: Folder = None, synthetic: bool = False, hidden: Sequenc
     """Fully connected ReLU network on MNIST (60,000 images of handwritten digits). 235,146 parameters by default.
 
     Args:
-        folder: holds `MNIST/raw/train-images-idx3-ubyte` and its three siblings.
-        synthetic: random images of MNIST's shape instead.
+        folder: the folder with `MNIST/raw/train-images-idx3-ubyte` and its three siblings.
+        synthetic: use random images of MNIST's shape.
         hidden: widths of the inner layers.
 
     Raises:
-        DataMissing: the files are not in `folder`; says which are expected, and where to get them.
+        DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
     """
     network = partial(mlp, 28 * 28, positive_ints("hidden", hidden), SOURCES["mnist"].num_classes)
     return _from_source("mnist", "mlp", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.5))
@@ -67,14 +67,14 @@ def cifar10_resnet18(*, folder: Folder = None, synthetic: bool = False, augment:
     """ResNet-18 on CIFAR-10 (50,000 colour images of 32 x 32, ten classes).
 
     Args:
-        folder: holds `cifar-10-batches-py/` as unpacked from the published archive.
-        synthetic: random images of the same shape instead.
-        augment: move and mirror training images at random (`CropAndFlip`).
-        small_stem: begin with a 3x3 convolution of stride 1 and no pooling, as is usual for 32 x 32; False for
-            torchvision's own 7x7 stem of stride 2 and its pooling, made for 224 x 224, which leaves 1 x 1 at the end.
+        folder: the folder with `cifar-10-batches-py/`, as unpacked from the published archive. synthetic: use random
+            images of the same shape. augment: shift and mirror training images at random (`CropAndFlip`). small_stem:
+            begin with a 3x3 convolution of stride 1 without pooling, as is usual for 32 x 32. False: torchvision's
+            own 7x7 stem of
+                stride 2 with pooling, made for 224 x 224, which leaves 1 x 1 at the end.
 
     Raises:
-        DataMissing: the files are not in `folder`; says which are expected, and where to get them.
+        DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
     """
     return _resnet18("cifar10", folder, synthetic, augment, small_stem)
 
@@ -85,7 +85,10 @@ def cifar100_resnet18(*, folder: Folder = None, synthetic: bool = False, augment
 
 
 def cifar100_softmax(*, folder: Folder = None, synthetic: bool = False) -> Problem:
-    """Softmax regression (one linear layer) on CIFAR-100: convex. 307,300 parameters. Arguments: `cifar10_resnet18`."""
+    """Softmax regression (one linear layer) on CIFAR-100: convex. 307,300 parameters.
+
+    Arguments: `cifar10_resnet18`.
+    """
     source = SOURCES["cifar100"]
     network = partial(mlp, math.prod(source.image), (), source.num_classes)
     return _from_source("cifar100", "softmax", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.01))
@@ -99,20 +102,20 @@ def synthetic(
     samples: int = SYNTHETIC_SAMPLES,
     small_stem: bool = False,
 ) -> Problem:
-    """Any of torchvision's classification networks on made-up images: for speed and traffic, not for accuracy.
+    """Any of torchvision's classification networks on synthetic images: for speed and traffic, not for accuracy.
 
     Args:
         model_name: as in `torchvision.models`: "resnet18", "alexnet", "vgg16", "vit_b_16", ...
         image: channels, height, width.
-        classes, samples: how many classes and training images.
-        small_stem: see `cifar10_resnet18`; for the resnets only.
+        classes, samples: number of classes and of training images.
+        small_stem: see `cifar10_resnet18`; only for resnets.
 
     Raises:
-        ConfigError: no network of that name, or it does not take images of that shape.
+        ConfigError: unknown network, or it does not take images of this shape.
     """
     shape = positive_ints("image", image)
     if len(shape) != 3:
-        raise ConfigError(f"image={tuple(image)}: give (channels, height, width), (3, 32, 32) say")
+        raise ConfigError(f"image={tuple(image)}: give (channels, height, width), such as (3, 32, 32)")
     positive_ints("classes and samples", [classes, samples])
     _check_network(model_name, shape, classes, small_stem)
     train, test = made_up_images(shape, classes, samples)
@@ -129,21 +132,22 @@ def synthetic(
 
 
 def network(model_name: str, num_classes: int, small_stem: bool = False, *, auxiliary: bool = False) -> nn.Module:
-    """A torchvision classification network with fresh weights; `small_stem` as in `cifar10_resnet18`.
+    """Return a torchvision classification network with fresh weights; `small_stem` as in `cifar10_resnet18`.
 
-    `auxiliary`: GoogLeNet and Inception v3 return auxiliary outputs beside the scores while training.
+    `auxiliary`: in training, GoogLeNet and Inception v3 also return auxiliary outputs.
     """
     extra = {"aux_logits": auxiliary, "init_weights": True} if model_name in ("googlenet", "inception_v3") else {}
     module = torchvision().models.get_model(model_name, weights=None, num_classes=num_classes, **extra)
     if small_stem:
         module.conv1 = nn.Conv2d(3, module.conv1.out_channels, kernel_size=3, padding=1, bias=False)
-        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNet does
+        # as in torchvision's ResNet
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
         module.maxpool = nn.Identity()
     return cast(nn.Module, module)
 
 
 def with_input_layers(make: ModelFactory, mean: Sequence[float], std: Sequence[float], augment: bool) -> nn.Module:
-    """The network behind the layers that turn bytes into numbers of mean 0 and variance 1."""
+    """Return the network after layers that convert bytes to numbers with mean 0 and variance 1."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if augment:
         layers["augment"] = CropAndFlip()
@@ -168,7 +172,7 @@ def _from_source(
     *,
     optimizer: Callable[..., torch.optim.Optimizer],
 ) -> Problem:
-    """A network on one of the public data sets, or on random images of its shape."""
+    """Return a network on a public data set, or on random images of its shape."""
     source = SOURCES[name]
     mean, std = made_up_moments(source.image[0]) if synthetic else (source.mean, source.std)
     if not synthetic:
@@ -176,7 +180,7 @@ def _from_source(
     elif folder is None:
         train, test = made_up_images(source.image, source.num_classes, SYNTHETIC_SAMPLES)
     else:
-        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or made-up ones; give one of the two")
+        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
     return Problem(
         name=f"{name}-{network_name}" + ("-synthetic" if synthetic else ""),
         model=partial(with_input_layers, make, mean, std, augment),
@@ -189,7 +193,7 @@ def _from_source(
 
 
 def _check_network(model_name: str, image: tuple[int, ...], classes: int, small_stem: bool) -> None:
-    """Raises ConfigError unless that network exists and takes such images; tried without memory, on the meta device."""
+    """Raise `ConfigError` unless the network exists and takes such images; tried on the meta device, without memory."""
     known = torchvision().models.list_models(module=torchvision().models)
     if model_name not in known:
         raise unknown("classification network of torchvision", model_name, known)

@@ -1,4 +1,4 @@
-"""A network of a wanted size in megabytes, to measure throughput with."""
+"""A network with a given size in megabytes, to measure throughput."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NUM_INPUTS, NUM_CLASSES = 512, 10
 
 
 def wide_mlp(*, megabytes: float = 50.0, layers: int = 4, samples: int = 4096, dtype: torch.dtype = torch.float32) -> Problem:
-    """ReLU network of `layers` equally wide inner layers whose parameters weigh `megabytes` (1e6 bytes), on made-up data.
+    """ReLU network with `layers` equally wide inner layers and `megabytes` (1e6 bytes) of parameters, on synthetic data.
 
     Inputs are normal random numbers; the label is the largest of ten fixed random projections of them.
 
     Raises:
-        ConfigError: too small for that many layers.
+        ConfigError: the size is too small for this number of layers.
     """
     positive_ints("layers and samples", [layers, samples])
     check_dtype(dtype)
@@ -43,9 +43,9 @@ def wide_mlp(*, megabytes: float = 50.0, layers: int = 4, samples: int = 4096, d
 
 
 def width_for(num_parameters: float, layers: int) -> int:
-    """Width w of the inner layers at which the network has about that many parameters.
+    """Return the width w of the inner layers at which the network has about this number of parameters.
 
-    inputs * w + (layers - 1) * w**2 + layers * w + w * classes + classes, solved for w; 0 where that is below 1.
+    inputs * w + (layers - 1) * w**2 + layers * w + w * classes + classes, solved for w; 0 if that is below 1.
     """
     linear, constant = NUM_INPUTS + layers + NUM_CLASSES, NUM_CLASSES - num_parameters
     if layers == 1:
@@ -57,7 +57,7 @@ def width_for(num_parameters: float, layers: int) -> int:
 
 @lru_cache(maxsize=2)
 def make_data(samples: int, part: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Inputs (samples, 512) and labels (samples,) int64."""
+    """Return inputs (samples, 512) and labels (samples,) int64."""
     teacher = torch.randn(NUM_INPUTS, NUM_CLASSES, generator=torch.Generator().manual_seed(derive_seed(0, "wide-teacher")))
     inputs = torch.randn(samples, NUM_INPUTS, generator=torch.Generator().manual_seed(derive_seed(0, f"wide-{part}")))
     return inputs.to(dtype), (inputs @ teacher).argmax(1)

@@ -1,4 +1,4 @@
-"""The parts of a backward: micro-batches, what a runtime is told meanwhile, gradients as they arrive, loss scaling."""
+"""The parts of a backward pass: micro-batches, hooks of the runtime, arriving gradients, loss scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, Slot
 
-SMALL_BYTES = 8192  # of a gradient: adding it to zeros, in place, takes less than a call of Python
+SMALL_BYTES = 8192  # a gradient up to this size is added to zeros in less time than a Python call
 
 
 @final
@@ -31,45 +31,46 @@ class Micro:
 @final
 @dataclass(slots=True)
 class Hooks:
-    """What a runtime wants to be told during a backward; the defaults want nothing."""
+    """What a runtime does during a backward pass. The defaults do nothing."""
 
     phase: Callable[[str], None] = lambda name: None  # "forward" or "backward" begins, "" ends
     bucket: Callable[[Gradient], None] | None = None  # a bucket is final
-    need: Callable[[int], None] | None = None  # forward is about to use a bucket's parameters
-    tick: Callable[[], object] | None = None  # a parameter's gradient has arrived: a moment to look after other things
+    need: Callable[[int], None] | None = None  # the forward pass is about to use a bucket's parameters
+    tick: Callable[[], object] | None = None  # a parameter's gradient has arrived: time to poll
 
 
 class GradientGuard(Protocol):
-    """Looks at gradients before they leave, and at the sums that are applied: `replica.gradient_guard`."""
+    """Checks gradients before they are sent, and sums before they are applied: see `replica.gradient_guard`."""
 
-    whole: bool  # no bucket may leave before all are final
+    whole: bool  # no bucket may be sent before all are final
 
-    def begin(self, step: int) -> None:
-        """A forward pass comes."""
+    def begin_step(self, step: int) -> None:
+        """Prepare for a forward pass."""
 
-    def hear(self, loss: Tensor) -> None:
-        """A micro-batch's loss, before its backward."""
+    def check_loss(self, loss: Tensor) -> None:
+        """Check a micro-batch's loss, before its backward."""
 
-    def measure(self, gradient: Gradient, weight: float) -> None:
-        """All parameters' gradients are final."""
+    def check_norm(self, gradient: Gradient, weight: float) -> None:
+        """Check the norm; all gradients are final."""
 
-    def look(self, gradient: Gradient, bucket: int) -> None:
-        """A bucket is about to leave."""
+    def check_bucket(self, gradient: Gradient, bucket: int) -> None:
+        """Check a bucket before it is sent."""
 
-    def end(self) -> None:
-        """All buckets have left."""
+    def restore_buffers(self) -> None:
+        """End the backward pass; all buckets have been sent."""
 
-    def accepts(self, gradient: Gradient) -> bool:
-        """Whether a sum may be applied."""
+    def accepts_sum(self, gradient: Gradient) -> bool:
+        """Return whether a sum may be applied."""
 
 
 @final
 class InPlaceGradients:
-    """Small parameters whose gradients autograd itself adds into the buffer: no Python is called for each.
+    """Small parameters whose gradients autograd adds into the buffer itself, without a Python hook for each.
 
-    Autograd adds to the `.grad` that it finds. Here that is a part of the buffer with a version of its own, which rises by one at
-    every arrival: so it shows what was used, what came twice, and, whenever another gradient arrives, whether a bucket is final.
-    A bucket's first parameter, which backward should reach last, is never quiet, nor is one whose gradient has to be converted.
+    Autograd adds to an existing `.grad`. Here `.grad` is a part of the buffer with its own version counter, which
+    rises by one at every arrival. The counter shows which parameters were used, which arrived twice, and, whenever
+    another gradient arrives, whether a bucket is final. Excluded are the first parameter of a bucket, which backward
+    should reach last, and parameters whose gradients must be converted.
     """
 
     def __init__(self, parameters: Sequence[Tensor], layout: Layout) -> None:
@@ -79,22 +80,22 @@ class InPlaceGradients:
             for piece in layout.buckets
         ]
         self._layout = layout
-        self.runs = [list(_runs(layout, indices)) for indices in self.buckets]  # of the buffer
+        self.runs = [list(_runs(layout, indices)) for indices in self.buckets]  # slices of the buffer
 
     @property
     def all(self) -> set[int]:
-        """Every quiet parameter."""
+        """All parameters of this kind."""
         return set().union(*self.buckets)
 
-    def wake(self, indices: set[int]) -> set[int]:
-        """From the next backward on these are not quiet; returns which were."""
-        woken: set[int] = set()
-        for bucket, quiet in enumerate(self.buckets):
-            if not indices.isdisjoint(quiet):
-                woken.update(indices.intersection(quiet))
-                self.buckets[bucket] = [index for index in quiet if index not in indices]
+    def exclude(self, indices: set[int]) -> set[int]:
+        """Exclude these parameters from the next backward on; return those that were included."""
+        removed: set[int] = set()
+        for bucket, in_place in enumerate(self.buckets):
+            if not indices.isdisjoint(in_place):
+                removed.update(indices.intersection(in_place))
+                self.buckets[bucket] = [index for index in in_place if index not in indices]
                 self.runs[bucket] = list(_runs(self._layout, self.buckets[bucket]))
-        return woken
+        return removed
 
 
 def _is_small(slot: Slot, layout: Layout) -> bool:
@@ -102,7 +103,7 @@ def _is_small(slot: Slot, layout: Layout) -> bool:
 
 
 def _runs(layout: Layout, indices: Sequence[int]) -> Iterator[slice]:
-    """Parts of the buffer that these parameters, in its order, fill without a gap."""
+    """Yield the slices of the buffer that these parameters, in its order, fill without gaps."""
     start = stop = 0
     for index in indices:
         slot = layout.slots[index]
@@ -117,42 +118,47 @@ def _runs(layout: Layout, indices: Sequence[int]) -> Iterator[slice]:
 
 @final
 class Accumulation:
-    """One step's gradients as they arrive: what has been written, what is final.
+    """The gradients of one step as they arrive: which are written, which are final.
 
     Args:
-        views: each parameter's part of the gradient's buffer, with a version of its own.
-        quiet: the small parameters, of which there is no call.
-        weight, control: what the tails say.
+        views: each parameter's part of the gradient's buffer, with its own version counter.
+        in_place: the small parameters without hooks.
+        weight, control: values for the tails.
     """
 
-    def __init__(self, gradient: Gradient, views: list[Tensor], quiet: InPlaceGradients, hooks: Hooks, weight: float, control: int) -> None:
-        self.gradient, self.views = gradient, views
-        self.on_bucket, self.tick = hooks.bucket, hooks.tick
+    def __init__(
+        self, gradient: Gradient, views: list[Tensor], in_place: InPlaceGradients, hooks: Hooks, weight: float, control: int
+    ) -> None:
+        self.gradient = gradient
+        self.views = views
+        self.on_bucket = hooks.bucket
+        self.tick = hooks.tick
         self.weight = weight
         self.control = control
         self.factor = 0.0
         self.written: set[int] = set()
-        self.late: set[int] = set()  # buckets that arrived behind the forward pass, because no module asked for them
-        self.tardy: set[int] = set()  # quiet parameters whose gradients were not there when all others of their buckets were
+        self.late: set[int] = set()  # buckets that arrived after the forward pass, because no module asked for them
+        self.missed: set[int] = set()  # in-place parameters whose gradients came after all others of their buckets
         self.next_bucket = 0
         self._last = self._armed = False
-        self._fired: set[int] = set()  # in this micro-batch
-        self._quiet = quiet
-        self._versions: list[list[int]] = [[] for _ in quiet.buckets]  # before backward
-        self._missing = [piece.num_params - len(indices) for piece, indices in zip(gradient.layout.buckets, quiet.buckets, strict=True)]
+        self._fired: set[int] = set()  # gradients of this micro-batch
+        self._in_place = in_place
+        self._versions: list[list[int]] = [[] for _ in in_place.buckets]  # version counters before backward
+        self._missing = [piece.num_params - len(indices) for piece, indices in zip(gradient.layout.buckets, in_place.buckets, strict=True)]
 
     def begin(self, factor: float, last: bool) -> None:
-        """A micro-batch's forward pass comes; its gradients will be multiplied by `factor`."""
+        """Begin a micro-batch's forward pass; its gradients will be multiplied by `factor`."""
         self.factor = factor
-        self._last, self._armed = last, False
+        self._last = last
+        self._armed = False
         self._fired.clear()
 
-    def arm(self) -> None:
-        """A backward comes: let autograd find the quiet parameters' parts of the buffer."""
+    def attach_grads(self) -> None:
+        """Begin a backward pass: set `.grad` of the in-place parameters to their parts of the buffer."""
         self._armed = True
-        views, parameters = self.views, self._quiet.parameters
-        for bucket, indices in enumerate(self._quiet.buckets):
-            for run in self._quiet.runs[bucket]:
+        views, parameters = self.views, self._in_place.parameters
+        for bucket, indices in enumerate(self._in_place.buckets):
+            for run in self._in_place.runs[bucket]:
                 self.gradient.flat[run].zero_()
             for index in indices:
                 if parameters[index].grad is not None:
@@ -160,8 +166,8 @@ class Accumulation:
                 parameters[index].grad = views[index]
             self._versions[bucket] = [views[index]._version for index in indices]
 
-    def write(self, index: int, grad: Tensor, slot: Slot) -> bool:
-        """Take a parameter's gradient; whether its bucket lacks none that is taken so."""
+    def write_gradient(self, index: int, grad: Tensor, slot: Slot) -> bool:
+        """Take a parameter's gradient; return whether it was the last one of its bucket that has a hook."""
         if index in self._fired:
             raise _twice(slot)
         if not self._armed:
@@ -191,36 +197,36 @@ class Accumulation:
         return False
 
     def is_final(self, bucket: int) -> bool:
-        """Whether all of a bucket's gradients are there."""
+        """Return whether all of a bucket's gradients have arrived."""
         if self._missing[bucket]:
             return False
         arrivals = self._arrivals(bucket)
         if all(arrivals):
             return True
-        self.tardy.update(index for index, times in zip(self._quiet.buckets[bucket], arrivals, strict=True) if not times)
+        self.missed.update(index for index, times in zip(self._in_place.buckets[bucket], arrivals, strict=True) if not times)
         return False
 
-    def settle(self, bucket: int) -> None:
-        """Count the quiet gradients of a bucket as written, and scale them."""
-        indices, arrivals = self._quiet.buckets[bucket], self.check_once(bucket)
+    def count_in_place(self, bucket: int) -> None:
+        """Mark the in-place gradients of a bucket as written, and scale them."""
+        indices, arrivals = self._in_place.buckets[bucket], self.check_once(bucket)
         self.written.update(indices if all(arrivals) else [index for index, times in zip(indices, arrivals, strict=True) if times])
         if self.factor != 1.0 and any(arrivals):
-            for run in self._quiet.runs[bucket]:
+            for run in self._in_place.runs[bucket]:
                 self.gradient.flat[run].mul_(self.factor)
 
     def check_once(self, bucket: int) -> list[int]:
-        """How often each quiet gradient of a bucket has arrived; raises `ConfigError` if one came twice."""
+        """Return how often each in-place gradient of a bucket has arrived; raise `ConfigError` if one came twice."""
         arrivals = self._arrivals(bucket)
         if max(arrivals, default=0) > 1:
-            twice = self._quiet.buckets[bucket][arrivals.index(max(arrivals))]
+            twice = self._in_place.buckets[bucket][arrivals.index(max(arrivals))]
             raise _twice(self.gradient.layout.slots[twice])
         return arrivals
 
     def _arrivals(self, bucket: int) -> list[int]:
         views, before = self.views, self._versions[bucket]
         if not self._armed:
-            return [0] * len(self._quiet.buckets[bucket])
-        return [views[index]._version - version for index, version in zip(self._quiet.buckets[bucket], before, strict=True)]
+            return [0] * len(self._in_place.buckets[bucket])
+        return [views[index]._version - version for index, version in zip(self._in_place.buckets[bucket], before, strict=True)]
 
 
 def _twice(slot: Slot) -> ConfigError:
@@ -239,7 +245,7 @@ def _too_early(slot: Slot) -> ConfigError:
 
 @final
 class ParameterUse:
-    """Tells, during a forward pass, which bucket's parameters it is about to use; each bucket once.
+    """Calls `need` when the forward pass is about to use a bucket's parameters, once for each bucket.
 
     Args:
         need: called with the bucket's number.
@@ -271,8 +277,8 @@ class ParameterUse:
                 self._missing.remove(bucket)
                 self._need(bucket)
 
-    def rest(self, *, expected: bool = False) -> set[int]:
-        """Ask for the buckets that no module needed; returns which (none if that was expected)."""
+    def request_rest(self, *, expected: bool = False) -> set[int]:
+        """Ask for the buckets that no module used; return them (none if that was expected)."""
         left, self._missing = self._missing, set()
         for bucket in sorted(left, reverse=True):
             self._need(bucket)
@@ -280,14 +286,17 @@ class ParameterUse:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has made this module's forward pass, or that of a part of it: such a module may run no hooks."""
+    """Return whether torch.compile made the forward pass of this module, or of a part: it may run no hooks."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule" for module in model.modules()
     )
 
 
 def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook that torch's compiler calls and does not look into. Nobody compiles where it was never imported."""
+    """Return a hook that torch's compiler calls without tracing it.
+
+    Nothing to do if the compiler was never imported.
+    """
     if "torch._dynamo" not in sys.modules:
         return hook
     return torch.compiler.disable(hook)  # type: ignore[no-any-return]  # it has no types
@@ -295,7 +304,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 @final
 class LossScale:
-    """Dynamic loss scaling for fp16: halved when a gradient overflows (the step is skipped), doubled after 2,000 good ones."""
+    """Dynamic loss scaling for fp16: halved if a gradient overflows (the step is skipped), doubled after 2,000 good steps."""
 
     growth_steps = 2000
 
@@ -304,7 +313,10 @@ class LossScale:
         self.good = 0
 
     def accept(self, flat: Tensor) -> bool:
-        """Whether the summed gradient is finite. All ranks hold the same sum, so all decide alike."""
+        """Return whether the summed gradient is finite.
+
+        All ranks hold the same sum, so all make the same decision.
+        """
         if not bool(torch.isfinite(flat).all()):
             self.value, self.good = self.value / 2, 0
             return False

@@ -1,92 +1,100 @@
-"""Gradients that cannot be used: found where they are computed, before anything of them is sent, and named by rank and parameter.
+"""Bad gradients: found on the rank that computes them, before they are sent, and reported by rank and parameter.
 
-A rank looks at its own gradient, bucket by bucket, when it is final and before it is encoded or sent: once through the buffer, and more
-closely only where something is wrong. What is then done needs no word with the others. A gradient that is left out travels as zeros
-of weight 0 that used no parameter, which is what a rank without samples sends: it counts nothing in the sum, and replicas stay equal.
-The sum, which all ranks hold alike, is looked at once more before it is applied.
+A gradient is bad if it is not finite, or if its norm is above `max_grad_norm`. A rank checks its own gradient, bucket
+by bucket, when the bucket is final and before it is encoded or sent. One pass over the buffer is enough; a second one
+follows only if something is wrong.
+
+Ranks need no message to agree. A gradient that is left out is sent as zeros with weight 0 and no used parameter, as a
+rank without samples sends it. It does not count in the sum, and replicas stay equal. Every rank also checks the sum
+before it applies it: all ranks hold the same sum, so all make the same decision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
-from workbench.errors import Diverged
+from workbench.errors import ConfigError, Diverged
 from workbench.gradients import USED, WEIGHT, BucketSlice, Gradient, Slot
-from workbench.replica.gradient_report import LEFT_OUT, DeferredCheck, Finding, GradientReport, named
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 
-LEAST_SCALE = 1.0  # of a loss: an overflow of 16 bits that even this one does not end is none
+MOST_NAMED = 3
+LEFT_OUT = "on_bad_gradient='skip' leaves such a gradient out"
+LEAST_SCALE = 1.0  # below this loss scale, a sum that is not finite is no 16-bit overflow
 
 
 @final
 class GradientGuard:
-    """Looks at one rank's gradients, and at the sums that it applies.
+    """Checks one rank's gradients, and the sums that it applies.
 
     Args:
-        replica: whose.
-        policy: "stop" raises `Diverged`, "skip" leaves the gradient out, "clip" scales it to `max_norm` where it is finite, and leaves it
-            out where it is not.
-        rank: of whom errors speak.
-        max_norm: a gradient (the mean over the rank's samples) of a larger global norm is a bad one too; the whole of it must then be
-            known before any bucket leaves.
-        lagging: do not wait for the device: a bad gradient is left out whatever the policy, and told when it is read.
+        replica: the rank's replica. policy: "stop" raises `Diverged`. "skip" leaves the gradient out. "clip" scales
+            it to `max_norm`, or leaves it out if it is not finite. rank: the rank that errors name. max_norm: a
+            larger global norm of the gradient (the mean over the rank's samples) is also bad. Buckets are then sent
+            after backward. deferred: do not wait for the device. A bad gradient is left out whatever the policy, and
+            reported later. None: on a GPU.
     """
 
-    def __init__(self, replica: Replica, policy: str, rank: int, max_norm: float | None = None, *, lagging: bool | None = None) -> None:
+    def __init__(self, replica: Replica, policy: str, rank: int, max_norm: float | None = None, *, deferred: bool | None = None) -> None:
         self.rank = rank
         self.whole = max_norm is not None
-        self._replica, self._policy, self._max_norm = replica, policy, max_norm
+        self._replica = replica
+        self._policy = policy
+        self._max_norm = max_norm
         self._layout = replica.layout
-        self._lagging = self._layout.device.type == "cuda" if lagging is None else lagging
-        self._scaled = replica.loss_scale is not None  # an overflow is then what the loss scale waits for
+        self._deferred_checks = self._layout.device.type == "cuda" if deferred is None else deferred
+        self._scaled = replica.loss_scale is not None  # the loss scale then handles an overflow
         self._found: list[GradientReport] = []
         self._step = 0
         self._left_out = False
-        self._suspect: DeferredCheck | None = None
-        self._buffers = replica.float_buffers() if policy != "stop" or self._lagging else []
-        self._kept: list[Tensor] = []  # what they held before the forward pass: BatchNorm's statistics take in what is wrong with a batch
+        self._pending: DeferredCheck | None = None
+        self._buffers = replica.float_buffers() if policy != "stop" or self._deferred_checks else []
+        # their values before the forward pass: a bad batch would spoil BatchNorm's statistics
+        self._kept: list[Tensor] = []
 
-    def take(self) -> tuple[GradientReport, ...]:
-        """What was found since the last time."""
+    def take_reports(self) -> tuple[GradientReport, ...]:
+        """Return the reports since the last call."""
         found, self._found = tuple(self._found), []
         return found
 
     # -- one rank's own gradient -------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
-        """A forward pass of that step comes."""
-        self._step, self._left_out = step, False
+    def begin_step(self, step: int) -> None:
+        """Prepare for the forward pass of a step."""
+        self._step = step
+        self._left_out = False
         self._kept = [buffer.clone() for buffer in self._buffers]
-        if self._lagging:
-            self._suspect = DeferredCheck(self.rank, step, self._policy, self._layout.device, self._advice)
-            self._found.append(self._suspect)
+        if self._deferred_checks:
+            self._pending = DeferredCheck(self.rank, step, self._policy, self._layout.device, self._advice)
+            self._found.append(self._pending)
 
-    def hear(self, loss: Tensor) -> None:
-        """A micro-batch's loss, before its backward."""
-        if self._suspect is not None:
-            self._suspect.hear(loss.detach())
+    def check_loss(self, loss: Tensor) -> None:
+        """Check the loss of a micro-batch, before its backward."""
+        if self._pending is not None:
+            self._pending.add_loss(loss.detach())
         elif not self._left_out and not math.isfinite(value := float(loss.detach())):
             self._report(f"loss {value}", f"the loss of rank {self.rank} is {value} at step {self._step}{self._cause()}")
 
-    def measure(self, gradient: Gradient, weight: float) -> None:
-        """Where the whole must be known: its norm; all of its parameters are final, and its tails are not written yet."""
+    def check_norm(self, gradient: Gradient, weight: float) -> None:
+        """Check the norm of the gradient, if there is a limit. All parameters are final; no tail is written yet."""
         if self._max_norm is None or not weight or self._left_out:
             return
         norms = torch._foreach_norm([gradient.view(slot) for slot in self._layout.slots])
-        norm = torch.linalg.vector_norm(torch.stack(norms)) / weight  # as torch's `clip_grad_norm_` takes it
+        norm = torch.linalg.vector_norm(torch.stack(norms)) / weight  # as in torch's `clip_grad_norm_`
         scale = torch.clamp(self._max_norm / (norm + 1e-6), max=1.0)
-        if self._suspect is not None:
-            self._suspect.norm, self._suspect.too_large = norm, norm > self._max_norm
+        if self._pending is not None:
+            self._pending.norm = norm
+            self._pending.too_large = norm > self._max_norm
             if self._policy == "clip":
                 gradient.flat.mul_(torch.where(torch.isfinite(norm), scale, 1.0))
             else:
-                self._suspect.ok &= ~self._suspect.too_large
+                self._pending.ok &= ~self._pending.too_large
             return
         value = float(norm)
         if value <= self._max_norm or (self._scaled and not math.isfinite(value)):
@@ -101,34 +109,37 @@ class GradientGuard:
         words = f"norm {value:g}, above {self._max_norm:g}, the most of it in {largest.name}"
         self._report(words, f"the gradient of rank {self.rank} has at step {self._step} a {words} (max_grad_norm)")
 
-    def look(self, gradient: Gradient, bucket: int) -> None:
-        """A bucket that is about to leave, its tail written: it, and those behind it, count nothing from the first bad one on."""
+    def check_bucket(self, gradient: Gradient, bucket: int) -> None:
+        """Check a bucket before it is sent; its tail is written.
+
+        From the first bad bucket on, buckets become zeros with weight 0.
+        """
         piece = self._layout.buckets[bucket]
         body, tail = self._body(gradient, piece), gradient.flat[piece.tail : piece.stop]
-        if self._suspect is not None:
+        if self._pending is not None:
             if not self._scaled:
-                self._suspect.look(piece, [gradient.view(slot) for slot in piece.slots])
-            self._mask(body, tail, self._suspect.ok)
+                self._pending.add_bucket(piece, [gradient.view(slot) for slot in piece.slots])
+            self._mask(body, tail, self._pending.ok)
             return
         if self._left_out or self._is_bad(gradient, piece):
             body.zero_()
             tail[WEIGHT], tail[USED:] = 0.0, 0.0
 
-    def end(self) -> None:
-        """Of a gradient that was left out put back what the forward pass took in; backward may have needed it until now."""
-        if self._suspect is None and not self._left_out:
+    def restore_buffers(self) -> None:
+        """Restore the buffers if the gradient was left out: backward may have needed them until now."""
+        if self._pending is None and not self._left_out:
             return
         for buffer, kept in zip(self._buffers, self._kept, strict=True):
-            buffer.copy_(kept if self._suspect is None else torch.where(self._suspect.ok, buffer, kept))
+            buffer.copy_(kept if self._pending is None else torch.where(self._pending.ok, buffer, kept))
 
     def is_plain(self, flat: Tensor, loss: float, share: float) -> bool:
-        """Whether nothing is wrong with this gradient, of zero tails, that was computed elsewhere (`simulator.lockstep`)."""
+        """Return whether a gradient with zero tails, computed elsewhere (`simulator.lockstep`), is good."""
         if not math.isfinite(loss) or not (self._scaled or _is_finite(flat)):
             return False
         return self._max_norm is None or not share or float(flat.norm()) / share <= self._max_norm * (1 - 1e-3)
 
     def _is_bad(self, gradient: Gradient, piece: BucketSlice) -> bool:
-        """Whether a bucket's parameters are not finite, which is then reported."""
+        """Return whether a bucket's parameters are not finite, and report it."""
         if self._scaled or _is_finite(self._body(gradient, piece)):
             return False
         where = _where(gradient, piece.slots)
@@ -144,13 +155,13 @@ class GradientGuard:
         tail[USED:].masked_fill_(~ok, 0.0)
 
     def _report(self, found: str, words: str) -> None:
-        """Stop, or leave this gradient out."""
+        """Raise for the policy "stop"; otherwise leave this gradient out."""
         if self._policy == "stop":
             raise Diverged(f"{words}. {self._advice()}; {LEFT_OUT}")
         self._left_out = True
         broken = self._broken()
         if broken:
-            raise Diverged(f"{words}, and so are its parameters ({broken[0]}): to leave gradients out helps no more. {self._advice()}")
+            raise Diverged(f"{words}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}")
         self._found.append(Finding(self.rank, found))
 
     def _broken(self) -> list[str]:
@@ -161,8 +172,8 @@ class GradientGuard:
     def _cause(self) -> str:
         broken = self._broken()
         if not broken:
-            return " (its parameters are finite: look at its batch, and at the loss)"
-        return f" (its parameters are not finite any more: {named(broken)})"
+            return " (its parameters are finite: check its batch, and the loss)"
+        return f" (its parameters are not finite: {named(broken)})"
 
     def _advice(self) -> str:
         lr = self._replica.lr
@@ -170,17 +181,17 @@ class GradientGuard:
 
     # -- what is applied ---------------------------------------------------------------------------------------
 
-    def accepts(self, gradient: Gradient) -> bool:
-        """Whether a sum is finite, which each rank's part of it was; all ranks hold the same sum, so all decide alike.
+    def accepts_sum(self, gradient: Gradient) -> bool:
+        """Return whether a sum is finite. All ranks hold the same sum, so all make the same decision.
 
-        With a loss scale that is the scale's to say, until it has fallen so far that it cannot be what is wrong.
+        With a loss scale, an overflow is the scale's to handle, until the scale is too small to cause it.
         """
         scale = self._replica.loss_scale
-        others = self._lagging if scale is None else scale.value >= LEAST_SCALE
-        if others:  # look, or nobody can without waiting for the device
+        others = self._deferred_checks if scale is None else scale.value >= LEAST_SCALE
+        if others:  # the loss scale decides, or a check would wait for the device
             return True
         why = (
-            "Each rank's own was, so it overflowed on the way"
+            "Each rank's gradient was finite, so the sum overflowed"
             if scale is None
             else f"The loss scale has fallen to {scale.value:g} because of it"
         )
@@ -196,19 +207,22 @@ class GradientGuard:
 
 
 def guard_of(replica: Replica, settings: Settings, rank: int) -> GradientGuard | None:
-    """That of a run's settings; None where nobody looks."""
+    """Return the guard of a run's settings; None if gradients are not checked."""
     if settings.on_bad_gradient == "ignore":
         return None
     return GradientGuard(replica, settings.on_bad_gradient, rank, settings.max_grad_norm)
 
 
 def _is_finite(values: Tensor) -> bool:
-    """Whether all are: a sum of which one is not is not finite, and one that is not may only be too large."""
+    """Return whether all values are finite.
+
+    If their sum is finite, they are; otherwise the sum may only be too large, so look at each.
+    """
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def _where(gradient: Gradient, slots: Sequence[Slot]) -> str:
-    """What of these parameters' gradients is not finite: "nan in 3 of 42 values of 0.weight"."""
+    """Describe which gradients are not finite: "nan in 3 of 42 values of 0.weight"."""
     found = []
     for slot in slots:
         view = gradient.view(slot)
@@ -216,3 +230,146 @@ def _where(gradient: Gradient, slots: Sequence[Slot]) -> str:
         if number:
             found.append(f"{'nan' if bool(torch.isnan(view).any()) else 'inf'} in {number} of {slot.numel} values of {slot.name}")
     return named(found)
+
+
+class GradientReport(Protocol):
+    """A finding about a gradient, or a pending one: on a GPU it is known when the device has finished the check."""
+
+    @property
+    def rank(self) -> int:
+        """The rank whose gradient it is."""
+
+    def read(self) -> Finding | None:
+        """Return the finding; None if the gradient is good. Raises `Diverged` if the run must stop."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was wrong with a gradient, and whether it was clipped or left out.
+
+    Attributes:
+        words: the fault and the parameter: "nan in 0.weight".
+        norm: its global norm, if it was clipped; None if it was left out.
+    """
+
+    rank: int
+    words: str
+    norm: float | None = None
+
+    def read(self) -> Finding:
+        return self
+
+
+@final
+class DeferredCheck:
+    """A check that runs on the device. Its result is read later."""
+
+    def __init__(self, rank: int, step: int, policy: str, device: torch.device, advice: Callable[[], str]) -> None:
+        self.rank = rank
+        self._step = step
+        self._policy = policy
+        self._advice = advice
+        self.ok = torch.ones((), dtype=torch.bool, device=device)
+        self.too_large = torch.zeros((), dtype=torch.bool, device=device)
+        self.norm: Tensor | None = None
+        self._losses: list[Tensor] = []
+        # for each bucket, the largest absolute value of each parameter
+        self._largest: list[tuple[BucketSlice, Tensor]] = []
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Include the loss of a micro-batch."""
+        self._losses.append(loss)
+        self.ok &= torch.isfinite(loss)
+
+    def add_bucket(self, piece: BucketSlice, views: list[Tensor]) -> None:
+        """Include a bucket's parameters."""
+        largest = torch.stack(torch._foreach_norm(views, math.inf))
+        self._largest.append((piece, largest))
+        self.ok &= torch.isfinite(largest).all()
+
+    def read(self) -> Finding | None:
+        if bool(self.ok):
+            return Finding(self.rank, "norm", float(self.norm)) if self.norm is not None and bool(self.too_large) else None
+        words = self._words()
+        if self._policy == "stop":
+            raise Diverged(f"the gradient of rank {self.rank} at step {self._step} cannot be used: {words}. {self._advice()}; {LEFT_OUT}")
+        return Finding(self.rank, words)
+
+    def _words(self) -> str:
+        bad = next((value for loss in self._losses if not math.isfinite(value := float(loss))), None)
+        if bad is not None:
+            return f"loss {bad}"
+        for piece, largest in self._largest:
+            values = largest.tolist()
+            bad_ones = [f"{value} in {slot.name}" for slot, value in zip(piece.slots, values, strict=True) if not math.isfinite(value)]
+            if bad_ones:
+                return named(bad_ones)
+        assert self.norm is not None, "a good gradient was left out"
+        return f"norm {float(self.norm):g}, above max_grad_norm"
+
+
+def entries_of(found: Sequence[GradientReport], loss: float | None) -> dict[str, Any]:
+    """Return the entries of a metrics row: the loss (None if a bad gradient explains it), and what was skipped or clipped.
+
+    Raises:
+        Diverged: the run must stop.
+    """
+    known = [finding for item in found if (finding := item.read()) is not None]
+    skipped = [finding.words for finding in known if finding.norm is None]
+    clipped = [finding.norm for finding in known if finding.norm is not None]
+    entries: dict[str, Any] = {"loss": None if skipped and loss is not None and not math.isfinite(loss) else loss}
+    if skipped:
+        entries["skipped"] = "; ".join(skipped)
+    if clipped:
+        entries["clipped"] = clipped[-1]
+    return entries
+
+
+@final
+class LossWatch:
+    """Ends a run if a loss is not finite, or too large compared with the first one.
+
+    Args:
+        ratio: largest allowed loss divided by the rank's first loss; None for no limit.
+        lr: the current learning rate, for the message.
+    """
+
+    def __init__(self, ratio: float | None, lr: Callable[[], float]) -> None:
+        self._ratio = ratio
+        self._lr = lr
+        self._first: dict[int, float] = {}  # rank -> its first loss
+
+    def first(self, rank: int) -> float | None:
+        """Return the first loss of a rank, if there was one."""
+        return self._first.get(rank)
+
+    def begin(self, rank: int, first: float | None) -> None:
+        """Set the first loss of a rank: it had another number before, or continues for another rank."""
+        self._first = {} if first is None else {rank: first}
+
+    def check(self, value: float | None, step: int, rank: int) -> None:
+        """Raise `Diverged` if a rank's loss is not finite, or too large."""
+        if value is None:
+            return
+        advice = f"Lower the learning rate (now {self._lr():g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
+        if not math.isfinite(value):
+            raise Diverged(f"the loss of rank {rank} is {value} at step {step}: training diverged. {advice}")
+        if self._ratio is None:
+            return
+        first = self._first.setdefault(rank, value)
+        if first <= 0:
+            raise ConfigError(
+                f"divergence_ratio={self._ratio:g} needs a first loss above 0, and that of rank {rank} is {first:g}: leave it out"
+            )
+        if value > self._ratio * first:
+            raise Diverged(
+                f"the loss of rank {rank} is {value:g} at step {step}, more than {self._ratio:g} times its first loss {first:g} "
+                f"(divergence_ratio): training diverged. {advice}"
+            )
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first few names, and the number of the others."""
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

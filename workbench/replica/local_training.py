@@ -1,4 +1,4 @@
-"""What every runtime builds for one rank from a problem and settings: replica, minibatches, evaluation, checkpoints."""
+"""One rank's part of a run, the same on every runtime: replica, minibatches, evaluation, rows of metrics."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError
-from workbench.gradients import Layout
+from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
 from workbench.program import Algorithm, Replicas
 from workbench.replica.backward import Micro
-from workbench.replica.build import build_replica
-from workbench.replica.gradient_guard import guard_of
-from workbench.replica.gradient_report import GradientReport, LossWatch, entries_of
-from workbench.replica.replica import evaluation_mode
+from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
+from workbench.replica.optimizer_step import uncompiled
+from workbench.replica.replica import Replica, evaluation_mode
+from workbench.replica.server_copy import Master
 from workbench.rng import derive_seed
 from workbench.settings import Settings, describe
 
@@ -28,7 +28,7 @@ EVALUATION_BATCH = 256
 
 @final
 class LocalTraining:
-    """One rank's side of a run that does not depend on how ranks communicate."""
+    """One rank's part of a run that does not depend on communication."""
 
     def __init__(
         self,
@@ -40,28 +40,30 @@ class LocalTraining:
         device: torch.device,
         data: tuple[Dataset[Any], Dataset[Any] | None] | None = None,
     ) -> None:
-        self.problem, self.settings = problem, settings
-        self.rank, self.device = rank, device
+        self.problem = problem
+        self.settings = settings
+        self.rank = rank
+        self.device = device
         self.batch_size = settings.batch_size or problem.batch_size
         self._served = algorithm.has_servers
         self._data, self._test = data or (problem.train_data(), problem.test_data())
         self.sampler = Sampler(len(self._data), self.batch_size, algorithm.num_computing(num_workers), settings.seed)  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = build_replica(algorithm, problem, settings, device)
-        self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # of the sampler as it is then
+        self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
         self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
         self.loss_watch = LossWatch(settings.divergence_ratio, lambda: self.replica.lr)
         _check_accuracy(problem, self._test)
         self.replica.compiled = settings.compile
-        self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # it is one
+        self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # a compiled module is a module
         for module in (self.replica.model, self._forward):
-            if not module.training:  # a constructor may freeze parts (BatchNorm), and not the whole
+            if not module.training:  # the constructor may freeze parts (BatchNorm), not the whole
                 module.train()
 
     def minibatch(self, step: int, rank: int | None = None) -> list[Micro]:
-        """This rank's micro-batches of a step (or another's, for whom it stands); none if it has no samples in it.
+        """Return this rank's micro-batches of a step, or another rank's; none if it has no samples in it.
 
-        Seeds dropout for that rank and step.
+        Also seeds dropout for that rank and step.
         """
         rank = self.rank if rank is None else rank
         if self.guard is not None:
@@ -69,7 +71,7 @@ class LocalTraining:
         indices = self.sampler.share(step, rank)
         seed = derive_seed(self.settings.seed, "dropout", rank, step)
         if self.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # all that torch.manual_seed does for the CPU; for CUDA it keeps a stack: 0.4 ms
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed also records a stack for CUDA: 0.4 ms
         else:
             torch.manual_seed(seed)
         parts = torch.tensor_split(indices, self.settings.num_micro) if self.settings.num_micro > 1 else (indices,)
@@ -80,33 +82,33 @@ class LocalTraining:
         return Micro(lambda: self.problem.batch_loss(self._forward, batch), len(indices) / self.sampler.global_batch, len(indices))
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the test data are due at the end of this step (the last one is evaluated when everything is applied)."""
+        """Return whether an evaluation is due after this step. The last step is evaluated after all updates."""
         every = self.settings.evaluate_every
         due = self.sampler.ends_epoch(step) if every is None else every > 0 and (step + 1) % every == 0
         return self._test is not None and due and step + 1 < self.num_steps
 
     def due_steps(self) -> list[int]:
-        """The steps after which the test data are due, but for the last."""
+        """Return the steps after which an evaluation is due, without the last step."""
         return [step for step in range(self.num_steps) if self.evaluates_after(step)]
 
-    def deal_anew(self, origin: tuple[int, int]) -> None:
-        """From a step on, behind so many samples, deal the data in the batches of these ranks: see `Sampler.origin`."""
+    def redistribute_data(self, origin: tuple[int, int]) -> None:
+        """Divide the data from a step on, after a number of samples, among the present ranks: see `Sampler.origin`."""
         self.sampler = replace(self.sampler, origin=origin)
         self.num_steps = num_steps_of(self.settings, self.sampler)
 
     def number(self, rank: int, num_workers: int, origin: tuple[int, int]) -> None:
-        """Be that rank of so many from a step on, behind so many samples."""
+        """Change this rank's number and the number of workers from a step on, after a number of samples."""
         self.loss_watch.begin(rank, self.loss_watch.first(self.rank))
         self.rank = rank
         self.sampler = replace(self.sampler, num_workers=num_workers)
-        self.deal_anew(origin)
+        self.redistribute_data(origin)
 
     @property
     def can_evaluate(self) -> bool:
         return self._test is not None
 
     def evaluated_parameters(self) -> Tensor:
-        """What an evaluation looks at, flat: the server's copy where this rank holds a whole one, and averages where they are kept."""
+        """Return the parameters to evaluate, flat: the server's copy if this rank holds a complete one; averages if they are kept."""
         replica = self.replica
         if replica.has_master and all(replica.master.updates):
             values = replica.master.evaluated()
@@ -115,16 +117,16 @@ class LocalTraining:
         return torch.cat([value.reshape(-1).to(replica.layout.dtype) for value in values])
 
     def snapshot(self) -> tuple[Tensor, list[Tensor]]:
-        """What an evaluation looks at, kept for one that comes later: parameters, and buffers such as BatchNorm's."""
+        """Copy what a later evaluation needs: parameters, and buffers such as BatchNorm's."""
         return self.evaluated_parameters().cpu(), [buffer.cpu().clone() for buffer in self.replica.float_buffers()]
 
     def joined(self, parts: dict[int, Tensor]) -> Tensor:
-        """The shards' parameters, by their numbers, as `evaluated_parameters` lays them out."""
+        """Join the parameters of shards, by number, in the layout of `evaluated_parameters`."""
         return torch.cat([parts[number].reshape(-1).to(self.replica.layout.dtype) for number in sorted(parts)])
 
     @torch.no_grad()
     def evaluate_snapshot(self, snapshot: tuple[Tensor, list[Tensor]]) -> dict[str, Any]:
-        """The whole test set at a snapshot."""
+        """Evaluate a snapshot on the whole test set."""
         buffers = self.replica.float_buffers()
         kept = [buffer.clone() for buffer in buffers]
         for buffer, value in zip(buffers, snapshot[1], strict=True):
@@ -137,7 +139,7 @@ class LocalTraining:
 
     @torch.no_grad()
     def evaluate_at(self, parameters: Tensor, share: int, num_shares: int) -> dict[str, Any]:
-        """`evaluate` with other parameters than the replica's, which it keeps."""
+        """Evaluate other parameters; the replica keeps its own."""
         kept = self.replica.read_parameters()
         self.replica.write_parameters(parameters)
         try:
@@ -147,7 +149,7 @@ class LocalTraining:
 
     @torch.no_grad()
     def evaluate(self, share: int, num_shares: int) -> dict[str, Any]:
-        """Sums over one share of the test data, so that shares of several ranks add up to the whole."""
+        """Return sums over one share of the test data; the shares of several ranks add up to the whole."""
         with evaluation_mode(self.replica.model) as model:
             return self._sums(model, share, num_shares)
 
@@ -168,19 +170,19 @@ class LocalTraining:
         return sums
 
     def _lr(self) -> float | None:
-        """Of the optimizer that counts; None on a rank that serves nothing, of a method with servers."""
+        """The learning rate for the record; None on a worker of an algorithm with servers."""
         if self.replica.has_master:
             return self.replica.master.lr
         return None if self._served else self.replica.lr
 
     @property
     def data(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
-        """For training, and for evaluation."""
+        """The training data and the test data."""
         return self._data, self._test
 
     def found(self) -> tuple[GradientReport, ...]:
-        """What was wrong with gradients since the last time."""
-        return () if self.guard is None else self.guard.take()
+        """Return reports of bad gradients since the last call."""
+        return () if self.guard is None else self.guard.take_reports()
 
     def metrics(
         self,
@@ -193,17 +195,17 @@ class LocalTraining:
         *,
         dropped: bool = False,
     ) -> dict[str, Any]:
-        """A step's row for the record; `found`: what `found()` gave at its end.
+        """Return a step's row of metrics. `found` is the result of `found()` at its end.
 
         Raises:
-            Diverged: the loss is not a finite number, or too large, or a gradient was to be stopped at.
+            Diverged: the loss is not finite or too large, or a bad gradient must stop the run.
         """
         entries = entries_of(found, None if loss is None else float(loss))
         self.loss_watch.check(entries["loss"], step, self.rank)
         return {**self.row(step, seconds, bytes_sent, staleness), **entries, **({"dropped": True} if dropped else {})}
 
     def row(self, step: int, seconds: float, bytes_sent: float, staleness: int | None) -> dict[str, Any]:
-        """The same without what is of one minibatch."""
+        """Return the row without the entries of one minibatch."""
         return {
             "step": step,
             "seconds": round(seconds, 6),
@@ -216,39 +218,92 @@ class LocalTraining:
         }
 
 
+def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, device: torch.device) -> Replica:
+    """Build the problem's model and optimizer with the algorithm's layout; refuse settings that the algorithm cannot honour."""
+    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
+    model = problem.model()
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"problem {problem.name}: model() returned a {type(model).__name__}, not an nn.Module")
+    model = model.to(device)
+    named = trainable(model)
+    build_layout(named)  # its errors are clearer than the optimizer's
+    _check_servers(algorithm, settings)
+
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        with uncompiled():
+            optimizer = (settings.optimizer or problem.optimizer)(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
+            )
+        if settings.lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr
+        return optimizer
+
+    replica = Replica(
+        model,
+        make_optimizer([param for _, param in named]),
+        bucket_bytes=algorithm.bucket_bytes,
+        num_buckets=algorithm.num_buckets,
+        schedule=settings.schedule,
+        clip_norm=settings.clip_norm,
+        precision=settings.precision,
+        applies_buckets=algorithm.applies_buckets,
+    )
+    more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
+    replica.make_master = lambda: Master(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
+    if settings.ema_decay is not None and not algorithm.has_servers:
+        replica.keep_average(settings.ema_decay)
+    return replica
+
+
+def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
+    """Refuse settings that an algorithm with servers cannot honour."""
+    if algorithm.has_servers and settings.clip_norm is not None:
+        raise ConfigError(
+            "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
+        )
+    if algorithm.has_servers and settings.precision == "fp16":
+        raise ConfigError("fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use precision='bf16'")
+    split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
+    if algorithm.has_servers and settings.ema_decay is not None and split:
+        raise ConfigError("ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False")
+
+
 def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
-    """Find out now, and not after the first epoch, that the default accuracy means nothing for these data."""
+    """Refuse the default accuracy for targets that are not classes, before the first epoch."""
     if test is None or problem.correct is not accuracy:
         return
     sample = test[0]
     target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
     if isinstance(target, float) or (isinstance(target, Tensor) and target.is_floating_point()):
-        raise ConfigError(f"problem {problem.name}: its targets are no class numbers, so there is no accuracy: give it correct=None")
+        raise ConfigError(f"problem {problem.name}: its targets are not class numbers, so accuracy is undefined: set correct=None")
 
 
 def num_steps_of(settings: Settings, sampler: Sampler) -> int:
-    """How many steps the settings ask for."""
+    """Return the number of steps that the settings ask for."""
     return settings.steps or sampler.steps_of(settings.epochs or 0)
 
 
 def check_runtime(algorithm: Algorithm, runtime: str) -> None:
-    """Raise `ConfigError` if the method works on another runtime only."""
+    """Raise `ConfigError` if the algorithm needs another runtime."""
     if algorithm.runtime not in (None, runtime):
-        raise ConfigError(f"{algorithm} works on runtime={algorithm.runtime!r} alone, and this one is {runtime!r}")
+        raise ConfigError(f"{algorithm} needs runtime={algorithm.runtime!r}, and this one is {runtime!r}")
 
 
 def check_what(algorithm: Any, problem: Any, runtime: str) -> None:
-    """Raise `ConfigError` unless these are a method, of that runtime, and a problem; says what was probably meant."""
+    """Raise `ConfigError` unless these are an algorithm for this runtime, and a problem; the message suggests a fix."""
     for what, kind, value in (("algorithm", Algorithm, algorithm), ("problem", Problem, problem)):
         if not isinstance(value, kind):
             name = getattr(value, "__name__", None)
             hint = f"call it: {name}()" if callable(value) and name else f"give a {kind.__name__}"
-            raise ConfigError(f"{what}= is {name or f'a {type(value).__name__}'}, which is no {kind.__name__}: {hint}")
+            raise ConfigError(f"{what}= is {name or f'a {type(value).__name__}'}, not a {kind.__name__}: {hint}")
     check_runtime(algorithm, runtime)
 
 
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
-    """What `run.json` says of a run before it begins."""
+    """Return the entries of `run.json` that are known before the run begins."""
     record = algorithm.settings()
     whose = _evaluated_words(algorithm)
     return {
@@ -269,7 +324,7 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
 
 
 def trace_note(settings: Settings, num_steps: int) -> list[str]:
-    """That the trace is of a part of the run, where it is."""
+    """Return a note if the trace covers only a part of the run."""
     first = settings.trace_steps
     if not first or first >= num_steps:
         return []
@@ -278,7 +333,7 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
 
 
 def _evaluated_words(algorithm: Algorithm) -> str:
-    """Whose parameters are evaluated where replicas differ between steps; "" where all are equal."""
+    """Return whose parameters are evaluated, if replicas differ between steps; "" if all are equal."""
     if algorithm.has_servers:
         return "the servers' parameters"
     if algorithm.replicas == Replicas.NEVER:
@@ -287,11 +342,11 @@ def _evaluated_words(algorithm: Algorithm) -> str:
 
 
 def model_info(layout: Layout) -> dict[str, Any]:
-    """The size of what is trained and sent; name and shape of each parameter, from which a simulation can be made."""
+    """Return the size of the model, and name and shape of each parameter, from which a simulation can be made."""
     sizes = {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
     return {**sizes, "itemsize": layout.itemsize, "shapes": [[slot.name, list(slot.shape)] for slot in layout.slots]}
 
 
 def share_cores(threads: int | None, ranks_here: int) -> None:
-    """Give this rank its part of the machine's cores."""
+    """Give this rank its share of the machine's cores."""
     torch.set_num_threads(threads or max(1, num_cores() // max(1, ranks_here)))

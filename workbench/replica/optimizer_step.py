@@ -1,4 +1,4 @@
-"""Optimizer steps with given gradients: of all parameters, or of one bucket's alone."""
+"""Optimizer steps with given gradients, for all parameters or for one bucket."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.settings import ScheduleFactory
 
-_SET_APART = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch keeps its compiler out of
-_KEPT_OUT = "__dynamo_disable"  # where torch notes what it calls in their place
+_SET_APART = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
+_KEPT_OUT = "__dynamo_disable"  # attribute in which torch notes the replacement
 
 
 def compiler_is_loaded() -> bool:
-    """Whether somebody in this process has imported torch's compiler, and so may compile what is done here."""
+    """Return whether torch's compiler is imported in this process, so that this code may be compiled."""
     return "torch._dynamo" in sys.modules
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Optimizers that are made, saved or loaded in it do not import torch's compiler: two seconds, in each process.
+    """Within it, making, saving or loading an optimizer does not import torch's compiler, which takes two seconds in each process.
 
-    torch imports it to keep it out of these methods, for which there is no need before someone has imported it to compile.
+    torch imports the compiler to exclude these methods from it. That is unnecessary before the compiler is imported.
     """
     marked = []
     if not compiler_is_loaded():
@@ -47,14 +47,14 @@ def uncompiled() -> Iterator[None]:
 
 
 def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
-    """The step of one of torch's own optimizers, with its hooks, but for breaks in a compiler's graph, for which it imports the compiler.
+    """Return the step of one of torch's own optimizers with its hooks, without the graph breaks that import the compiler.
 
-    None for another optimizer, and for one whose step somebody has replaced.
+    None for another optimizer, or if the step was replaced.
     """
     layers: list[Any] = [optimizer.step]
     while hasattr(layers[-1], "__wrapped__"):
         layers.append(layers[-1].__wrapped__)
-    num_expected = 3 + hasattr(layers[0], "_wrapped_by_lr_sched")  # hooks, gradients switched off, the update itself
+    num_expected = 3 + hasattr(layers[0], "_wrapped_by_lr_sched")  # hooks, no_grad, the update itself
     if len(layers) != num_expected or layers[-2].__code__.co_name != "_use_grad":
         return None
     update = layers[-1]
@@ -66,17 +66,18 @@ def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | N
     return torch.optim.Optimizer.profile_hook_step(step)
 
 
-SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what a loop changes between steps, in an optimizer's groups
+# what a loop may change between steps, in an optimizer's groups
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
 
 @final
 class Updater:
-    """An optimizer with its schedule and clipping. Gradients lie in the parameters' `.grad` when `step` is called.
+    """An optimizer with its schedule and clipping. `step` uses the gradients in the parameters' `.grad`.
 
     Args:
-        parameters: the trainable ones, in the layout's order.
-        schedule: made for the optimizer; advanced once for each update of all parameters.
-        clip_norm: global norm to clip to before a step.
+        parameters: the trainable parameters, in the layout's order.
+        schedule: made for the optimizer; it advances after each update of all parameters.
+        clip_norm: clip the global norm to this value before a step.
     """
 
     def __init__(
@@ -91,33 +92,34 @@ class Updater:
         self.optimizer = optimizer
         self._schedule = schedule(optimizer) if schedule else None
         if isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ConfigError("ReduceLROnPlateau must be told the loss at each step: use a schedule of the number of updates alone")
+            raise ConfigError("ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates only")
         self._uncompiled_step = _uncompiled_step(optimizer)
         self._clip_norm = clip_norm
         self._parameters = parameters
         self._layout = layout
         self._narrowed = self._narrow_groups()
         self._group_sizes = self._sizes()
-        self.keeps = False  # the norm, and the gradients, of the last update
-        self.grad_norm: Tensor | None = None  # of the last update of all parameters, before clipping; None if nobody asked
-        self.kept: dict[int, Tensor] = {}  # position of a parameter -> its gradient, as the optimizer left it
-        self._squares: list[Tensor] = []  # of the norms of an update's buckets so far
-        self.of_step: dict[int, list[dict[str, Any]]] = {}  # step -> what each group's update with its gradient uses: see `remember`
+        self.keeps = False  # whether to keep norm and gradients of the last update
+        self.grad_norm: Tensor | None = None  # of the last complete update, before clipping; None if not kept
+        self.kept: dict[int, Tensor] = {}  # position of a parameter -> its gradient after the step
+        self._squares: list[Tensor] = []  # squared norms of the update's buckets so far
+        self.of_step: dict[int, list[dict[str, Any]]] = {}  # step -> each group's settings for it: see `remember`
 
     @property
     def clips(self) -> bool:
         return self._clip_norm is not None
 
     def remember(self, step: int) -> None:
-        """The update with this step's gradient uses the learning rates of now, also where it comes later."""
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule that advances before the first update asks for it
+        """Record the present settings of the optimizer: the update with this step's gradient uses them, even if it comes later."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # silences a schedule that advances before the first update
         self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
-        """One step of the optimizer; with a bucket, of its parameters only. `of`: the step of its gradient."""
+        """Take one optimizer step; with a bucket, for its parameters only. `of` is the step of its gradient."""
         groups = self.optimizer.param_groups
-        if bucket is not None and self._sizes() != self._group_sizes:  # a group was added, or a parameter to one
-            self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
+        if bucket is not None and self._sizes() != self._group_sizes:  # a group or a parameter was added
+            self._narrowed = self._narrow_groups()
+            self._group_sizes = self._sizes()
         if self._clip_norm is not None:
             self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         elif self.keeps:
@@ -141,11 +143,11 @@ class Updater:
         if self._uncompiled_step is None or compiler_is_loaded():
             self.optimizer.step()
             return
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule checks it
         self._uncompiled_step(self.optimizer)
 
     def _measure(self, bucket: int | None) -> None:
-        """The norm of the gradients of now, or of the buckets whose turn it was since the last update of all parameters."""
+        """Compute the norm of the present gradients, or of all buckets since the last complete update."""
         parameters = self._parameters if bucket is None else [self._parameters[slot.index] for slot in self._layout.buckets[bucket].slots]
         norm = nn.utils.get_total_norm([param.grad for param in parameters if param.grad is not None])
         self._squares.append(norm.square())
@@ -153,7 +155,7 @@ class Updater:
             self.grad_norm, self._squares = torch.stack(self._squares).sum().sqrt(), []
 
     def keep(self, indices: Iterable[int]) -> None:
-        """Copy the gradients with which these parameters were updated."""
+        """Copy the gradients of these parameters' update."""
         for index in indices:
             gradient = self._parameters[index].grad
             if gradient is None:
@@ -164,17 +166,18 @@ class Updater:
                 self.kept[index] = gradient.clone()
 
     def advance_schedule(self) -> None:
-        """All parameters have been updated once more."""
+        """Advance after an update of all parameters."""
         if self._schedule is not None:
             self._schedule.step()
 
     def set_lr(self, lr: float) -> None:
-        """The first group's learning rate is `lr` from now on; other groups keep their proportion to it, and so does what a
-        schedule goes on to: it scales the new values as it would have scaled the old ones.
+        """Set the first group's learning rate from the next update on.
+
+        Other groups keep their proportion to it. A schedule continues from the new value with the same factors.
         """
         groups = self.optimizer.param_groups
         first = groups[0]["lr"]
-        present = float(first) or float(groups[0].get("initial_lr", 0.0))  # 0: a warm-up's first step
+        present = float(first) or float(groups[0].get("initial_lr", 0.0))  # 0 in a warm-up's first step
         factor = lr / present if present else 1.0
         for group in groups:
             group["lr"] = lr if group["lr"] == first else group["lr"] * factor
@@ -188,7 +191,7 @@ class Updater:
         return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def _narrow_groups(self) -> list[list[list[Tensor]]]:
-        """For each bucket and parameter group, the group's parameters in that bucket: a step on a few of many is then cheap."""
+        """For each bucket and parameter group, list the group's parameters in that bucket: a step on few of many is then cheap."""
         bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self._layout.slots, strict=True)}
         return [
             [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]
@@ -196,26 +199,27 @@ class Updater:
         ]
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's and the schedule's state."""
+        """Return the state of the optimizer and the schedule."""
         with uncompiled():
             return {"optimizer": self.optimizer.state_dict(), "schedule": self._schedule.state_dict() if self._schedule else None}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Restore `state()`."""
         with uncompiled():
-            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would take the tensors themselves
-        self._narrowed, self._group_sizes = self._narrow_groups(), self._sizes()
+            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would share the tensors
+        self._narrowed = self._narrow_groups()
+        self._group_sizes = self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
 
 
 def _own(value: Any) -> Any:
-    """A value that a schedule does not change in place."""
+    """Copy a value that a schedule may change in place."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _scale(schedule: Any, factor: float) -> None:
-    """What a schedule begins with or goes to, and so all it will say, times a factor."""
+    """Multiply the values from which a schedule starts or to which it goes by a factor."""
     for name in ("base_lrs", "max_lrs"):
         if hasattr(schedule, name):
             setattr(schedule, name, [value * factor for value in getattr(schedule, name)])
@@ -225,8 +229,8 @@ def _scale(schedule: Any, factor: float) -> None:
         _scale(inner, factor)
 
 
-def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
-    """Raise `ConfigError` for an optimizer, or a combination, that cannot work; says what to use instead."""
+def check_optimizer(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
+    """Raise `ConfigError` for an optimizer or a combination that cannot work; the message says what to use instead."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
         raise ConfigError(
@@ -243,11 +247,12 @@ def refuse_what_cannot_be_right(optimizer: torch.optim.Optimizer, clip_norm: flo
         )
 
 
-WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"})  # of torch
+# torch's wrappers
+WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"})
 AFTER = "unfreeze and add parameters first, and make the Trainer after that"
 
 
-def refuse_wrapped(model: nn.Module) -> None:
+def check_not_wrapped(model: nn.Module) -> None:
     """Raise `ConfigError` for a model that sums or shards its gradients itself."""
     for module in model.modules():
         for kind in type(module).__mro__:
@@ -259,22 +264,23 @@ def refuse_wrapped(model: nn.Module) -> None:
 
 
 @final
-class Trained:
-    """What is trained, as it was when gradients were laid out, and what must not change while it trains.
+class TrainedParameters:
+    """The trained parameters at the time of the layout, and checks that they stay the same.
 
-    Gradients of a parameter outside the layout are not averaged over the ranks, and nobody sets them back to None. So an
-    optimizer may hold parameters of the model only, and a parameter that was frozen at first stays frozen.
+    Gradients of a parameter outside the layout are not averaged over the ranks, and not reset to None. Therefore an
+    optimizer may hold only parameters of the model, and a frozen parameter must stay frozen.
 
     Args:
-        model, optimizer: whose parameters.
-        parameters: those in the layout.
+        model, optimizer: the model, and the optimizer of its parameters.
+        parameters: the parameters in the layout.
 
     Raises:
-        ConfigError: the optimizer holds trainable parameters that are not the model's, or none that are.
+        ConfigError: the optimizer holds trainable parameters outside the model, or none of the model.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model = model
+        self._optimizer = optimizer
         self._laid_out = {id(param) for param in parameters}
         named = list(model.named_parameters())
         held = [param for group in optimizer.param_groups for param in group["params"]]
@@ -293,7 +299,7 @@ class Trained:
         self._refresh([param for _, param in named])
 
     def _held(self) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        """(position, group) and parameter, of all that the optimizer holds."""
+        """Yield (position, group) and parameter, for all parameters of the optimizer."""
         for number, group in enumerate(self._optimizer.param_groups):
             for position, param in enumerate(group["params"]):
                 yield (position, number), param
@@ -311,10 +317,10 @@ class Trained:
         return f"parameter {position} of group {number} ({name})"
 
     def check(self) -> None:
-        """Raise `ConfigError` if a parameter outside the layout is trained now. Called once a step: it takes microseconds."""
+        """Raise `ConfigError` if a parameter outside the layout became trainable. Takes microseconds, once a step."""
         for param in self._outside:
             if param.requires_grad:
-                raise ConfigError(self._thawed(param))
+                raise ConfigError(self._unfrozen(param))
         groups = self._optimizer.param_groups
         if len(groups) == len(self._sizes) and all(len(group["params"]) == size for group, size in zip(groups, self._sizes, strict=True)):
             return
@@ -325,7 +331,7 @@ class Trained:
                 )
         self._refresh(list(self._model.parameters()))
 
-    def _thawed(self, param: Tensor) -> str:
+    def _unfrozen(self, param: Tensor) -> str:
         name = next((name for name, other in self._model.named_parameters() if other is param), None)
         place = next((place for place, other in self._held() if other is param), None)
         what = f"{name} of the model" if name else f"the optimizer's {self._name(place, param)}" if place else "a parameter"

@@ -1,4 +1,4 @@
-"""Parameters laid out as a gradient is, so that they can be sent, averaged and compared with the means of gradients."""
+"""Parameters in the layout of a gradient, so that they can be sent and averaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 
 @torch.no_grad()
 def pack(parameters: Sequence[Tensor], layout: Layout, bucket: int | None, control: int, version: int, step: int = -1) -> Gradient:
-    """Parameters of a bucket, or of all, with tails of weight 1, in memory of their own."""
+    """Copy the parameters of a bucket, or all, into a new gradient with tails of weight 1."""
     piece = None if bucket is None else layout.buckets[bucket]
     numel = layout.numel if piece is None else piece.stop - piece.start
     packed = Gradient(torch.empty(numel, dtype=layout.dtype, device=layout.device), layout, step, version, bucket)
@@ -28,7 +28,7 @@ def pack(parameters: Sequence[Tensor], layout: Layout, bucket: int | None, contr
 
 @torch.no_grad()
 def unpack(packed: Gradient, parameters: Sequence[Tensor]) -> int:
-    """Overwrite parameters by packed ones, divided by their weight; returns the word of control that came with them."""
+    """Overwrite parameters by packed ones, divided by their weight; return the control value that came with them."""
     control = 0
     for part, _ in packed.slices():
         tail = packed.tail(part.index).tolist()
@@ -48,17 +48,18 @@ class Average:
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         self.values = [param.detach().clone() for param in parameters]
-        self._parameters, self._decay = parameters, decay
+        self._parameters = parameters
+        self._decay = decay
 
     @torch.no_grad()
     def update(self) -> None:
-        """After an update of the parameters."""
+        """Advance the average after an update of the parameters."""
         torch._foreach_lerp_(self.values, [param.detach() for param in self._parameters], 1.0 - self._decay)
 
     def state(self) -> list[Tensor]:
-        """To be kept."""
+        """Return the state for a checkpoint."""
         return list(self.values)
 
     def load(self, state: Any) -> None:
-        """Go on from `state()`."""
+        """Restore `state()`."""
         torch._foreach_copy_(self.values, list(state))

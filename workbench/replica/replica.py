@@ -1,6 +1,6 @@
 """One rank's model and optimizer: computes gradients into flat buffers and takes steps with them.
 
-Knows nothing of ranks, time or communication; every runtime drives it, and so does the user's own loop.
+It has no ranks, time or communication. Every runtime uses it, and so does a user-written loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
 from workbench.replica.backward import Accumulation, GradientGuard, Hooks, InPlaceGradients, LossScale, Micro, ParameterUse, is_compiled
-from workbench.replica.optimizer_step import Trained, Updater, refuse_what_cannot_be_right, refuse_wrapped
+from workbench.replica.optimizer_step import TrainedParameters, Updater, check_not_wrapped, check_optimizer
 from workbench.replica.packing import Average, pack, unpack
 from workbench.replica.server_copy import Master
 from workbench.settings import ScheduleFactory
@@ -26,7 +26,7 @@ from workbench.streams import streams_of
 
 @contextmanager
 def compute_threads(num_threads: int) -> Iterator[None]:
-    """With that many threads for each operation, and with as many as before afterwards."""
+    """Use this number of threads within the block, and restore the former number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -37,7 +37,7 @@ def compute_threads(num_threads: int) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """With every module in evaluation mode, and afterwards each in the mode in which it was: frozen parts stay frozen."""
+    """Set every module to evaluation mode within the block, then restore each module's mode: frozen parts stay frozen."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -53,15 +53,15 @@ class Replica:
 
     Args:
         model: any `nn.Module`; its trainable parameters are laid out in buckets of `bucket_bytes`.
-        optimizer: any `torch.optim` optimizer over (some of) them that needs no closure.
+        optimizer: any `torch.optim` optimizer of (some of) its parameters that needs no closure.
         bucket_bytes, num_buckets: see `gradients.build_layout`.
-        schedule: made for the optimizer; advanced once for each update.
+        schedule: made for the optimizer; it advances after each update.
         clip_norm: global norm to clip the mean gradient to; needs whole gradients.
         precision: "fp32", "bf16" or "fp16" (automatic mixed precision).
         applies_buckets: whether single buckets will be applied.
 
     Raises:
-        ConfigError: a combination that cannot be right, with what to use instead.
+        ConfigError: a combination that cannot work; the message says what to use instead.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Replica:
         applies_buckets: bool = False,
         num_buckets: int | None = None,
     ) -> None:
-        refuse_wrapped(model)
+        check_not_wrapped(model)
         named = trainable(model)
         self.model = model
         self.layout = build_layout(named, bucket_bytes, num_buckets)
@@ -85,30 +85,31 @@ class Replica:
         self.updater = Updater(optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm)
         self.precision = precision
         self.loss_scale = LossScale() if precision == "fp16" else None
-        self.updates = [0] * len(self.layout.buckets)  # how often each bucket was updated
-        self.control_out = 0  # rank 0's word to all ranks, sent with every gradient
+        self.updates = [0] * len(self.layout.buckets)  # number of updates of each bucket
+        self.control_out = 0  # rank 0's control value, sent with every gradient
         self.control_seen = 0
         self.average: Average | None = None  # see `keep_average`
-        self.make_master: Callable[[], Master] | None = None  # set where a method may ask for a server's copy
+        self.make_master: Callable[[], Master] | None = None  # set if the algorithm may ask for a server copy
         self._master: Master | None = None
-        self.guard: GradientGuard | None = None  # set where gradients are looked at
-        self.total_weight: Callable[[int], float] | None = None  # step -> sum of all ranks' weights, where a plan of batches says it
-        self.compiled = False  # the forward pass is a torch.compile'd one
+        self.guard: GradientGuard | None = None  # set if gradients are checked
+        # step -> sum of all ranks' weights, if it is known in advance
+        self.total_weight: Callable[[int], float] | None = None
+        self.compiled = False  # torch.compile made the forward pass
         self._parameters = [param for _, param in named]
         self._views: dict[int, list[Tensor]] = {}
-        self._applied: dict[int, int] = {}  # buckets applied of each buffer that is out
+        self._applied: dict[int, int] = {}  # buffer in use -> number of its buckets that were applied
         self._members = [frozenset(slot.index for slot in piece.slots) for piece in self.layout.buckets]
         self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
         self._running: Accumulation | None = None
-        self._trained = Trained(model, optimizer, self._parameters)
-        refuse_what_cannot_be_right(optimizer, clip_norm, precision, applies_buckets)
-        self._quiet = InPlaceGradients(self._parameters, self.layout)
+        self._trained = TrainedParameters(model, optimizer, self._parameters)
+        check_optimizer(optimizer, clip_norm, precision, applies_buckets)
+        self._in_place = InPlaceGradients(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
-        self._watch(set(range(len(named))) - self._quiet.all)
+        self._watch(set(range(len(named))) - self._in_place.all)
 
     def close(self) -> None:
-        """Take the hooks off the module."""
-        self._quiet.wake(self._quiet.all)
+        """Remove the hooks from the module."""
+        self._in_place.exclude(self._in_place.all)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -116,28 +117,28 @@ class Replica:
     # -- gradients ---------------------------------------------------------------------------------------------
 
     def backward(self, step: int, micros: Sequence[Micro], hooks: Hooks) -> tuple[Gradient, Tensor | None]:
-        """This rank's share of the mean gradient at its present parameters, and its own mean loss (a scalar, or None).
+        """Return this rank's share of the mean gradient at its present parameters, and its mean loss (a scalar, or None).
 
-        With no micro-batches (a rank without samples in a short last batch) the gradient is zero and of weight 0.
-        Buckets are handed to `hooks.bucket` in bucket order, each when its gradients are final.
+        Without micro-batches (a rank without samples in a short last batch) the gradient is zero and has weight 0.
+        Each bucket is given to `hooks.bucket` when its gradients are final, in bucket order.
         """
         self._trained.check()
         if hooks.need or hooks.tick or len(micros) > 1:
-            self._wake(self._quiet.all)
-        needs = ParameterUse(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
-        if needs is not None and (self.compiled or not micros or is_compiled(self.model)):
-            needs.rest(expected=True)  # a compiled module runs no hooks of its parts
-            needs = None
+            self._add_hooks(self._in_place.all)
+        use = ParameterUse(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
+        if use is not None and (self.compiled or not micros or is_compiled(self.model)):
+            use.request_rest(expected=True)  # a compiled module runs no hooks in its parts
+            use = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
         if self.total_weight is not None:
             gradient.total_weight = self.total_weight(step)
         weight = sum(micro.share for micro in micros)
-        state = Accumulation(gradient, self._views_of(gradient.flat), self._quiet, hooks, weight, self.control_out)
+        state = Accumulation(gradient, self._views_of(gradient.flat), self._in_place, hooks, weight, self.control_out)
         total, num_samples = None, 0
         self._running = state
         saved = [param.grad for param in self._parameters]
         if self.guard is not None:
-            self.guard.begin(step)
+            self.guard.begin_step(step)
         try:
             for param, grad in zip(self._parameters, saved, strict=True):
                 if grad is not None:
@@ -146,17 +147,18 @@ class Replica:
                 factor = micro.share if self.loss_scale is None else micro.share / self.loss_scale.value
                 state.begin(factor, last=position == len(micros) - 1)
                 hooks.phase("forward")
-                with self._autocast(), needs or nullcontext():
+                with self._autocast(), use or nullcontext():
                     loss = micro.loss()
-                if needs is not None:
-                    state.late = needs.rest()
-                    gradient.version, needs = min(self.updates), None
+                if use is not None:
+                    state.late = use.request_rest()
+                    gradient.version = min(self.updates)
+                    use = None
                 hooks.phase("backward")
                 self._check_loss(loss)
                 if self.guard is not None:
-                    self.guard.hear(loss)
+                    self.guard.check_loss(loss)
                 scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
-                state.arm()
+                state.attach_grads()
                 scaled.backward()
                 part = loss.detach().double() * micro.num_samples
                 total = part if total is None else total + part
@@ -169,7 +171,7 @@ class Replica:
             self._running = None
             for param, grad in zip(self._parameters, saved, strict=True):
                 param.grad = grad
-        self._wake(state.tardy)
+        self._add_hooks(state.missed)
         return gradient, None if total is None else total / max(num_samples, 1)
 
     def _autocast(self) -> Any:
@@ -186,16 +188,17 @@ class Replica:
 
     def _hook_for(self, index: int) -> Callable[[Tensor], None]:
         slot = self.layout.slots[index]
-        # A parameter holds its hooks where Python's garbage collector does not look: a hook that held this replica would keep it for ever.
+        # Python's garbage collector does not see a parameter's hooks: a hook with a reference to this replica would
+        # keep it alive.
         find = weakref.ref(self)
 
         def hook(param: Tensor) -> None:
             replica, grad = find(), param.grad
             state = None if replica is None else replica._running
             if replica is None or state is None or grad is None:
-                return  # a backward of the user's own, outside of ours
+                return  # a backward pass of the user, outside `backward`
             param.grad = None  # frees it now: the buffer has taken its place
-            if state.write(index, grad.to_dense() if grad.is_sparse else grad, slot) and state.on_bucket is not None:
+            if state.write_gradient(index, grad.to_dense() if grad.is_sparse else grad, slot) and state.on_bucket is not None:
                 replica._launch_ready(state)
             if state.tick is not None:
                 state.tick()
@@ -203,45 +206,47 @@ class Replica:
         return hook
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
-        """Each slot's part of one of the pool's buffers."""
+        """Return each slot's part of one of the pool's buffers."""
         views = self._views.get(id(flat))
-        if views is None:  # the pool keeps its buffers for good, so an id stays one buffer's
-            views = self._views[id(flat)] = [slot.view(flat).data for slot in self.layout.slots]  # `.data`: each counts its own versions
+        if views is None:  # the pool keeps its buffers alive, so ids are unique
+            views = self._views[id(flat)] = [
+                slot.view(flat).data for slot in self.layout.slots
+            ]  # `.data`: each has its own version counter
         return views
 
     def _watch(self, indices: Iterable[int]) -> None:
-        """Have these parameters call when their gradients arrive."""
+        """Add hooks that are called when the gradients of these parameters arrive."""
         for index in indices:
             self._handles.append(self._parameters[index].register_post_accumulate_grad_hook(self._hook_for(index)))
 
-    def _wake(self, indices: set[int]) -> None:
-        """From the next backward on, have those of these parameters call that were quiet."""
+    def _add_hooks(self, indices: set[int]) -> None:
+        """From the next backward on, use hooks for those of these parameters that had none."""
         if indices:
-            self._watch(self._quiet.wake(indices))
+            self._watch(self._in_place.exclude(indices))
 
     def _launch_ready(self, state: Accumulation) -> None:
-        """Hand over the buckets that are final, in bucket order whatever the order in which they became so."""
+        """Pass on the buckets that are final, in bucket order."""
         if self.guard is not None and self.guard.whole:
             return
         while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
-            state.settle(state.next_bucket)
+            state.count_in_place(state.next_bucket)
             self._seal(state, state.next_bucket)
 
     def _finish(self, state: Accumulation) -> None:
-        """Zero what backward did not reach and hand over the remaining buckets."""
+        """Zero the gradients that backward did not reach, and pass on the remaining buckets."""
         for bucket in range(len(self.layout.buckets)):
-            state.settle(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
+            state.count_in_place(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
         for index in set(range(len(self.layout.slots))) - state.written:
             state.views[index].zero_()
         if self.guard is not None:
-            self.guard.measure(state.gradient, state.weight)
+            self.guard.check_norm(state.gradient, state.weight)
         while state.next_bucket < len(self.layout.buckets):
             self._seal(state, state.next_bucket)
         if self.guard is not None:
-            self.guard.end()
+            self.guard.restore_buffers()
 
     def _seal(self, state: Accumulation, bucket: int) -> None:
-        """Write a bucket's tail and hand it over."""
+        """Write a bucket's tail and pass the bucket on."""
         piece = self.layout.buckets[bucket]
         facts = (state.weight, state.control, self._members[bucket] - state.written)
         cached = self._tails.get(bucket)
@@ -250,7 +255,7 @@ class Replica:
             cached = self._tails[bucket] = (facts, torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device))
         state.gradient.flat[piece.tail : piece.stop].copy_(cached[1])
         if self.guard is not None:
-            self.guard.look(state.gradient, bucket)
+            self.guard.check_bucket(state.gradient, bucket)
         state.next_bucket += 1
         if state.on_bucket is not None:
             state.on_bucket(state.gradient.part(bucket))
@@ -258,9 +263,11 @@ class Replica:
     # -- updates -----------------------------------------------------------------------------------------------
 
     def apply(self, gradient: Gradient, lr_scale: float = 1.0, *, local: bool = False) -> int:
-        """One optimizer step with a summed gradient or bucket, which is consumed. Returns its staleness in updates.
+        """Take one optimizer step with a summed gradient or bucket, which is consumed.
 
-        `local`: it is this rank's alone, so its word of control is not yet known to all.
+        Return its staleness in updates.
+
+        `local`: it is this rank's gradient alone, so other ranks may not know its control value yet.
         """
         owner = gradient if gradient.bucket is None else gradient.owner
         assert owner is not None
@@ -290,13 +297,13 @@ class Replica:
         return staleness
 
     def _accepts(self, gradient: Gradient, local: bool) -> bool:
-        """Whether the optimizer may have it. This rank's own has been looked at before."""
-        if self.guard is not None and not local and not self.guard.accepts(gradient):
+        """Return whether the optimizer may use it. This rank's own gradient was checked before."""
+        if self.guard is not None and not local and not self.guard.accepts_sum(gradient):
             return False
         return self.loss_scale is None or self.loss_scale.accept(gradient.flat)
 
     def _read_tail(self, gradient: Gradient, piece: BucketSlice) -> list[float]:
-        """A bucket's tail on the host. On a GPU the host waits for the sum, and not for what was enqueued since."""
+        """Read a bucket's tail. On a GPU the host waits for the sum only, not for later work."""
         with self.streams.after(gradient.ready):
             return gradient.tail(piece.index).tolist()
 
@@ -313,12 +320,12 @@ class Replica:
                 self.average.update()
 
     def show_gradients(self) -> None:
-        """Let each parameter's `.grad` be the one with which it was last updated."""
+        """Set each parameter's `.grad` to the gradient of its last update."""
         for index, param in enumerate(self._parameters):
             param.grad = self.updater.kept.get(index)
 
     def discard(self, gradient: Gradient) -> None:
-        """Take a gradient's buffer back; one that is not of the pool is its holder's to forget."""
+        """Take a gradient's buffer back. A buffer that is not from the pool is left to its owner."""
         self.updater.of_step.pop(gradient.step, None)
         if self.pool.owns(gradient.flat):
             self.pool.give_back(gradient.flat)
@@ -330,44 +337,44 @@ class Replica:
         return float(self.updater.optimizer.param_groups[0]["lr"])
 
     def set_lr(self, lr: float) -> None:
-        """Go on with another learning rate, also the server's copy: see `Updater.set_lr`."""
+        """Set the learning rate, also of the server copy: see `Updater.set_lr`."""
         self.updater.set_lr(lr)
         if self._master is not None:
             self._master.set_lr(lr)
 
-    def forget_words(self) -> None:
-        """What was said is done: no gradient that carries it is under way any more."""
+    def clear_control(self) -> None:
+        """Clear the control values: all ranks have acted on them, and no gradient in flight carries one."""
         self.control_out = self.control_seen = 0
         if self._master is not None:
             self._master.control_seen = 0
 
     def read_parameters(self) -> Tensor:
-        """The trainable parameters, flat, in order of registration: a copy."""
+        """Return a copy of the trainable parameters, flat, in order of registration."""
         return torch.cat([param.detach().reshape(-1).to(self.layout.dtype) for param in self._parameters])
 
     @torch.no_grad()
     def write_parameters(self, value: Tensor) -> None:
-        """Overwrite them from such a tensor."""
+        """Overwrite the parameters by such a tensor."""
         offset = 0
         for param in self._parameters:
             param.copy_(value[offset : offset + param.numel()].view(param.shape))
             offset += param.numel()
 
     def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
-        """Parameters laid out as a gradient: the replica's, or the server's copy."""
+        """Return parameters in the layout of a gradient: the replica's, or the server copy's."""
         if master:
             return self.master.pack(bucket)
         return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates), step)
 
     def unpack_parameters(self, packed: Gradient) -> None:
-        """Overwrite the replica's parameters by packed ones; a word of control in them is known to all."""
+        """Overwrite the replica's parameters by packed ones. All ranks know the control value in them."""
         self.control_seen = max(self.control_seen, unpack(packed, self._parameters))
 
     @property
     def master(self) -> Master:
-        """The server's copy, made of the present parameters when it is first asked for."""
+        """The server copy, made from the present parameters at first use."""
         if self._master is None:
-            assert self.make_master is not None, "nobody said how a server's copy is made"
+            assert self.make_master is not None, "make_master is not set"
             self._master = self.make_master()
             self._master.guard = self.guard
         return self._master
@@ -377,24 +384,24 @@ class Replica:
         return self._master is not None
 
     def keep_average(self, decay: float) -> None:
-        """From now on keep an exponential moving average of the parameters, one step an update."""
+        """Keep an exponential moving average of the parameters from here on; it advances at each update."""
         self.average = Average(self._parameters, decay)
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The trainable ones, in the layout's order."""
+        """The trainable parameters, in the layout's order."""
         return list(self._parameters)
 
     def shared_tensors(self) -> list[Tensor]:
-        """Everything that must be equal on all ranks at the start: parameters (frozen ones too) and buffers."""
+        """Return all tensors that must be equal on all ranks at the start: parameters (frozen ones too) and buffers."""
         return [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
 
     def float_buffers(self) -> list[Tensor]:
-        """Buffers that change in training (BatchNorm's statistics) and differ between ranks."""
+        """Return the buffers that change in training (BatchNorm's statistics) and differ between ranks."""
         return [buffer for buffer in self.model.buffers() if buffer.dtype.is_floating_point]
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, as tensors and plain values."""
+        """Return all state that a resumed run needs, as tensors and plain values."""
         return {
             "model": self.model.state_dict(),
             **self.updater.state(),
@@ -405,7 +412,7 @@ class Replica:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Restore `state()`."""
         self.model.load_state_dict(state["model"])
         self.updater.load(state)
         self.updates = list(state["updates"])
@@ -419,7 +426,7 @@ class Replica:
     def gradient_from(
         self, flat: Tensor, step: int, version: int, bucket: int | None = None, owners: dict[int, Gradient] | None = None
     ) -> Gradient:
-        """A gradient, or a bucket of one, that was in flight when a checkpoint was taken, in a buffer of this replica's.
+        """Return a gradient (or bucket) that was in flight at a checkpoint, in a buffer of this replica.
 
         `owners`: step -> the gradient whose buckets have been restored so far.
         """
@@ -431,12 +438,16 @@ class Replica:
         gradient = owner if bucket is None else owner.part(bucket)
         gradient.flat.copy_(flat)
         if bucket in (None, 0):
-            gradient.tail(0)[CONTROL] = 0.0  # the word that stopped that run is not for this one
+            # the control value that stopped the former run does not apply to this one
+            gradient.tail(0)[CONTROL] = 0.0
         return gradient
 
 
 def _divide(gradient: Gradient, weights: Sequence[float]) -> None:
-    """Sum of shares -> mean over the samples that really were there. Buckets' weights differ where a rank left some out."""
+    """Divide a sum of shares by its weights: the mean over the samples that contributed.
+
+    A rank may have left out some buckets only.
+    """
     little = 64 * torch.finfo(gradient.flat.dtype).eps
     parts = [(gradient.flat, weights[0])]
     if any(abs(weight - weights[0]) > little for weight in weights):

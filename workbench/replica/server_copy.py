@@ -1,4 +1,4 @@
-"""A server's copy of the parameters, with an optimizer of its own."""
+"""A server's copy of the parameters, with its own optimizer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from workbench.settings import ScheduleFactory
 
 @final
 class Master:
-    """Parameters that gradients are applied to but never taken at: a worker may compute beside it with those it has read.
+    """A server's parameters. Gradients are applied to them, but computed at a worker's replica.
 
-    Made as a copy of a replica's parameters. A server updates the buckets it owns, each with an optimizer of its own: two shards
-    on one rank are at updates of their own, and so at places of their own in the schedule.
+    They begin as a copy of a replica's parameters. Each bucket has its own optimizer, because two shards on one rank
+    may have had different numbers of updates, and so be at different places of the schedule.
 
     Args:
-        parameters: the replica's, in the layout's order.
+        parameters: the replica's parameters, in the layout's order.
         make_optimizer: parameters -> optimizer.
-        schedule: made for each bucket's optimizer; advanced at each update of the bucket.
-        ema_decay: keep an exponential moving average for evaluation, a step an update: of one bucket that holds everything.
+        schedule: made for each bucket's optimizer; it advances at each update of the bucket.
+        ema_decay: keep an exponential moving average for evaluation, with one bucket for all parameters; it advances
+            at each update.
     """
 
     def __init__(
@@ -40,16 +41,17 @@ class Master:
     ) -> None:
         self.layout = layout
         self.parameters = [nn.Parameter(param.detach().clone()) for param in parameters]
-        self._make_optimizer, self._schedule = make_optimizer, schedule
-        self._updaters: dict[int, Updater] = {}  # bucket -> its own, made at its first update
+        self._make_optimizer = make_optimizer
+        self._schedule = schedule
+        self._updaters: dict[int, Updater] = {}  # bucket -> its updater, made at its first update
         self.updates = [0] * len(layout.buckets)
         self.progress = [0.0] * len(
             layout.buckets
         )  # steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
         self.control_seen = 0
-        self._lr: float | None = None  # that was set in the run
-        self.guard: GradientGuard | None = None  # looks at what is applied
-        self._updating = Lock()  # a server updates on a thread of its own
+        self._lr: float | None = None  # set during the run
+        self.guard: GradientGuard | None = None  # checks sums before they are applied
+        self._updating = Lock()  # a server updates on its own thread
         self.average = Average(self.parameters, ema_decay) if ema_decay is not None else None
 
     @property
@@ -60,32 +62,32 @@ class Master:
         return float((made or [self._make_optimizer(self.parameters)])[0].param_groups[0]["lr"])
 
     def set_lr(self, lr: float) -> None:
-        """From the next update on: see `Updater.set_lr`."""
+        """Set the learning rate of later updates: see `Updater.set_lr`."""
         self._lr = lr
         for updater in self._updaters.values():
             updater.set_lr(lr)
 
     def _updater(self, bucket: int) -> Updater:
         if bucket not in self._updaters:
-            optimizer = self._make_optimizer(self.parameters)  # keeps state of those alone with which it is stepped
+            optimizer = self._make_optimizer(self.parameters)  # keeps state only for parameters that it updates
             self._updaters[bucket] = Updater(optimizer, self.parameters, self.layout, schedule=self._schedule, clip_norm=None)
             if self._lr is not None:
                 self._updaters[bucket].set_lr(self._lr)
         return self._updaters[bucket]
 
     def apply(self, gradient: Gradient, lr_scale: float) -> int:
-        """One optimizer step with a sum of shares; returns the largest staleness of what was summed, by the gradient's version."""
+        """Take one optimizer step with a sum of shares; return its largest staleness, by the gradient's version."""
         with self._updating:
             return self._apply(gradient, lr_scale)
 
     def evaluated(self) -> list[Tensor]:
-        """What an evaluation looks at: the averages where they are kept, else the parameters. A copy, also while a server updates."""
+        """Return a copy of the parameters to evaluate: the averages if they are kept. Safe while a server updates."""
         with self._updating:
             values = self.average.values if self.average is not None else self.parameters
             return [value.detach().clone() for value in values]
 
     def evaluated_shard(self, bucket: int) -> dict[int, Tensor]:
-        """The same of one shard: number of the parameter -> a copy."""
+        """Return the same for one shard: parameter number -> copy."""
         with self._updating:
             values = self.average.values if self.average is not None else self.parameters
             return {slot.index: values[slot.index].detach().clone() for slot in self.layout.buckets[bucket].slots}
@@ -93,12 +95,12 @@ class Master:
     def _apply(self, gradient: Gradient, lr_scale: float) -> int:
         buckets = range(len(self.updates)) if gradient.bucket is None else (gradient.bucket,)
         staleness = max(self.updates[bucket] for bucket in buckets) - gradient.version
-        touched, accepted = [], self.guard is None or self.guard.accepts(gradient)
+        touched, accepted = [], self.guard is None or self.guard.accepts_sum(gradient)
         for part, flat in gradient.slices():
             tail = gradient.tail(part.index).tolist()
             self.control_seen = max(self.control_seen, int(tail[CONTROL]))
             if tail[WEIGHT] > 0:
-                flat.div_(tail[WEIGHT])  # sum of shares -> mean over the samples that were there
+                flat.div_(tail[WEIGHT])  # sum of shares -> mean over the contributing samples
             for slot, num_users in zip(part.slots, tail[USED:], strict=True):
                 param = self.parameters[slot.index]
                 param.grad = gradient.view(slot).to(param.dtype) if num_users > 0 else None
@@ -115,18 +117,18 @@ class Master:
         return staleness
 
     def pack(self, bucket: int | None) -> Gradient:
-        """The parameters as they are now; the word of control that gradients brought goes with them."""
+        """Return the present parameters, with the control value that gradients brought."""
         return pack(self.parameters, self.layout, bucket, self.control_seen, max(self.updates) if bucket is None else self.updates[bucket])
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed server needs."""
+        """Return all state that a resumed server needs."""
         updaters = {bucket: updater.state() for bucket, updater in self._updaters.items()}
         kept = {"parameters": [param.detach() for param in self.parameters], "updaters": updaters, "updates": list(self.updates)}
         kept["progress"] = list(self.progress)
         return {**kept, "average": self.average.state() if self.average else None}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Restore `state()`."""
         for param, value in zip(self.parameters, state["parameters"], strict=True):
             param.data.copy_(value)
         for bucket, kept in state["updaters"].items():

@@ -1,8 +1,9 @@
 """Runtimes: what answers the requests of an algorithm's program.
 
 An algorithm is a generator that yields requests (`workbench.ops`). A runtime answers them: on real ranks (torch.distributed or MPI) or
-on a simulated cluster. The folders, from the bottom to the top; each may import only those above its line:
+on a simulated cluster. The rooms, from the bottom to the top; each may import only those above its line:
 
+    reference     every request answered literally, for all ranks in one process: read it first
     liveness      deadlines, failure detection, watchdog, membership
     transport     one rank's end of a communication library: torch.distributed, MPI
     execution     the interpreter: answers a program's requests on a transport
@@ -13,5 +14,6 @@ on a simulated cluster. The folders, from the bottom to the top; each may import
     simulator     the same programs on a virtual clock; no rank of its own
     user_loop     `Trainer` and `ddp_hook`: a training loop that the user wrote
 
-Begin with `execution/interpreter.py`. `rank` and `simulator` do not import each other.
+Begin with `reference.py`, then `execution/interpreter.py`. `reference` imports no other room.
+`rank` and `simulator` do not import each other.
 """

@@ -1,6 +1,6 @@
-"""Closed forms: what the simulator must agree with, and what can be known without running it.
+"""Closed forms: results that the simulator must reproduce, or that need no simulation.
 
-Each formula says where it comes from: a paper's, as recalled from one, or derived here. Tests tie each to the simulator.
+Each formula names its source: a paper, a paper as recalled, or "derived here". Tests compare each with the simulator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workbench.theory.arrivals import (
 )
 from workbench.theory.asynchronous import busiest_workers, cycle_s, mean_staleness, service_s, update_interval_s
 from workbench.theory.atoms import BimodalTime, ConstantTime, EmpiricalTime
-from workbench.theory.backlog import Carried, carried_steps
+from workbench.theory.backlog import Backlog, backlog_steps
 from workbench.theory.collectives import all_reduce_s, codec_s, gather_s, parameter_server_s, scatter_s, server_over_ring, wire_s
 from workbench.theory.compression import break_even_bandwidth, ring_break_even_bandwidth, smallest_useful_ratio
 from workbench.theory.fluctuating import pipe_ends_s
@@ -44,9 +44,9 @@ from workbench.theory.steps import (
 
 __all__ = [
     "Arrival",
+    "Backlog",
     "BackupChoice",
     "BimodalTime",
-    "Carried",
     "ConstantTime",
     "EmpiricalTime",
     "Iterations",
@@ -59,12 +59,12 @@ __all__ = [
     "UniformTime",
     "all_reduce_s",
     "apply_times",
+    "backlog_steps",
     "backups_repay",
     "best_backups",
     "blom",
     "break_even_bandwidth",
     "busiest_workers",
-    "carried_steps",
     "codec_s",
     "cycle_s",
     "dear_s",

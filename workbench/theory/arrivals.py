@@ -1,7 +1,8 @@
-"""When a worker's gradient arrives: laws of its seconds, each with what the N-th of N + b takes on average.
+"""Arrival times of a worker's gradient: distributions of its seconds, each with the mean of the N-th of N + b.
 
-Workers are independent and every step is drawn anew, which is what `costs` simulates. One law's expected order statistic is its
-closed form where there is one, else quadrature; `order_statistics` has both. All derived here. Laws of single values: `atoms`.
+Workers are independent and every step is drawn again, as `costs` simulates them. A distribution's expected order
+statistic has a closed form, or is computed by quadrature; `order_statistics` has both. All derived here.
+Distributions of single values: `atoms`.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from workbench.theory.order_statistics import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival(ABC):
-    """A law of one worker's seconds."""
+    """A distribution of one worker's seconds."""
 
     @abstractmethod
     def cdf(self, seconds: Array) -> Array:
-        """(n,) probability of at most so many seconds (n,)."""
+        """Return the probability of at most `seconds`, shape (n,)."""
 
     @abstractmethod
     def quantile(self, u: Array) -> Array:
-        """(n,) the least seconds whose `cdf` is at least u (n,), in (0, 1)."""
+        """Return the smallest seconds whose `cdf` is at least u, for u in (0, 1), shape (n,)."""
 
     @property
     @abstractmethod
     def mean_s(self) -> float:
-        """Of one worker; infinite where there is none."""
+        """Mean of one worker; infinite if it does not exist."""
 
     def expected_order_statistic(self, which: int, of: int) -> float:
-        """Mean seconds until `which` of `of` workers are done.
+        """Return the mean seconds until `which` of `of` workers are done.
 
         Raises:
-            ConfigError: there is no such one of so many.
+            ConfigError: `which` is not from 1 to `of`.
         """
         return expected_order_statistic(self.quantile, which, of)
 
@@ -62,7 +63,7 @@ class ShiftedExponentialTime(Arrival):
     scale_s: float
 
     def __post_init__(self) -> None:
-        check_law(self, self.shift_s >= 0 and self.scale_s >= 0, "shift_s and scale_s must be 0 or more")
+        check_parameters(self, self.shift_s >= 0 and self.scale_s >= 0, "shift_s and scale_s must be 0 or more")
 
     def cdf(self, seconds: Array) -> Array:
         late = np.asarray(seconds, float) - self.shift_s
@@ -90,11 +91,11 @@ class LognormalTime(Arrival):
     sigma: float
 
     def __post_init__(self) -> None:
-        check_law(self, self.median_s > 0 and self.sigma >= 0, "median_s must be more than 0, sigma 0 or more")
+        check_parameters(self, self.median_s > 0 and self.sigma >= 0, "median_s must be more than 0, sigma 0 or more")
 
     @classmethod
     def of_mean(cls, mean_s: float, sigma: float) -> LognormalTime:
-        """That of a mean, as `costs.Lognormal` has it: median = mean exp(-sigma^2 / 2)."""
+        """Make the distribution with this mean, as `costs.Lognormal` has it: median = mean exp(-sigma^2 / 2)."""
         return cls(median_s=mean_s * math.exp(-(sigma**2) / 2), sigma=sigma)
 
     def cdf(self, seconds: Array) -> Array:
@@ -119,7 +120,7 @@ class ParetoTime(Arrival):
     shape: float
 
     def __post_init__(self) -> None:
-        check_law(self, self.minimum_s > 0 and self.shape > 0, "minimum_s and shape must be more than 0")
+        check_parameters(self, self.minimum_s > 0 and self.shape > 0, "minimum_s and shape must be more than 0")
 
     def cdf(self, seconds: Array) -> Array:
         return np.asarray(1 - (self.minimum_s / np.maximum(seconds, self.minimum_s)) ** self.shape, float)
@@ -144,7 +145,7 @@ class UniformTime(Arrival):
     high_s: float
 
     def __post_init__(self) -> None:
-        check_law(self, 0 <= self.low_s <= self.high_s, "0 <= low_s <= high_s")
+        check_parameters(self, 0 <= self.low_s <= self.high_s, "0 <= low_s <= high_s")
 
     def cdf(self, seconds: Array) -> Array:
         width = self.high_s - self.low_s
@@ -165,13 +166,13 @@ class UniformTime(Arrival):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalTime(Arrival):
-    """N(mean, deviation^2), negative seconds and all: a model of small deviations. See `order_statistics.blom`."""
+    """N(mean, deviation^2), including negative seconds: a model of small deviations. See `order_statistics.blom`."""
 
     mean_s: float
     deviation_s: float
 
     def __post_init__(self) -> None:
-        check_law(self, self.deviation_s >= 0, "deviation_s must be 0 or more")
+        check_parameters(self, self.deviation_s >= 0, "deviation_s must be 0 or more")
 
     def cdf(self, seconds: Array) -> Array:
         late = np.asarray(seconds, float) - self.mean_s
@@ -187,9 +188,10 @@ class NormalTime(Arrival):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantileTime(Arrival):
-    """Any law whose quantile function is known: `scale_s` times `quantile_of(u)`, behind `shift_s`.
+    """Any distribution with a known quantile function: `shift_s` + `scale_s` times `quantile_of(u)`.
 
-    A law of `costs.stragglers` is one of a step's slowness: `QuantileTime(quantile_of=law.quantile, scale_s=compute_s)`.
+    A distribution of `costs.stragglers` gives a step's slowness: `QuantileTime(quantile_of=lognormal.quantile,
+    scale_s=compute_s)`.
     """
 
     quantile_of: Quantile
@@ -197,10 +199,10 @@ class QuantileTime(Arrival):
     shift_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_law(self, self.scale_s >= 0, "scale_s must be 0 or more")
+        check_parameters(self, self.scale_s >= 0, "scale_s must be 0 or more")
 
     def cdf(self, seconds: Array) -> Array:
-        """By bisection of the quantile function."""
+        """Invert the quantile function by bisection."""
         seconds = np.asarray(seconds, float)
         low, high = np.zeros(seconds.shape), np.ones(seconds.shape)
         for _ in range(52):
@@ -222,19 +224,19 @@ class QuantileTime(Arrival):
 
 @lru_cache(maxsize=4096)
 def standard_normal_order_statistic(which: int, of: int) -> float:
-    """E of the k-th smallest of m standard normal numbers, by quadrature of the half that is not small.
+    """Return the expected k-th smallest of m standard normal numbers, by quadrature of the larger half.
 
     >>> round(standard_normal_order_statistic(2, 2) * math.sqrt(math.pi), 9)
     1.0
     """
     check_order(which, of)
     mirrored = of + 1 - which
-    if which <= mirrored:  # symmetric; the upper half has the larger numbers, and the middle is nothing
+    if which <= mirrored:  # symmetric; the upper half has the larger numbers, and the median is 0
         return -standard_normal_order_statistic(mirrored, of) if which < mirrored else 0.0
     return expected_order_statistic(ndtri, which, of)
 
 
-def check_law(law: Any, good: bool, what: str) -> None:
-    """Raise `ConfigError` unless the law's parameters are `good`: `what` they must be."""
+def check_parameters(arrival: Any, good: bool, what: str) -> None:
+    """Raise `ConfigError` unless the parameters are `good`; `what` says what they must be."""
     if not good:
-        raise ConfigError(f"{law}: {what}")
+        raise ConfigError(f"{arrival}: {what}")

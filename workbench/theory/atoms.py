@@ -1,4 +1,4 @@
-"""Laws of arrival of single values: always one, one of two, one of those measured. Their order statistics are finite sums."""
+"""Arrival distributions of single values: constant, bimodal, empirical. Their order statistics are finite sums."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import final
 import numpy as np
 from scipy.special import betainc
 
-from workbench.theory.arrivals import Arrival, check_law
+from workbench.theory.arrivals import Arrival, check_parameters
 from workbench.theory.order_statistics import Array, check_order
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantTime(Arrival):
-    """Always the same."""
+    """A constant time."""
 
     seconds: float
 
     def __post_init__(self) -> None:
-        check_law(self, self.seconds >= 0, "seconds must be 0 or more")
+        check_parameters(self, self.seconds >= 0, "seconds must be 0 or more")
 
     def cdf(self, seconds: Array) -> Array:
         return (np.asarray(seconds) >= self.seconds).astype(float)
@@ -41,14 +41,16 @@ class ConstantTime(Arrival):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BimodalTime(Arrival):
-    """`usual_s`, or with a probability `slow_s`. The order statistic is exact."""
+    """`usual_s`, or `slow_s` with a probability. The order statistic is exact."""
 
     usual_s: float
     slow_s: float
     probability: float
 
     def __post_init__(self) -> None:
-        check_law(self, 0 <= self.usual_s <= self.slow_s and 0 <= self.probability <= 1, "0 <= usual_s <= slow_s, probability from 0 to 1")
+        check_parameters(
+            self, 0 <= self.usual_s <= self.slow_s and 0 <= self.probability <= 1, "0 <= usual_s <= slow_s, probability from 0 to 1"
+        )
 
     def cdf(self, seconds: Array) -> Array:
         seconds = np.asarray(seconds, float)
@@ -69,12 +71,17 @@ class BimodalTime(Arrival):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalTime(Arrival):
-    """Each of some values equally likely, as measured: a step function. The order statistic is exact, by the Beta law of ranks."""
+    """Each of some measured values, equally likely: a step function.
+
+    The order statistic is exact, by the Beta distribution of ranks.
+    """
 
     values_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_law(self, len(self.values_s) > 0 and all(value >= 0 for value in self.values_s), "values_s: one or more seconds of 0 or more")
+        check_parameters(
+            self, len(self.values_s) > 0 and all(value >= 0 for value in self.values_s), "values_s: one or more seconds of 0 or more"
+        )
         object.__setattr__(self, "values_s", tuple(sorted(map(float, self.values_s))))
 
     def cdf(self, seconds: Array) -> Array:
@@ -96,5 +103,5 @@ class EmpiricalTime(Arrival):
 
 
 def _of_atoms(values: Array, edges: Array, which: int, of: int) -> float:
-    """sum_i x_i (I(F_i) - I(F_(i-1))), with I the distribution function of Beta(k, m-k+1)."""
+    """Return sum_i x_i (I(F_i) - I(F_(i-1))), with I the distribution function of Beta(k, m-k+1)."""
     return float(values @ np.diff(betainc(which, of - which + 1, edges)))

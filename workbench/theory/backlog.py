@@ -1,8 +1,8 @@
-"""Backup workers whose stragglers are not cancelled: what is late in one step is late for the next.
+"""Backup workers whose stragglers are not cancelled: a worker that is late in one step begins the next step late.
 
-An order statistic takes every worker to begin every step afresh. Here who is late ends what it is at, has it dropped, and begins the
-present step's gradient only then, so that steps are longer: with 2 backups of 8 workers and lognormal times by 3 % at sigma = 0.1
-and by 40 % at sigma = 1.
+An order statistic assumes that every worker begins every step at its start. Here a late worker first ends its old
+gradient, which is dropped, and then begins the present step's gradient. Steps are therefore longer: with 2 backups of
+8 workers and lognormal times by 3 % at sigma = 0.1 and by 40 % at sigma = 1.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from workbench.rng import generator
 from workbench.theory.arrivals import Arrival
 from workbench.theory.order_statistics import Array, check_order
 
-SAME_MOMENT = 1e-9  # relative
+SAME_MOMENT = 1e-9  # relative to a step
 
 
-def carried_steps(times: Array, num_gradients: int) -> Array:
-    """Seconds of each step, as a recurrence: step t ends with the N-th gradient of those that were begun in it.
+def backlog_steps(times: Array, num_gradients: int) -> Array:
+    """Return the seconds of each step, by a recurrence: step t ends with the N-th gradient that was begun in it.
 
-    A worker begins when the step does, or when it is done with a gradient of an earlier step: r_i seconds later. It arrives
-    at r_i + x_i. T = the N-th smallest of these; then r_i <- 0 for those who arrived, r_i - T for those still at an old gradient,
-    r_i + x_i - T for those at this one. Moments apart by less than 1e-9 of a step are one moment: where times have few values, many
-    coincide, and rounding must not decide who is at which gradient.
+    A worker begins when the step does, or when it has ended a gradient of an earlier step: r_i seconds later. It
+    arrives at r_i + x_i. T = the N-th smallest of these. Then r_i <- 0 for workers that arrived, r_i - T for workers
+    still at an old gradient, r_i + x_i - T for workers at this step's gradient. Times that differ by less than 1e-9
+    of a step are equal: if times have few values, many coincide, and rounding must not decide which gradient a worker
+    is at.
 
     Args:
-        times: (steps, N + b) seconds of a gradient of each worker begun in each step.
+        times: (steps, N + b) seconds of each worker's gradient begun in each step.
         num_gradients: N.
 
-    Derived here. Paper: chen2016revisiting, Alg. 3-4 (the method).
+    Derived here. Paper: chen2016revisiting, Alg. 3-4 (the algorithm).
 
-    >>> carried_steps(np.array([[1.0, 5.0], [2.0, 1.0], [9.0, 1.0]]), 1)  # the second worker is ready after 5, and is then the quicker
+    >>> backlog_steps(np.array([[1.0, 5.0], [2.0, 1.0], [9.0, 1.0]]), 1)  # the second worker is ready after 5 s, and is then quicker
     array([1., 2., 3.])
 
     Raises:
-        ConfigError: N is not of N + b.
+        ConfigError: N is not from 1 to N + b.
     """
     times = np.asarray(times, float)
     check_order(num_gradients, times.shape[1])
@@ -54,16 +55,19 @@ def carried_steps(times: Array, num_gradients: int) -> Array:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """A law of arrival for `best_backups`, with stragglers carried from step to step: a mean over `num_steps` drawn steps.
+class Backlog:
+    """An arrival distribution for `best_backups` with backlog: stragglers begin the next step late.
 
-    The same draws for every N of one m, so that a curve over b is smooth. `standard_error` says how sure a mean is.
+    The mean is over `num_steps` drawn steps.
+
+    All N of one m use the same draws, so that a curve over b is smooth. `standard_error` is the uncertainty of a
+    mean.
 
     >>> from workbench.theory import ConstantTime, LognormalTime
-    >>> Carried(arrival=ConstantTime(seconds=2.0)).expected_order_statistic(7, 8)
+    >>> Backlog(arrival=ConstantTime(seconds=2.0)).expected_order_statistic(7, 8)
     2.0
-    >>> law = LognormalTime.of_mean(1.0, 0.5)
-    >>> Carried(arrival=law).expected_order_statistic(7, 8) / law.expected_order_statistic(7, 8) > 1.05
+    >>> lognormal = LognormalTime.of_mean(1.0, 0.5)
+    >>> Backlog(arrival=lognormal).expected_order_statistic(7, 8) / lognormal.expected_order_statistic(7, 8) > 1.05
     True
     """
 
@@ -73,23 +77,23 @@ class Carried:
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_steps, int) or self.num_steps < 20:
-            raise ConfigError(f"num_steps={self.num_steps}: how many steps are drawn, 20 or more")
+            raise ConfigError(f"num_steps={self.num_steps}: the number of drawn steps, 20 or more")
 
     def expected_order_statistic(self, which: int, of: int) -> float:
-        """Mean seconds until `which` gradients of a step are there, of `of` workers."""
+        """Return the mean seconds until `which` gradients of a step have arrived, of `of` workers."""
         return float(self._steps(which, of).mean())
 
     def standard_error(self, which: int, of: int) -> float:
-        """Of that mean, from ten parts of the steps: neighbours are not independent."""
+        """Return the standard error of that mean, from ten parts of the steps: neighbours are not independent."""
         parts = [part.mean() for part in np.array_split(self._steps(which, of), 10)]
         return float(np.std(parts, ddof=1) / len(parts) ** 0.5)
 
     def _steps(self, which: int, of: int) -> Array:
         check_order(which, of)
-        return carried_steps(_draw(self.arrival, self.num_steps, of, self.seed), which)
+        return backlog_steps(_draw(self.arrival, self.num_steps, of, self.seed), which)
 
 
 @lru_cache(maxsize=4)
 def _draw(arrival: Arrival, num_steps: int, of: int, seed: int) -> Array:
-    """(steps, m) times."""
+    """Draw times, shape (steps, m)."""
     return arrival.quantile(generator(seed, "arrivals").random((num_steps, of)))

@@ -1,7 +1,8 @@
-"""Seconds of sums over all workers: what `Collective.seconds` leaves out, which is codecs and parameter servers.
+"""Seconds of sums over all workers that `Collective.seconds` does not cover: codecs and parameter servers.
 
-Ring, tree, halving-doubling and linear have their formulas on the classes (`collectives.Ring().seconds`), tied to the messages
-there. p workers, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte` of a link.
+Ring, tree, halving-doubling and linear have their formulas on the classes (`collectives.Ring().seconds`), next to
+their messages. p workers, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`
+of a link.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from workbench.errors import ConfigError
 
 
 def wire_s(num_bytes: float, num_workers: int, link: Link) -> float:
-    """2 (p-1)/p n beta: the part of a ring's seconds that is bandwidth alone, which nothing that runs beside it can shorten.
+    """Return 2 (p-1)/p n beta: the bandwidth part of a ring's seconds, which no concurrency can shorten.
 
     >>> from workbench.costs import ethernet_1g
     >>> round(wire_s(25e6, 2, ethernet_1g), 6)
@@ -23,7 +24,7 @@ def wire_s(num_bytes: float, num_workers: int, link: Link) -> float:
 
 
 def all_reduce_s(collective: Collective, num_bytes: float, num_workers: int, network: Network) -> float:
-    """`collective.seconds` and, where it has a codec in its hops, `codec_s`.
+    """Return `collective.seconds`, plus `codec_s` if it has a codec in its hops.
 
     Raises:
         ConfigError: it has no formula.
@@ -32,7 +33,9 @@ def all_reduce_s(collective: Collective, num_bytes: float, num_workers: int, net
 
 
 def codec_s(collective: Collective, num_bytes: float, num_workers: int, network: Network) -> float:
-    """Encoding and decoding on the critical path of one sum, with e and d = `encode_s_per_byte`, `decode_s_per_byte`; derived here.
+    """Return encoding and decoding on the critical path of one sum, with e and d = `encode_s_per_byte`, `decode_s_per_byte`.
+
+    Derived here.
 
     | collective | with a codec in its hops |
     |---|---|
@@ -41,10 +44,11 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
     | `Linear` | 2 n e + p n d: the root decodes p-1 values, a worker the sum |
     | `Tree` | (k+1) n (e + d), k = ceil(log2 p): each level encodes its sum; the whole sum is encoded once |
 
-    w is the wire's time of an encoded block, n/p beta / r. 0 without a codec. `Ring(chunks=c)` hides more of it, and has no formula here.
+    w is the wire time of an encoded block, n/p beta / r. It is 0 without a codec. `Ring(chunks=c)` hides more of it,
+    and has no formula here.
 
     Raises:
-        ConfigError: none is known.
+        ConfigError: no formula is known.
     """
     p, encoding_s, decoding_s = num_workers, num_bytes * network.encode_s_per_byte, num_bytes * network.decode_s_per_byte
     if not collective.lossy or p == 1:
@@ -63,15 +67,16 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
         case Tree():
             return ((p - 1).bit_length() + 1) * (encoding_s + decoding_s)
         case Ring():
-            raise ConfigError(f"{collective} hides its codec's time, for which there is no formula: use Ring(codec=...), or simulate it")
-    raise ConfigError(f"{collective} has no formula of its codec's time: use one of Ring, HalvingDoubling, Linear, Tree, or simulate it")
+            raise ConfigError(f"{collective} hides its codec's time, and there is no formula for it: use Ring(codec=...), or simulate it")
+    raise ConfigError(f"{collective} has no formula for its codec's time: use Ring, HalvingDoubling, Linear or Tree, or simulate it")
 
 
 def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
-    """p (alpha + m beta) + (p-1) m gamma, m = n/M: a server hears p gradients of its shard through its one interface and sums them.
+    """Return p (alpha + m beta) + (p-1) m gamma, m = n/M: a server receives p gradients of its shard through one interface and sums them.
 
-    It asks for one after the other, so each pays its latency, and sums before it asks again, so sums are not hidden. All M
-    servers do at once; those behind the first lag by a message each, a worker having one interface too, which `scatter_s` hides.
+    It receives one gradient after another, so each has its latency. It sums before it receives the next, so sums are
+    not hidden. All M servers work at the same time. The servers after the first lag by a message each, because a
+    worker has one interface too; `scatter_s` hides that.
 
     Derived here.
     """
@@ -80,24 +85,28 @@ def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) ->
 
 
 def scatter_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
-    """M alpha + (p + M - 1) m beta, m = n/M: a server's replies leave one behind the other, and a worker takes its shards in turn.
+    """Return M alpha + (p + M - 1) m beta, m = n/M: a server sends its replies one after another, and a worker takes its shards in turn.
 
-    alpha + p n beta with one server. Derived here.
+    With one server it is alpha + p n beta. Derived here.
     """
     message_s, _ = _message(num_bytes, link, shards)
     return shards * link.latency_s + (num_workers + shards - 1) * message_s
 
 
 def parameter_server_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1, *, staggered: bool = False) -> float:
-    """PS-Sync's communication: gather, then scatter, not overlapped. About 2 p n beta / M, against a ring's 2 (p-1)/p n beta.
+    """Return PS-Sync's communication: gather, then scatter, without overlap.
 
-    So it is from a common start to the last worker's end. `staggered` is what a step takes in the long run where replies leave one
-    behind the other: who is answered first computes and pushes first, while the others are being answered, so that
+    About 2 p n beta / M, compared with a ring's 2 (p-1)/p n beta.
+
+    This is the time from a common start to the last worker's end. `staggered` is the time of a step in the long run
+    if replies are sent one after another: the worker with the first reply computes and pushes first, while the others
+    still get their replies. Then
 
         p (alpha + m beta) + (p-1) m gamma  +  M (alpha + m beta)
 
-    is left, half of it. Where replies share the interface fairly, as TCP flows do, all arrive late together and nothing is saved.
-    A server that asked for all gradients at once would take p - 1 latencies less: 2 alpha + 2 p n beta + (p-1) n gamma.
+    remains, half of it. If replies share the interface fairly, as TCP flows do, all arrive late at the same time, and
+    nothing is saved. A server that received all gradients at once would need p - 1 latencies less: 2 alpha + 2 p n
+    beta + (p-1) n gamma.
 
     Derived here; the comparison with a ring is li2018pipesgd's.
 
@@ -107,7 +116,7 @@ def parameter_server_s(num_bytes: float, num_workers: int, link: Link, shards: i
     [292.8, 1561.6]
 
     Raises:
-        ConfigError: no servers.
+        ConfigError: there are no servers.
     """
     gather = gather_s(num_bytes, num_workers, link, shards)
     if not staggered:
@@ -116,18 +125,18 @@ def parameter_server_s(num_bytes: float, num_workers: int, link: Link, shards: i
 
 
 def server_over_ring(num_workers: int) -> float:
-    """p^2 / (p-1): how much longer one server's interface is busy than those of a ring; derived here.
+    """Return p^2 / (p-1): how much longer one server's interface is busy than those of a ring. Derived here.
 
     >>> server_over_ring(4) == 16 / 3
     True
     """
     if num_workers < 2:
-        raise ConfigError(f"num_workers={num_workers}: one worker has nobody to send to; give 2 or more")
+        raise ConfigError(f"num_workers={num_workers}: one worker sends nothing; give 2 or more")
     return num_workers**2 / (num_workers - 1)
 
 
 def _message(num_bytes: float, link: Link, shards: int) -> tuple[float, float]:
-    """Seconds on the wire, and to sum, of one shard."""
+    """Return the seconds on the wire, and to sum, of one shard."""
     if not isinstance(shards, int) or shards < 1:
         raise ConfigError(f"shards={shards}: the number of servers, 1 or more")
     return num_bytes / shards / link.bandwidth_bytes_per_s, num_bytes / shards * link.sum_s_per_byte

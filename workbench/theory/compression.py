@@ -1,4 +1,4 @@
-"""When a codec pays: below which bandwidth, and how strong it must be. All derived here."""
+"""When compression pays: the bandwidth below which it does, and the ratio that it needs. All derived here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from workbench.errors import ConfigError
 
 
 def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
-    """Bytes per second at which encoding and decoding take as long as they save on the wire; below it the codec pays.
+    """Return the bandwidth at which encoding and decoding take the time that they save on the wire; below it the codec pays.
 
-    `saved_bytes` of one rank's critical path. Infinite for a codec that takes no time.
+    `saved_bytes` are those of one rank's critical path. Infinite for a codec that takes no time.
 
     >>> break_even_bandwidth(100e6, 0.1) / 1e9
     1.0
@@ -20,24 +20,27 @@ def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
 
 
 def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte: float, decode_s_per_byte: float) -> float:
-    """Of a ring with a codec in every hop and no latency: where 2 (p-1)/p n beta (1 - 1/r) is `collectives.codec_s`, whatever n.
+    """Return that bandwidth for a ring with a codec in every hop, without latency: 2 (p-1)/p n beta (1 - 1/r) = `collectives.codec_s`.
 
-    2 (p-1) (1 - 1/r) / (p (e + d)) where decoding hides under an encoded block's time on the wire; else (p-1) (2 - 1/r) / (p e + (2p-1) d).
+    It does not depend on n.
+
+    2 (p-1) (1 - 1/r) / (p (e + d)) if decoding hides under an encoded block's time on the wire; otherwise (p-1) (2 -
+    1/r) / (p e + (2p-1) d).
 
     Args:
-        ratio: r, bytes of the values over bytes on the wire.
+        ratio: r, bytes of the values divided by bytes on the wire.
         encode_s_per_byte, decode_s_per_byte: e and d, for a byte of uncompressed values.
 
     >>> ring_break_even_bandwidth(4, 2.0, 1e-9, 1e-9) / 1e6  # a codec of 1 GB/s either way pays below 3 Gbit/s
     375.0...
 
     Raises:
-        ConfigError: a codec that makes nothing smaller, or nobody to send to.
+        ConfigError: the codec does not compress, or there is only one worker.
     """
     if num_workers < 2:
         raise ConfigError(f"num_workers={num_workers}: one worker sends nothing; give 2 or more")
     if ratio < 1:
-        raise ConfigError(f"ratio={ratio}: bytes before over bytes after, 1 or more")
+        raise ConfigError(f"ratio={ratio}: bytes before divided by bytes after, 1 or more")
     p = num_workers
     hidden = break_even_bandwidth(2 * (p - 1) * (1 - 1 / ratio), p * (encode_s_per_byte + decode_s_per_byte))
     if hidden * ratio * decode_s_per_byte <= 1:
@@ -46,10 +49,10 @@ def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte:
 
 
 def smallest_useful_ratio(compute_s: float, num_bytes: float, num_workers: int, link: Link, codec_s: float = 0.0) -> float:
-    """The least compression r with which a ring's all-reduce hides under compute in Pipe-SGD: m_r <= c.
+    """Return the smallest compression ratio r with which a ring's all-reduce hides under compute in Pipe-SGD: m_r <= c.
 
-    m_r = 2 (p-1) alpha + 2 (p-1)/p n beta / r + (p-1)/p n gamma + t_codec. 1 where it hides without a codec; infinite
-    where latency, sums and the codec alone take longer than compute: then none is strong enough.
+    m_r = 2 (p-1) alpha + 2 (p-1)/p n beta / r + (p-1)/p n gamma + t_codec. It is 1 if the all-reduce hides without a
+    codec. It is infinite if latency, sums and the codec alone take longer than compute.
 
     >>> from workbench.costs import Network
     >>> smallest_useful_ratio(0.5, 1e9, 2, Network(latency_s=0.0, bandwidth_bytes_per_s=1e9), codec_s=0.25)

@@ -1,4 +1,4 @@
-"""Pipe-SGD where compute and communication change from step to step, as a recurrence."""
+"""Pipe-SGD with compute and communication times that change from step to step, as a recurrence."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from workbench.errors import ConfigError
 
 
 def pipe_ends_s(compute_s: ArrayLike, communication_s: Sequence[float], width: int) -> NDArray[np.float64]:
-    """When the sum of each step's gradients is there, in seconds since the first step's begin.
+    """Return when the sum of each step's gradients is complete, in seconds since the first step's begin.
 
-    Worker i begins step t when it is through with step t-1 and the sum of step t-K is there; sums go one after the other, each from
-    when the last worker has come:
+    Worker i begins step t when it has ended step t-1 and the sum of step t-K is complete. Sums run one after another,
+    each from the arrival of the last worker:
 
         r_i[t] = max(r_i[t-1], e[t-K]) + c_i[t],   e[t] = max(max_i r_i[t], e[t-1]) + m[t]
 
-    With constant c and m it is `pipe_s`: c + m a step with width 1, else max(c, m), whatever the width. Where they change, a wider
-    pipeline lets who is early run ahead by more, and its mean step comes nearer to max(E[max_i c_i], E[m]), which none passes.
-    Update and codec belong to c or m. Derived here; the method is li2018pipesgd's.
+    With constant c and m it is `pipe_s`: c + m for a step with width 1, otherwise max(c, m), whatever the width. If
+    they change, a wider pipeline lets an early worker run further ahead. Its mean step comes nearer to max(E[max_i
+    c_i], E[m]), which is the lower bound. Update and codec belong to c or m. Derived here; the algorithm is
+    li2018pipesgd's.
 
     Args:
         compute_s: (T, p) c of each step and worker.
@@ -34,7 +35,7 @@ def pipe_ends_s(compute_s: ArrayLike, communication_s: Sequence[float], width: i
     [2.0, 5.0, 6.0]
 
     Raises:
-        ConfigError: no steps, different numbers of them, or a width that is none.
+        ConfigError: there are no steps, different numbers of them, or the width is not a whole number of 1 or more.
     """
     compute, communication = np.asarray(compute_s, float), np.asarray(communication_s, float)
     if compute.ndim != 2 or communication.shape != compute.shape[:1] or not compute.size:

@@ -1,4 +1,4 @@
-"""Asynchrony as momentum: with memoryless compute times, p asynchronous workers move on average like one with momentum 1 - 1/p."""
+"""Asynchrony as momentum: with memoryless compute times, p asynchronous workers act on average like one with momentum 1 - 1/p."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from workbench.errors import ConfigError
 
 
 def implicit_momentum(num_workers: int) -> float:
-    """1 - 1/p, for asynchronous SGD whose next update is any worker's alike.
+    """Return 1 - 1/p, for asynchronous SGD in which each worker is equally likely to make the next update.
 
-    Worker k holds parameters v_k. On average an update moves w by -eta times the gradient at a mean of all v_k, s; then v_k of that
-    worker becomes w, so s <- (1 - 1/p) s + (1/p) w. Hence with a linear gradient, in expectation,
-    w[t+1] - w[t] = (1 - 1/p) (w[t] - w[t-1]) - (eta / p) g(w[t]). Derived here; the idea is Mitliagkas et al. (2016), as recalled.
+    Worker k holds parameters v_k. On average an update moves w by -eta times the gradient at the mean of all v_k, s.
+    Then v_k of that worker becomes w, so s <- (1 - 1/p) s + (1/p) w. Hence with a linear gradient, in expectation,
+    w[t+1] - w[t] = (1 - 1/p) (w[t] - w[t-1]) - (eta / p) g(w[t]). Derived here; the idea is Mitliagkas et al. (2016),
+    as recalled.
 
     >>> implicit_momentum(1), implicit_momentum(8)
     (0.0, 0.875)
 
     Raises:
-        ConfigError: nobody works.
+        ConfigError: there are no workers.
     """
     if not isinstance(num_workers, int) or num_workers < 1:
         raise ConfigError(f"num_workers={num_workers}: a whole number, 1 or more")
@@ -27,11 +28,11 @@ def implicit_momentum(num_workers: int) -> float:
 
 
 def quadratic_paths(staleness: ArrayLike, step: float) -> NDArray[np.float64]:
-    """Parameters of SGD on the quadratic of curvature 1, update after update, from 1: gradients are as late as was recorded.
+    """Return parameters of SGD on the quadratic of curvature 1, update after update from 1, with recorded staleness.
 
     Args:
-        staleness: (R, T) of T updates in R repetitions; what was read before the first update is 1.
-        step: eta.
+        staleness: (R, T) of T updates in R repetitions; parameters before the first update are 1.
+            step: eta.
 
     Returns:
         (R, T + 1)
@@ -45,10 +46,10 @@ def quadratic_paths(staleness: ArrayLike, step: float) -> NDArray[np.float64]:
 
 
 def fitted_momentum(paths: ArrayLike) -> tuple[float, float]:
-    """(a, b) of w[t+1] - w[t] = a (w[t] - w[t-1]) - b w[t], by least squares over the mean of paths (R, T + 1).
+    """Fit (a, b) of w[t+1] - w[t] = a (w[t] - w[t-1]) - b w[t], by least squares over the mean of paths (R, T + 1).
 
     Raises:
-        ConfigError: fewer than three updates.
+        ConfigError: there are fewer than three updates.
     """
     mean = np.atleast_2d(np.asarray(paths, float)).mean(0)
     if len(mean) < 4:

@@ -1,4 +1,4 @@
-"""How many iterations N gradients a step need, and how many backups are worth having."""
+"""The number of iterations with N gradients in each, and the number of backups that is worth its cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workbench.errors import ConfigError
 
 
 class OrderStatistic(Protocol):
-    """What is asked of a law of arrival times (`arrivals.Arrival` is one)."""
+    """The requirement for an arrival distribution (`arrivals.Arrival` is one)."""
 
     def expected_order_statistic(self, which: int, of: int) -> float:
-        """Mean seconds until `which` of `of` are there."""
+        """Return the mean seconds until `which` of `of` have arrived."""
 
 
 @final
@@ -25,9 +25,9 @@ class Iterations:
     """I(N) = I_inf (1 + N_c / N): iterations to a goal with N workers' gradients in each.
 
     Attributes:
-        limit: I_inf, with gradients without noise.
-        critical_workers: N_c, where half of the iterations are due to noise: the gradient noise scale in batches of one worker.
-        limit_error, critical_workers_error: standard errors; None where two points fix the line exactly, or nothing was fitted.
+        limit: I_inf, with gradients without noise. critical_workers: N_c, at which half of the iterations are due to
+            noise: the gradient noise scale in batches of one worker. limit_error, critical_workers_error: standard
+            errors; None if two points fix the line exactly, or if nothing was fitted.
 
     The form is mccandlish2018empirical's (there in steps against batch size).
 
@@ -45,16 +45,17 @@ class Iterations:
 
 
 def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
-    """Least squares of measured (N, iterations) in iterations against 1/N, a straight line, with standard errors from what is left over.
+    """Fit iterations over 1/N by a straight line through measured (N, iterations), with standard errors from the residuals.
 
-    Two points leave nothing over: no errors. Errors of N_c are to first order.
+    Two points leave no residuals, so there are no errors. Errors of N_c are to first order.
 
     >>> found = fit_iterations([(50, 137.5e3), (100, 76.2e3)])  # read in chen2016revisiting
     >>> round(found.limit), round(found.critical_workers)
     (14900, 411)
 
     Raises:
-        ConfigError: fewer than two numbers of workers, or points on a line that falls below zero: no law of this form.
+        ConfigError: there are fewer than two numbers of workers, or the line falls below zero, which this form
+            cannot.
     """
     found = [(float(workers), float(count)) for workers, count in points]
     if len({workers for workers, _ in found}) < 2 or min((min(point) for point in found), default=0.0) <= 0:
@@ -71,7 +72,7 @@ def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
         return Iterations(limit=float(limit), critical_workers=float(slope / limit))
     residual = counts - design @ np.array([limit, slope])
     covariance = np.linalg.inv(design.T @ design) * (residual @ residual) / (len(found) - 2)
-    toward = np.array([-slope / limit**2, 1 / limit])  # how N_c = slope / limit changes with each
+    toward = np.array([-slope / limit**2, 1 / limit])  # derivatives of N_c = slope / limit
     return Iterations(
         limit=float(limit),
         critical_workers=float(slope / limit),
@@ -83,12 +84,12 @@ def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupChoice:
-    """Predicted time to a goal for each number of backups, and the best.
+    """Predicted time to a goal for each number of backups, and the best number.
 
     Attributes:
         total: N + b.
-        backups: the b of least time; the smaller one of equals.
-        num_gradients, iterations, step_s, total_s: for b = 0, 1, ...: N, I(N), the mean time of the N-th arrival, their product.
+        backups: the b with the smallest time; the smaller one if equal.
+        num_gradients, iterations, step_s, total_s: for b = 0, 1, ...: N, I(N), the mean time of the N-th arrival, and their product.
     """
 
     total: int
@@ -105,33 +106,33 @@ class BackupChoice:
 
     @property
     def gain(self) -> float:
-        """How many times as long b = 0 takes."""
+        """Time with b = 0, divided by the time with the best b."""
         return self.total_s[0] / self.best_s
 
 
 def best_backups(total: int, iterations: Callable[[int], float], arrival: OrderStatistic, overhead_s: float = 0.0) -> BackupChoice:
-    """The b that makes the most of `total` machines: argmin of I(N) (E[X_(N:N+b)] + overhead), N = total - b.
+    """Return the best b for `total` machines: argmin of I(N) (E[X_(N:N+b)] + overhead), N = total - b.
 
     Args:
         total: N + b machines.
         iterations: I, from N; an `Iterations`, or any function.
-        arrival: the law of a gradient's seconds; whatever has `expected_order_statistic`.
-        overhead_s: of a step, whatever N is: gather, update, scatter.
+        arrival: the distribution of a gradient's seconds; any object with `expected_order_statistic`.
+            overhead_s: overhead of a step that does not depend on N: gather, update, scatter.
 
-    Every step is drawn anew for every worker. A simulated straggler is not cancelled: it comes late into the next step, so that its
-    steps take a little longer than here.
+    Every step is drawn again for every worker. A simulated straggler is not cancelled and begins the next step late,
+    so simulated steps take a little longer than here.
 
-    Paper: chen2016revisiting, section 3.1 (the rule); xu2020dynamic (chosen as one goes). Formula derived here.
+    Paper: chen2016revisiting, section 3.1 (the rule); xu2020dynamic (chosen during training). Formula derived here.
 
     >>> from workbench.theory import ConstantTime, ShiftedExponentialTime
-    >>> law = Iterations(limit=14900, critical_workers=411)
-    >>> best_backups(100, law, ConstantTime(seconds=1.0)).backups
+    >>> iterations = Iterations(limit=14900, critical_workers=411)
+    >>> best_backups(100, iterations, ConstantTime(seconds=1.0)).backups
     0
-    >>> best_backups(100, law, ShiftedExponentialTime(shift_s=2.5, scale_s=0.1)).backups
+    >>> best_backups(100, iterations, ShiftedExponentialTime(shift_s=2.5, scale_s=0.1)).backups
     4
 
     Raises:
-        ConfigError: no machines.
+        ConfigError: there are no machines.
     """
     if not isinstance(total, int) or total < 1:
         raise ConfigError(f"total={total}: the number of machines, N + b, 1 or more")
@@ -144,20 +145,21 @@ def best_backups(total: int, iterations: Callable[[int], float], arrival: OrderS
 
 
 def machine_seconds(num_gradients: int, backups: int, iterations: Callable[[int], float], arrival: OrderStatistic) -> float:
-    """(N + b) I(N) E[X_(N:N+b)]: what a goal costs in seconds of a machine, backups included. Derived here."""
+    """Return (N + b) I(N) E[X_(N:N+b)]: machine-seconds to a goal, backups included. Derived here."""
     total = num_gradients + backups
     return total * iterations(num_gradients) * arrival.expected_order_statistic(num_gradients, total)
 
 
 def backups_repay(num_gradients: int, backups: int, iterations: Callable[[int], float], arrival: OrderStatistic, *, extra: bool) -> bool:
-    """Whether N + b with b backups take fewer machine seconds than machines without backups.
+    """Return whether N + b machines with b backups take fewer machine-seconds than machines without backups.
 
     Args:
-        extra: against N machines, the backups being additional ones; else against the same N + b, all waited for.
+        extra: compare with N machines, so that backups are additional; otherwise with the same N + b, waiting for
+            all.
 
     >>> from workbench.theory import ShiftedExponentialTime
-    >>> law = Iterations(limit=14900, critical_workers=411)
-    >>> [backups_repay(96, 4, law, ShiftedExponentialTime(shift_s=1.0, scale_s=scale_s), extra=True) for scale_s in (0.1, 0.01)]
+    >>> iterations = Iterations(limit=14900, critical_workers=411)
+    >>> [backups_repay(96, 4, iterations, ShiftedExponentialTime(shift_s=1.0, scale_s=scale_s), extra=True) for scale_s in (0.1, 0.01)]
     [True, False]
     """
     without = num_gradients if extra else num_gradients + backups

@@ -1,7 +1,7 @@
-"""Layer by layer: when each bucket is ready, on the wire, there and applied, as recurrences.
+"""Layer-wise SGD as recurrences: when each bucket is ready, on the wire, complete and applied.
 
-Buckets are in the order in which backward finishes them (last layer first), as everywhere in this package. One all-reduce
-runs at a time, first come, first served.
+Buckets are in the order in which backward finishes them (last layer first), as everywhere in this package. One
+all-reduce runs at a time, first come, first served.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Order = Literal["all", "backward", "any"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Seconds since the step's begin, of each bucket, in the order of backward.
+    """Seconds of each bucket since the step's begin, in the order of backward.
 
     Attributes:
-        ready_s: its gradients are final.
-        begin_s, end_s: of its all-reduce.
-        applied_s: end of its update; of all of them where they are one.
-        step_s: until the step is over.
+        ready_s: when its gradients are final.
+            begin_s, end_s: begin and end of its all-reduce.
+            applied_s: end of its update, or of the one update of all buckets.
+            step_s: length of the step.
     """
 
     ready_s: tuple[float, ...]
@@ -36,7 +36,7 @@ class Schedule:
 
 
 def lane(ready_s: Sequence[float], communication_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Begin and end of each all-reduce on one first-in-first-out lane: s_l = max(r_l, e_(l+1)), e_l = s_l + c_l.
+    """Return begin and end of each all-reduce on one first-in-first-out lane: s_l = max(r_l, e_(l+1)), e_l = s_l + c_l.
 
     >>> lane([1.0, 2.0, 3.0], [2.5, 0.5, 1.0])
     ((1.0, 3.5, 4.0), (3.5, 4.0, 5.0))
@@ -50,13 +50,13 @@ def lane(ready_s: Sequence[float], communication_s: Sequence[float]) -> tuple[tu
 
 
 def apply_times(arrived_s: Sequence[float], from_s: float, update_s: Sequence[float], order: Order) -> tuple[float, ...]:
-    """When each bucket's update ends, that could begin at `from_s` (backward's end) at the earliest and when it has arrived.
+    """Return when each bucket's update ends. It can begin at `from_s` (backward's end), and when its sum has arrived.
 
     | `order` | the paper's | rule |
     |---|---|---|
-    | "all" | B1 | wait for every bucket, then one update of all |
+    | "all" | B1 | wait for every bucket, then update all |
     | "backward" | B2, layer-wise | in the order of backward: a_l = max(e_l, a_(l+1), t_f + t_b) + u_l |
-    | "any" | B3, task-wise | in the order of arrival; of several that are there, the one that backward finished first |
+    | "any" | B3, task-wise | in the order of arrival; if several have arrived, in the order of backward |
 
     Recurrences derived here. On one first-in-first-out lane buckets arrive in the order of backward and B3 is B2.
 
@@ -66,7 +66,7 @@ def apply_times(arrived_s: Sequence[float], from_s: float, update_s: Sequence[fl
     [7.0, 7.0, 6.0]
 
     Raises:
-        ConfigError: an order that is none of these.
+        ConfigError: the order is none of these.
     """
     if order == "all":
         return (max(*arrived_s, from_s) + sum(update_s),) * len(arrived_s)
@@ -87,31 +87,32 @@ def apply_times(arrived_s: Sequence[float], from_s: float, update_s: Sequence[fl
 def layerwise(
     forward_s: float, backward_s: Sequence[float], communication_s: Sequence[float], update_s: Sequence[float], order: Order = "all"
 ) -> Schedule:
-    """One step of layer-wise SGD: each bucket's all-reduce begins when it is ready and the lane is free.
+    """Return one step of layer-wise SGD: each bucket's all-reduce begins when the bucket is ready and the lane is free.
 
-    r_l = t_f + sum of b_j up to l;  then `lane`;  then `apply_times`. Communication hides under the rest of backward and, with
-    "backward" and "any", under updates, never under forward. Against one all-reduce behind backward it saves at most
-    t_b - b_L and pays L - 1 start costs more.
+    r_l = t_f + sum of b_j up to l;  then `lane`;  then `apply_times`.
+
+    Communication hides under the rest of backward and, with "backward" and "any", under updates, but never under
+    forward. Compared with one all-reduce after backward, it saves at most t_b - b_L and pays L - 1 more start costs.
 
     Args:
         forward_s: t_f.
         backward_s: b_l of each bucket, in the order of backward.
         communication_s: c_l of its all-reduce.
         update_s: u_l of its update.
-        order: of the updates.
+        order: the order of the updates.
 
-    Derived here. Paper: daily2016leveraging, section 4.2 (the method).
+    Derived here. Paper: daily2016leveraging, section 4.2 (the algorithm).
 
     >>> step = layerwise(1.0, [1.0, 1.0], [1.5, 0.5], [0.1, 0.1])
     >>> step.ready_s, step.end_s, round(step.step_s, 9)  # 1 s + 2 s + 2 s + 0.2 s without overlap
     ((2.0, 3.0), (3.5, 4.0), 4.2)
 
     Raises:
-        ConfigError: not the same number of buckets everywhere, or none.
+        ConfigError: the numbers of buckets differ, or there are none.
     """
     if not len(backward_s) == len(communication_s) == len(update_s) or not backward_s:
         raise ConfigError(
-            f"{len(backward_s)} backward_s, {len(communication_s)} communication_s, {len(update_s)} update_s: give one of each a bucket"
+            f"{len(backward_s)} backward_s, {len(communication_s)} communication_s, {len(update_s)} update_s: give one each a bucket"
         )
     ready = tuple(accumulate(backward_s, initial=forward_s))[1:]
     begin, end = lane(ready, communication_s)
@@ -126,16 +127,18 @@ def dear_s(
     gather_s: Sequence[float],
     update_s: Sequence[float],
 ) -> float:
-    """A step of DeAR in the long run: buckets are gathered under the forward that needs them, scattered under backward.
+    """Return a step of DeAR in the long run: buckets are gathered during the forward that needs them, and scattered during backward.
 
-    From when all are scattered, the gathers go in the order of forward (the reverse of backward's); forward of a bucket begins when
-    it is there, applied, and the layers before it are through; backward follows, and the scatters on one lane as in `layerwise`.
+    When all are scattered, the gathers run in the order of forward (the reverse of backward's). Forward of a bucket
+    begins when the bucket has arrived and is applied, and the layers before it are done. Backward follows, with the
+    scatters on one lane as in `layerwise`.
 
-    Args: of each bucket, in the order of backward: seconds of forward, backward, reduce-scatter, all-gather and update.
+    Args: of each bucket, in the order of backward: seconds of forward, backward, reduce-scatter, all-gather and
+    update.
 
-    Derived here. Paper: zhang2023dear (the method).
+    Derived here. Paper: zhang2023dear (the algorithm).
 
-    >>> dear_s([1.0, 1.0], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5], [0.0, 0.0])  # all hidden but the first gather and the last scatter
+    >>> dear_s([1.0, 1.0], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5], [0.0, 0.0])  # only the first gather and the last scatter are exposed
     5.0
     """
     now = gathered_s = 0.0

@@ -1,7 +1,7 @@
-"""Expected order statistics: when the k-th of m independent workers is done, for any law of their times.
+"""Expected order statistics: when the k-th of m independent workers is done, for any distribution of their times.
 
-By quadrature for any quantile function, and by closed form where there is one. All formulas are derived here (they are
-textbook), and tied to each other and to chance in the tests.
+Any quantile function is integrated by quadrature; some distributions have closed forms. All formulas are derived here
+(textbook results). Tests compare them with each other and with random draws.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from workbench.errors import ConfigError
 Array = NDArray[np.float64]
 Quantile = Callable[[Array], Array]
 
-TOLERANCE = 1e-9  # relative, of the quadrature
-DEEPEST = 50  # halvings of an interval: a jump of the quantile function is closed in to 2^-50 of it
-LOW, HIGH = -42.0, 40 * math.log(2)  # logits between which is integrated; beyond HIGH, 1 - u < 2^-40, the tail is a power
-# Gauss-Lobatto's rule of 4 points with its Kronrod extensions to 7 and 13: their ends are nodes, so no jump hides behind the last one.
+TOLERANCE = 1e-9  # relative tolerance of the quadrature
+DEEPEST = 50  # most halvings of an interval: a jump of the quantile function is located to 2^-50 of it
+# limits of the integral, as logits; beyond HIGH, 1 - u < 2^-40, the tail is a power
+LOW, HIGH = -42.0, 40 * math.log(2)
+# Gauss-Lobatto rule of 4 points with its Kronrod extensions to 7 and 13. Interval ends are nodes, so no jump hides
+# after the last node.
 NODES = np.array([-0.942882415695480, -math.sqrt(2 / 3), -0.641853342345781, -math.sqrt(1 / 5), -0.236383199662150])
 NODES = np.concatenate([[-1.0], NODES, [0.0], -NODES[::-1], [1.0]])
 FINE = np.array([0.0158271919734802, 0.0942738402188500, 0.155071987336585, 0.188821573960182, 0.199773405226859, 0.224926465333340])
@@ -30,17 +32,18 @@ COARSE = np.array([77, 0, 432, 0, 625, 0, 672, 0, 625, 0, 432, 0, 77]) / 1470
 
 
 def check_order(which: int, of: int) -> None:
-    """Raise `ConfigError` unless there is a `which`-th of `of`."""
+    """Raise `ConfigError` unless `which` is from 1 to `of`."""
     if not (isinstance(which, int) and isinstance(of, int) and 1 <= which <= of):
         raise ConfigError(f"the {which}th of {of} workers: give whole numbers, 1 <= which <= of (the first is 1, the slowest is of)")
 
 
 def expected_order_statistic(quantile: Quantile, which: int, of: int) -> float:
-    """E of the k-th smallest of m independent draws: the integral of Q(u) u^(k-1) (1-u)^(m-k) m! / ((k-1)! (m-k)!) over (0, 1).
+    """Return E of the k-th smallest of m independent draws.
 
-    Adaptive Lobatto quadrature in the logit of u, where the ends are far away and the density is smooth; jumps of Q (laws
-    with atoms) are closed in by halving. What lies beyond u = 1 - 2^-40 is taken as the power of 1 - u that Q is there. Good
-    to 1e-7 relative for the laws of `arrivals`, Pareto of shape 1.1 included.
+    It is the integral of Q(u) u^(k-1) (1-u)^(m-k) m! / ((k-1)! (m-k)!) over (0, 1), by adaptive Lobatto quadrature in
+    the logit of u, where the ends are far away and the density is smooth. Jumps of Q (distributions with atoms) are
+    located by halving. Beyond u = 1 - 2^-40, Q is taken as a power of 1 - u. The relative error is 1e-7 for the
+    distributions of `arrivals`, including Pareto with shape 1.1.
 
     Args:
         quantile: Q, from u (n,) in (0, 1) to times (n,); non-decreasing.
@@ -48,13 +51,13 @@ def expected_order_statistic(quantile: Quantile, which: int, of: int) -> float:
         of: m.
 
     Returns:
-        Times in the unit of Q; infinity where the mean does not exist.
+        Times in the unit of Q; infinity if the mean does not exist.
 
     >>> round(expected_order_statistic(lambda u: 2 + 3 * u, which=4, of=5), 9)  # uniform between 2 and 5: 2 + 3 * 4/6
     4.0
 
     Raises:
-        ConfigError: there is no k-th of m.
+        ConfigError: `which` is not from 1 to `of`.
     """
     check_order(which, of)
     above = of - which + 1
@@ -72,7 +75,7 @@ def expected_order_statistic(quantile: Quantile, which: int, of: int) -> float:
 
 
 def _integrate(function: Callable[[Array], Array], cuts: Array) -> float:
-    """Over [cuts[0], cuts[-1]], halving intervals until the two rules agree."""
+    """Integrate over [cuts[0], cuts[-1]], halving intervals until the two rules agree."""
     left, right, total = cuts[:-1], cuts[1:], 0.0
     for _ in range(DEEPEST):
         half = (right - left) / 2
@@ -89,7 +92,7 @@ def _integrate(function: Callable[[Array], Array], cuts: Array) -> float:
 
 
 def _tail(quantile: Quantile, above: int, scale: float) -> float:
-    """The part of u > 1 - 2^-40, where Q(1 - v) goes as v^-power; u^(k-1) is 1 there, for m far below 2^40."""
+    """Integrate over u > 1 - 2^-40, where Q(1 - v) is a power of v; u^(k-1) is 1 there, for m far below 2^40."""
     near, nearer = np.asarray(quantile(np.array([1 - 2.0**-40, 1 - 2.0**-46])), float)
     power = math.log2(nearer / near) / 6 if near > 0 and nearer > 0 else 0.0
     if power >= above:
@@ -98,7 +101,7 @@ def _tail(quantile: Quantile, above: int, scale: float) -> float:
 
 
 def exponential_order_statistic(shift_s: float, scale_s: float, which: int, of: int) -> float:
-    """shift + scale (H_m - H_(m-k)), the k-th of m times shift + Exp(1 / scale); H the harmonic numbers.
+    """Return shift + scale (H_m - H_(m-k)), the k-th of m times shift + Exp(1 / scale); H are the harmonic numbers.
 
     >>> [round(exponential_order_statistic(0.0, 1.0, which, 100), 2) for which in (100, 96)]
     [5.19, 3.1]
@@ -108,7 +111,7 @@ def exponential_order_statistic(shift_s: float, scale_s: float, which: int, of: 
 
 
 def pareto_order_statistic(minimum_s: float, shape: float, which: int, of: int) -> float:
-    """minimum Gamma(m+1) Gamma(m-k+1-1/a) / (Gamma(m-k+1) Gamma(m+1-1/a)), the k-th of m Pareto times of shape a.
+    """Return minimum Gamma(m+1) Gamma(m-k+1-1/a) / (Gamma(m-k+1) Gamma(m+1-1/a)), the k-th of m Pareto times of shape a.
 
     >>> [round(pareto_order_statistic(1.0, 2.5, which, 100), 2) for which in (100, 96)]
     [9.41, 3.52]
@@ -121,7 +124,7 @@ def pareto_order_statistic(minimum_s: float, shape: float, which: int, of: int) 
 
 
 def uniform_order_statistic(low_s: float, high_s: float, which: int, of: int) -> float:
-    """low + (high - low) k / (m + 1).
+    """Return low + (high - low) k / (m + 1).
 
     >>> uniform_order_statistic(1.0, 2.0, 3, 3)
     1.75
@@ -131,7 +134,9 @@ def uniform_order_statistic(low_s: float, high_s: float, which: int, of: int) ->
 
 
 def blom(mean_s: float, deviation_s: float, which: int, of: int) -> float:
-    """Blom's approximation for a normal law, as recalled: mean + deviation Phi^-1((k - 3/8) / (m + 1/4)). Within 0.03 deviations.
+    """Return Blom's approximation for a normal distribution, as recalled: mean + deviation Phi^-1((k - 3/8) / (m + 1/4)).
+
+    The error is at most 0.03 deviations.
 
     >>> [round(blom(0.0, 1.0, which, 100), 2) for which in (100, 96)]
     [2.5, 1.68]
@@ -141,7 +146,7 @@ def blom(mean_s: float, deviation_s: float, which: int, of: int) -> float:
 
 
 def quantile_of_order_statistic(quantile: Quantile, which: int, of: int, probability: float = 0.5) -> float:
-    """The time by which the k-th of m is done with that probability: Q at a quantile of Beta(k, m-k+1).
+    """Return the time by which the k-th of m is done with this probability: Q at a quantile of Beta(k, m-k+1).
 
     >>> round(quantile_of_order_statistic(lambda u: u, 1, 1, 0.25), 12)
     0.25

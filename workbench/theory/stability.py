@@ -1,7 +1,8 @@
 """The largest stable step of delayed SGD on a quadratic, with and without momentum.
 
-w[t+1] = w[t] + mu (w[t] - w[t-1]) - eta lambda w[t-tau]: one mode of curvature lambda, a gradient tau updates late, heavy-ball
-momentum mu, which is torch's. Its characteristic polynomial is z^(tau+1) - (1 + mu) z^tau + mu z^(tau-1) + eta lambda.
+w[t+1] = w[t] + mu (w[t] - w[t-1]) - eta lambda w[t-tau]: one mode of curvature lambda, a gradient tau updates late,
+and torch's heavy-ball momentum mu. Its characteristic polynomial is z^(tau+1) - (1 + mu) z^tau + mu z^(tau-1) + eta
+lambda.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from workbench.errors import ConfigError
 
 
 def stability_limit(delay: int, momentum: float = 0.0) -> float:
-    """The eta lambda below which parameters shrink.
+    """Return the eta lambda below which parameters shrink.
 
     | tau | mu = 0 | mu |
     |---|---|---|
@@ -23,7 +24,8 @@ def stability_limit(delay: int, momentum: float = 0.0) -> float:
     | 1 | 1 | 1 - mu |
     | tau | 2 sin(pi / (2 (2 tau + 1))) | abs(z - 1) abs(z - mu) at the first z = e^(i theta) that is a root |
 
-    Roots leave the unit circle first where arg((z - 1) (z - mu) z^(tau-1)) = pi, and the argument grows with theta. Derived here.
+    Roots first leave the unit circle where arg((z - 1) (z - mu) z^(tau-1)) = pi, and the argument grows with theta.
+    Derived here.
 
     Args:
         delay: tau, in updates; Pipe-SGD's is K - 1.
@@ -35,7 +37,7 @@ def stability_limit(delay: int, momentum: float = 0.0) -> float:
     [3.8, 0.1, 0.0512, 0.0348, 0.0265]
 
     Raises:
-        ConfigError: a delay or a momentum that is none.
+        ConfigError: the delay or the momentum is out of range.
     """
     if not isinstance(delay, int) or delay < 0:
         raise ConfigError(f"delay={delay}: a whole number of updates, 0 or more")
@@ -56,12 +58,12 @@ def stability_limit(delay: int, momentum: float = 0.0) -> float:
 
 
 def spectral_radius(step: float, delay: int, momentum: float = 0.0) -> float:
-    """By what factor parameters grow an update, in the long run, at eta lambda = `step`: the largest root's modulus.
+    """Return the factor by which parameters grow in an update, in the long run, at eta lambda = `step`: the largest root's modulus.
 
     >>> spectral_radius(0.5, 0)
     0.5
     """
-    coefficients = np.zeros(max(delay + 2, 3))  # of z^(tau+1) on; with tau = 0, times z
+    coefficients = np.zeros(max(delay + 2, 3))  # from z^(tau+1) on; with tau = 0, times z
     coefficients[:3] = 1, -(1 + momentum), momentum
     coefficients[delay + 1] += step
     return float(np.abs(np.roots(coefficients)).max())

@@ -1,6 +1,7 @@
-"""Seconds of a step of each method, from seconds of compute and of communication, where nothing is left to chance.
+"""Seconds of a step of each algorithm, from constant seconds of compute and communication.
 
-c is all compute of a step (forward, backward, update: t_f + t_b + t_u), m all communication; T steps take T times as long.
+c is all compute of a step (forward, backward, update: t_f + t_b + t_u), and m is all communication. T steps take T
+times as long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from workbench.errors import ConfigError
 
 
 def synchronous_s(compute_s: float, communication_s: float) -> float:
-    """D-Sync: c + m, nothing overlaps. As recalled from li2018pipesgd: T (l_up + l_comp + l_comm).
+    """Return D-Sync's step: c + m, without overlap. As recalled from li2018pipesgd: T (l_up + l_comp + l_comm).
 
     >>> synchronous_s(3.0, 2.0)
     5.0
@@ -22,9 +23,10 @@ def synchronous_s(compute_s: float, communication_s: float) -> float:
 
 
 def pipe_s(compute_s: float, communication_s: float, width: int = 2) -> float:
-    """Pipe-SGD where a worker has one processor and one interface: max(c, m) from width 2 on, c + m with width 1.
+    """Return Pipe-SGD's step with one processor and one interface for each worker: max(c, m) from width 2 on, c + m with width 1.
 
-    As recalled from li2018pipesgd: T max(l_up + l_comp, l_comm). A width of more than 2 makes no step shorter, only gradients later.
+    As recalled from li2018pipesgd: T max(l_up + l_comp, l_comm). A width above 2 makes no step shorter, and gradients
+    staler.
 
     >>> pipe_s(3.0, 2.0), pipe_s(3.0, 4.0, width=4), pipe_s(3.0, 2.0, width=1)
     (3.0, 4.0, 5.0)
@@ -35,7 +37,7 @@ def pipe_s(compute_s: float, communication_s: float, width: int = 2) -> float:
 
 
 def pipe_unlimited_s(compute_s: float, communication_s: float, width: int) -> float:
-    """Pipe-SGD with as many processors and interfaces as steps in flight: (c + m) / K. As recalled from li2018pipesgd.
+    """Return Pipe-SGD's step with as many processors and interfaces as steps in flight: (c + m) / K. As recalled from li2018pipesgd.
 
     >>> pipe_unlimited_s(3.0, 2.0, width=2)
     2.5
@@ -46,7 +48,11 @@ def pipe_unlimited_s(compute_s: float, communication_s: float, width: int) -> fl
 
 
 def pipe_speedup(compute_s: float, communication_s: float) -> float:
-    """Of Pipe-SGD over D-Sync: (c + m) / max(c, m), at most 2. What is above 2 in a measurement is not overlap. Derived here.
+    """Return the speed-up of Pipe-SGD over D-Sync: (c + m) / max(c, m), at most 2.
+
+    A measured factor above 2 is not overlap.
+
+    Derived here.
 
     >>> pipe_speedup(3.0, 3.0), pipe_speedup(3.0, 1.0) < 2
     (2.0, True)
@@ -56,11 +62,11 @@ def pipe_speedup(compute_s: float, communication_s: float) -> float:
 
 
 def per_layer_pipe_s(compute_s: float, communication_s: Sequence[float]) -> float:
-    """Pipe-SGD whose gradient goes in L all-reduces, one after the other: max(c, sum of theirs).
+    """Return Pipe-SGD's step if its gradient is summed in L all-reduces, one after another: max(c, their sum).
 
-    As recalled from li2018pipesgd, with a ring: max(l_up + l_comp, 2 L (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma + L S).
-    Bound by communication, it is 2 (L-1) (p-1) alpha slower than one all-reduce of the whole, and otherwise equal: so in Pipe-SGD
-    one all-reduce is preferred, while D-Sync gains by layers (`layerwise`).
+    As recalled from li2018pipesgd, with a ring: max(l_up + l_comp, 2 L (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n
+    gamma + L S). If communication is the bound, it is 2 (L-1) (p-1) alpha slower than one all-reduce of the whole
+    gradient; otherwise equal. So Pipe-SGD should use one all-reduce, while D-Sync gains by layers (`layerwise`).
 
     >>> per_layer_pipe_s(3.0, [1.0, 1.0, 2.0])
     4.0
@@ -69,24 +75,26 @@ def per_layer_pipe_s(compute_s: float, communication_s: Sequence[float]) -> floa
 
 
 def parameter_server_step_s(compute_s: float, update_s: float, communication_s: float) -> float:
-    """PS-Sync: workers compute (c without the update), servers gather, update and scatter, nothing overlaps. Derived here.
+    """Return PS-Sync's step: workers compute (c without the update); servers gather, update and scatter, without overlap.
 
-    `communication_s` is `collectives.parameter_server_s`; the update of M servers is M times as short.
+    Derived here.
+
+    `communication_s` is `collectives.parameter_server_s`. With M servers the update is M times as short.
     """
     _check(compute_s, communication_s)
     return compute_s + update_s + communication_s
 
 
 def delayed_s(compute_s: float, communication_s: float, wire_s: float, delay: int) -> float:
-    """AGD(d) with d all-reduces side by side: max(c, t_bw, t_c / d).
+    """Return the step of AGD(d) with d concurrent all-reduces: max(c, t_bw, t_c / d).
 
-    t_bw, the part of t_c that is bandwidth, is shared by those side by side: threads hide latency, not bytes. d = 0 is c + t_c.
-    Derived here; the paper has no timing model.
+    t_bw, the bandwidth part of t_c, is shared by concurrent all-reduces: threads hide latency, not bytes. For d = 0
+    it is c + t_c. Derived here; the paper has no timing model.
 
     >>> [delayed_s(1.0, 2.4, 0.9, delay) for delay in (0, 1, 2, 3, 9)]
     [3.4, 2.4, 1.2, 1.0, 1.0]
 
-    Paper: daily2016leveraging, section 4.3 (the method).
+    Paper: daily2016leveraging, section 4.3 (the algorithm).
     """
     _check(compute_s, communication_s)
     if not isinstance(delay, int) or delay < 0:
@@ -95,10 +103,12 @@ def delayed_s(compute_s: float, communication_s: float, wire_s: float, delay: in
 
 
 def smallest_useful_delay(compute_s: float, communication_s: float, wire_s: float) -> int:
-    """d*: the smallest delay of the shortest step, ceil(t_c / max(c, t_bw)), at least 1; 0 where there is nothing to hide.
+    """Return d*: the smallest delay with the shortest step, ceil(t_c / max(c, t_bw)), at least 1.
 
-    Where bandwidth does not bind, it is ceil(t_c / c); where it does, more than ceil(t_c / t_bw) only makes gradients later.
-    Derived here: daily2016leveraging, section 1, names such a choice and gives no rule.
+    It is 0 if there is nothing to hide.
+
+    If bandwidth is not the bound, it is ceil(t_c / c). If it is, a delay above ceil(t_c / t_bw) only makes gradients
+    staler. Derived here: daily2016leveraging, section 1, names such a choice and gives no rule.
 
     >>> smallest_useful_delay(1.0, 2.4, 0.9), smallest_useful_delay(1.0, 2.4, 2.4), smallest_useful_delay(1.0, 0.1, 0.1)
     (3, 1, 1)

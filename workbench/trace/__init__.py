@@ -1,4 +1,4 @@
-"""What happened in a run: spans and metrics recorded, stored, read again on one clock."""
+"""Records of runs: spans and metrics, written by ranks, read on one clock."""
 
 import os
 
@@ -30,14 +30,14 @@ __all__ = [
 
 
 def open_run(name: str) -> Run:
-    """A run of the store by name, by the beginning of its name, or by folder; "last" is the newest.
+    """Return a stored run by its name, by the beginning of its name, or by its folder. "last" is the newest run.
 
     Raises:
-        RunNotFound: there is none; near misses are named.
+        RunNotFound: no such run; similar names are listed.
     """
-    if os.path.isfile(name):  # False also for what is too long a name
+    if os.path.isfile(name):  # also False if the name is too long
         raise RunNotFound(
-            f"{name} is a file, not the folder of a run. Of a trace by torch.profiler, `workbench calibrate {name}` makes a cost model, "
-            f'and `workbench.trace.from_profiler("{name}")` in Python makes a run; of a run, give the folder or the name'
+            f"{name} is a file, not the folder of a run. From a trace of torch.profiler, `workbench calibrate {name}` makes a cost model, "
+            f'and `workbench.trace.from_profiler("{name}")` in Python makes a run. For a run, give its folder or its name'
         )
     return Run.load(find_run(name))

@@ -1,4 +1,4 @@
-"""Chrome trace JSON: one process a rank, one thread a lane, an arrow a message; ui.perfetto.dev and chrome://tracing open it."""
+"""Chrome trace JSON for ui.perfetto.dev and chrome://tracing: a process a rank, a thread a lane, an arrow a message."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from workbench.trace.rows import sublanes
 from workbench.trace.spans import Spans
 
 TICKS_PER_S = 1e6  # the format's unit is the microsecond
-TICK = 0.001  # of which it has so much
-FIRST = 1  # number of rank 0's process and of its first thread: Perfetto takes 0 for the kernel's idle task
+TICK = 0.001  # smallest time in that unit
+FIRST = 1  # number of rank 0's process and of its first thread: Perfetto uses 0 for the kernel's idle task
 
 
 def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Spans as events of the trace format, after those that name its processes and threads.
+    """Yield spans as trace events, after the events that name processes and threads.
 
-    Times begin at the earliest span. Events of one thread must nest, so spans of a lane that overlap in part are put
-    on threads of their own.
+    Times begin at the earliest span. Events of one thread must nest. Spans of a lane that overlap in part therefore
+    get further threads.
     """
     table = spans.table
     origin_s = float(table["start_s"].min()) if len(table) else 0.0
@@ -67,10 +67,10 @@ def _columns(table: NDArray[Any], sub: NDArray[np.int64]) -> Iterator[tuple[int,
 
 
 def _flows(table: NDArray[Any], starts: list[float], ends: list[float], places: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """An arrow for each message: from where its send begins into its receive, before that ends.
+    """Yield an arrow for each message: from the begin of its send to a time within its receive.
 
-    A flow is tied to the span that is open on its thread at its time, so it begins and ends within one; one that would go back in
-    time (clocks that disagree) or has no length to be in is left out.
+    The viewer ties an arrow to the span that is open on its thread at that time. An arrow that would go back in time
+    (clocks disagree), or that has no span to end in, is left out.
     """
     for number, (send, receive) in enumerate(zip(*(side.tolist() for side in messages(table)), strict=True)):
         begin, end = starts[send], round(ends[receive] - TICK, 3)
@@ -86,7 +86,7 @@ def _about(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
 
 
 def export_chrome(path: Path, spans: Spans, headers: Mapping[int, Mapping[str, Any]], about: Mapping[str, Any]) -> Path:
-    """Write spans to `path`, whole or not at all; `about` is said of the run. Returns the path."""
+    """Write spans to `path` atomically. `about` describes the run. Returns the path."""
     with atomic_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ')
         file.write(json.dumps(about))

@@ -1,4 +1,4 @@
-"""Spans from the text of a trace, all lines at once: the fast twin of one JSON value a line, for lines as `FileRecorder` writes them."""
+"""Parse all lines of a trace at once: the fast twin of the JSON parser, for lines as `FileRecorder` writes them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from workbench.trace.kinds import CODES, SPAN
 from workbench.trace.spans import Spans
 from workbench.trace.text import parse_json
 
-WORD = 8  # characters that are read at once
-COMMAS = 7  # of a line
-DECIMALS = 7  # of a time
+WORD = 8  # characters read at once
+COMMAS = 7  # in a line
+DECIMALS = 7  # of a time, after the point
 ZEROS, HIGH, CARRY = (np.uint64(int.from_bytes(bytes([code]) * WORD)) for code in (0x30, 0xF0, 0x06))
-MOST_PREFIX = 16 * WORD  # characters of a kind and a lane
+MOST_PREFIX = 16 * WORD  # longest kind and lane, in characters
 
 Whole = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 
 def read_columns(rank: int, text: bytes) -> Spans | None:
-    """The spans of whole lines `["kind","lane",start,end,step,bucket,bytes,peer]`, by start; None where some line is any other.
+    """Return the spans of complete lines `["kind","lane",start,end,step,bucket,bytes,peer]`, by start.
 
-    Times have seven digits behind the point and as many as eight before, sizes as many as sixteen, other numbers eight. What is
-    found is what JSON finds, to the last bit: a time's digits are a whole number below 2^53, and dividing it by 10^7 rounds once.
+    It is None if a line differs.
+
+    Times have seven digits after the point and up to eight before it. Sizes have up to sixteen digits, other numbers
+    up to eight. The result is bit-identical to JSON's: the digits of a time are an integer below 2^53, and dividing
+    it by 10^7 rounds once.
 
     >>> read_columns(0, b'["send","comm",0.1000000,0.4000000,0,3,800,1]\\n').table["end_s"].tolist()
     [0.4]
@@ -40,7 +43,8 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
     if not len(ends):
         return Spans(np.zeros(0, SPAN))
     begins, commas = np.append(WORD, ends[:-1] + 1), places.reshape(-1, COMMAS)
-    words = np.ndarray(len(padded) - WORD + 1, "V8", padded, strides=(1,))  # the eight characters from each on
+    # the eight characters from each position on
+    words = np.ndarray(len(padded) - WORD + 1, "V8", padded, strides=(1,))
     if np.any(commas[:, 0] < begins) or np.any(commas[:, -1] > ends) or np.any(padded[ends - 1] != ord("]")):
         return None
     named = _prefixes(padded, words, begins, commas[:, 1])
@@ -64,7 +68,10 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
 
 
 def _prefixes(padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole) -> tuple[list[str], list[str], Whole] | None:
-    """The kinds and lanes that lines begin with, in their order, and (N,) which of them each has; None for what is none."""
+    """Return the kinds and the lanes that lines begin with, and the index of each line's pair, shape (N,).
+
+    It is None if a prefix is invalid.
+    """
     lengths = stops - begins
     longest = int(lengths.max())
     if longest > MOST_PREFIX:
@@ -79,7 +86,7 @@ def _prefixes(padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole
         mixed ^= mixed >> np.uint64(29)
     _, first, which = np.unique(mixed, return_index=True, return_inverse=True)
     which = which.reshape(-1)
-    if any(np.any(column != column[first][which]) for column in columns):  # two of one mixture
+    if any(np.any(column != column[first][which]) for column in columns):  # two different prefixes have one hash
         return None
     order = np.argsort(first)
     found = [_names(padded[begins[line] : stops[line]].tobytes()) for line in first[order].tolist()]
@@ -100,7 +107,7 @@ def _names(prefix: bytes) -> tuple[str, str] | None:
 
 
 def _times(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> NDArray[np.float64] | None:
-    """(N,) numbers with seven digits behind the point."""
+    """Return numbers with seven digits after the point, shape (N,); None if a number has another form."""
     point = stop - WORD
     if np.any(point <= first) or np.any(padded[point] != ord(".")):
         return None
@@ -113,7 +120,7 @@ def _times(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> 
 
 
 def _wholes(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> Whole | None:
-    """(N,) whole numbers."""
+    """Return integers, shape (N,); None if a number has another form."""
     if np.any(stop <= first):
         return None
     minus = padded[first] == ord("-")
@@ -131,12 +138,15 @@ def _wholes(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) ->
 
 
 def _padded(size: Whole, first: Whole, stop: Whole) -> bool:
-    """Whether a number has a zero in front, which JSON does not allow."""
+    """Return whether a number begins with a zero, which JSON does not allow."""
     return bool(np.any((stop - first > 1) & (size < 10 ** np.minimum(stop - first - 1, 2 * WORD))))
 
 
 def _digits(words: Any, first: Whole, stop: Whole) -> Whole | None:
-    """(N,) what the characters from each first to before each stop say, one to eight digits; None if some are no digits."""
+    """Return the characters from `first` to before `stop` as a number of one to eight digits, shape (N,).
+
+    It is None if some are not digits.
+    """
     length = stop - first
     if np.any(length < 1) or np.any(length > WORD):
         return None
@@ -149,7 +159,7 @@ def _digits(words: Any, first: Whole, stop: Whole) -> Whole | None:
 
 
 def _value(digits: Words) -> Whole:
-    """(N,) the numbers of eight digits, one a byte, the highest first: pairs, then fours, then all."""
+    """Return the numbers of eight digits, one digit a byte, highest first, shape (N,): combine pairs, then fours, then all."""
     pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
     mask = np.uint64(0x000000FF000000FF)
     left = (pairs & mask) * np.uint64(100 + (1_000_000 << 32))
@@ -158,12 +168,12 @@ def _value(digits: Words) -> Whole:
 
 
 def _first(read: Words, count: Whole) -> Words:
-    """(N,) the words with zero bytes behind their first `count` characters."""
+    """Return the words with zero bytes after their first `count` characters, shape (N,)."""
     drop = ((WORD - count) * 8).astype(np.uint64)
     kept = (read << (drop % np.uint64(64))) >> (drop % np.uint64(64))
     return np.where(count > 0, kept, np.uint64(0))
 
 
 def _load(words: Any, at: Whole) -> Words:
-    """(N,) the eight characters from each place on, the first in the lowest byte."""
+    """Return the eight characters from each place on, the first in the lowest byte, shape (N,)."""
     return np.asarray(words[at].view("<u8"), np.uint64)

@@ -1,4 +1,4 @@
-"""Following a run while it is being written."""
+"""Follow a run while it is written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workbench.trace.run import Run
 from workbench.trace.store import read_info
 from workbench.trace.text import BLOCK_BYTES, LINE_BYTES, open_file
 
-LOOK_S = 5.0  # how often it is looked whether the run's processes live
+LOOK_S = 5.0  # seconds between checks that the run's processes are alive
 
 
 @final
 class Follower:
-    """Reads a run's metrics as they grow; each `poll` reads only what is new. Any thread may poll.
+    """Reads the metrics of a running training. Each `poll` reads only new lines. Any thread may call it.
 
     Args:
         folder: the run's folder.
@@ -34,10 +34,10 @@ class Follower:
         self._looked_s = float("-inf")
 
     def poll(self) -> Run:
-        """The run as it is now. A line that is still being written is left for the next poll.
+        """Return the run so far. An incomplete last line is left for the next poll.
 
         Raises:
-            RunNotFound: the folder is gone, or holds no readable run.
+            RunNotFound: the folder is gone, or it holds no readable run.
         """
         with self._lock:
             return self._poll()
@@ -45,17 +45,17 @@ class Follower:
     def _poll(self) -> Run:
         if not self.folder.is_dir():
             raise RunNotFound(f"the run's folder {self.folder} is gone")
-        info = read_info(self.folder)  # before the rows: a run that says finished is then read to its end
+        info = read_info(self.folder)  # before the rows: if it says finished, all rows are there
         if time.monotonic() - self._looked_s > LOOK_S:
-            told, info = info, with_true_status(self.folder, info)
-            self._looked_s = time.monotonic() if info is told else float("-inf")  # once it is over, it is so at every poll
+            recorded, info = info, with_true_status(self.folder, info)
+            self._looked_s = time.monotonic() if info is recorded else float("-inf")  # a run that ended stays ended
         for rank, path in metrics_paths(self.folder).items():
             with open_file(path) as file:
                 file.seek(self._offsets.get(rank, 0))
                 new = file.read(BLOCK_BYTES)
             whole = new[: new.rfind(b"\n") + 1]
             if not whole and len(new) > LINE_BYTES:
-                whole = new  # no line of ours is so long
+                whole = new  # no valid line is this long
             self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
             rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
             self._rows.setdefault(rank, []).extend(rows)

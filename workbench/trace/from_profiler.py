@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler as a run: one rank a file, a lane for each of a GPU's streams, or for each thread that worked."""
+"""Profiles of torch.profiler as a run: one rank for each file, one lane for each GPU stream, or for each host thread that worked."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from workbench.trace.profile import (
     named,
     on_one_clock,
     optimizer_ends,
+    profiler_steps,
     read_profile,
-    told_steps,
 )
 from workbench.trace.read import Trace
 from workbench.trace.run import Run
 from workbench.trace.store import FORMAT
 
 FILES = ("*.json", "*.json.gz")
-LONG_US = 100.0  # between two operations of a phase
+LONG_US = 100.0  # a longer gap between two operations can separate two phases
 NO_WORK = ("Optimizer.zero_grad#", "enumerate(DataLoader)", "ProfilerStep#", "nccl:", "c10d::", "record_param_comms", "## ")
 
 
 def from_profiler(profile: Any) -> Run:
-    """Read profiles of a training loop into a run: for timelines, overlap and critical paths beside those of recorded runs.
+    """Convert profiles of a training loop to a run, for timelines, overlap and critical paths.
 
-    On a GPU each stream is a lane and each kernel, copy and fill a span, of the phase in which the host launched it; NCCL's kernels
-    are communication. Without one, each of the host's threads that worked is a lane: forward, backward and apply, and what gloo
-    and MPI did. The bytes of a span are those of the buffer that was communicated. Steps are those that the profiler was told of
-    (`prof.step()` under a schedule), or else end with each step of an optimizer. A profile has no losses: the run has no metrics.
+    On a GPU, each stream is a lane. Each kernel, copy and fill is a span of the phase in which the host launched it.
+    NCCL's kernels are communication. Without a GPU, each host thread that worked is a lane: forward, backward, apply,
+    and the calls of gloo and MPI. The bytes of a span are those of its communicated buffer. Steps come from
+    `prof.step()` under a schedule; without it, a step ends with each step of an optimizer. A profile has no losses,
+    so the run has no metrics.
 
     Args:
-        profile: the path of a Chrome trace (also .gz), a folder of one a rank, a `torch.profiler.profile` that has ended, or
-            several of these.
+        profile: the path of a Chrome trace (also .gz), a folder with one for each rank, a `torch.profiler.profile`
+            that has ended, or several of these.
 
     Raises:
-        ConfigError: no profile, two of one rank, or one in which nothing happened; says how to make one.
+        ConfigError: there is no profile, two are of one rank, or a profile is empty; the message says how to make
+            one.
     """
     found = [read_profile(one) for one in _each(profile)]
     if not found:
@@ -85,13 +87,13 @@ def from_profiler(profile: Any) -> Run:
 
 
 def _name(profile: Any, first: Profile) -> str:
-    """The folder's name, or the first file's."""
+    """Return the folder's name, or the first file's."""
     folder = isinstance(profile, str | Path) and Path(profile).is_dir()
     return Path(profile).resolve().name if folder else Path(first.name).name.partition(".")[0]
 
 
 def _each(profile: Any) -> Iterator[Any]:
-    """The files of a folder, or what was given."""
+    """Yield the files of a folder, or the given profiles."""
     for one in profile if isinstance(profile, list | tuple) else [profile]:
         if not hasattr(one, "export_chrome_trace") and Path(one).is_dir():
             yield from sorted(path for pattern in FILES for path in Path(one).glob(pattern))
@@ -100,7 +102,10 @@ def _each(profile: Any) -> Iterator[Any]:
 
 
 def _ranks(profiles: Sequence[Profile]) -> dict[int, Profile]:
-    """rank -> its profile, ascending: as they say themselves, else by a number in the file's name, else in order."""
+    """Return rank -> profile, ascending.
+
+    The rank comes from the profile, or from a number in the file name, or from the order.
+    """
     found: dict[int, Profile] = {}
     for position, one in enumerate(profiles):
         written = re.search(r"rank\D?(\d+)", Path(one.name).name)
@@ -111,7 +116,7 @@ def _ranks(profiles: Sequence[Profile]) -> dict[int, Profile]:
     return dict(sorted(found.items()))
 
 
-# -- one rank ------------------------------------------------------------------------------------------------------------
+# -- one rank --------------------------------------------------------------------------------------------------
 
 
 class _Phase(NamedTuple):
@@ -123,7 +128,7 @@ class _Phase(NamedTuple):
 
 
 def _rows(profile: Profile) -> list[Row]:
-    """Rows of one rank, times in seconds of its own clock."""
+    """Return the rows of one rank, with times in seconds of its own clock."""
     steps = _Steps(profile)
     phases = _phases(profile.events, steps)
     device = Device(profile.events)
@@ -138,27 +143,29 @@ def _rows(profile: Profile) -> list[Row]:
 
 
 class _Steps:
-    """Which step it was at a time, and how far the step had come."""
+    """The step at a time, and the phase within the step."""
 
     def __init__(self, profile: Profile) -> None:
-        told = told_steps(profile.events)
+        steps = profiler_steps(profile.events)
         ends = optimizer_ends(profile.events)
-        self.begins = [begin for _, begin, _ in told] or [float("-inf"), *ends[:-1]]
-        self.numbers = [number for number, _, _ in told] or list(range(len(self.begins)))
+        self.begins = [begin for _, begin, _ in steps] or [float("-inf"), *ends[:-1]]
+        self.numbers = [number for number, _, _ in steps] or list(range(len(self.begins)))
         self.waits = sorted(call.event["ts"] + call.event["dur"] for call in calls(profile.events))
-        self._backward, self._update = dict[int, float](), dict[int, float]()  # step -> begin of its last
+        # step -> begin of its last backward, last update
+        self._backward = dict[int, float]()
+        self._update = dict[int, float]()
         for event in profile.events:
             if named(event, AUTOGRAD, "Optimizer.step#"):
                 last = self._backward if named(event, AUTOGRAD) else self._update
                 last[self.at(event["ts"])] = event["ts"]
 
     def at(self, time: float) -> int:
-        """The step; -1 before the first."""
+        """Return the step at a time; -1 before the first."""
         place = bisect_right(self.begins, time) - 1
         return self.numbers[place] if place >= 0 else -1
 
     def kind(self, event: Event) -> str:
-        """What an event of the host is: what comes between backward and the optimizer's step belongs to that."""
+        """Return the kind of a host event. Work between backward and the optimizer's step belongs to apply."""
         if named(event, AUTOGRAD):
             return "backward"
         if named(event, "Optimizer.step#"):
@@ -169,7 +176,7 @@ class _Steps:
         return "apply" if step in self._update and event["ts"] > self._backward.get(step, inf) else "forward"
 
     def waited(self, since: float, until: float) -> bool:
-        """Whether the host has waited for communication in between: longer than from one operation to the next, and something ended."""
+        """Return whether the host waited for communication in between: a long gap in which communication ended."""
         ended = bisect_right(self.waits, until) > bisect_right(self.waits, since)
         return ended and until - since > LONG_US
 
@@ -179,16 +186,19 @@ def _row(kind: str, lane: str, start: float, end: float, step: int, num_bytes: i
 
 
 def _phases(events: list[Event], steps: _Steps) -> list[_Phase]:
-    """What the host's threads did, by time: operations of one kind and step are one phase unless communication was waited for."""
+    """Return the phases of the host's threads, by time.
+
+    A phase joins operations of one kind and step, unless the host waited between.
+    """
     found: list[_Phase] = []
-    open_until: dict[Any, float] = {}  # thread -> end of the outermost event that is running there
+    open_until: dict[Any, float] = {}  # thread -> end of its outermost open event
     latest: dict[Any, int] = {}  # thread -> place of its phase in `found`
     for event in events:
         if event.get("cat") not in ("cpu_op", "user_annotation") or named(event, *NO_WORK) or library_of(event):
             continue
         thread, start, end = (event.get("pid"), event.get("tid")), event["ts"], event["ts"] + event["dur"]
         if end <= open_until.get(thread, float("-inf")):
-            continue  # a part of the one that is running
+            continue  # nested in an open event
         open_until[thread] = end
         kind, step = steps.kind(event), steps.at(start)
         before = found[latest[thread]] if thread in latest else None
@@ -201,7 +211,7 @@ def _phases(events: list[Event], steps: _Steps) -> list[_Phase]:
 
 
 def _device_rows(profile: Profile, device: Device, phases: list[_Phase], steps: _Steps) -> list[Row]:
-    """Every kernel, copy and fill, on its stream; of the phase and step in which it was launched."""
+    """Return every kernel, copy and fill on its stream, with the phase and step of its launch."""
     of_thread: dict[Any, list[_Phase]] = {}
     for phase in phases:
         of_thread.setdefault(phase.thread, []).append(phase)
@@ -227,7 +237,7 @@ def _device_rows(profile: Profile, device: Device, phases: list[_Phase], steps: 
 
 
 def _library_rows(profile: Profile, steps: _Steps) -> list[Row]:
-    """What gloo and MPI did, on the threads on which they did it."""
+    """Return the calls of gloo and MPI, on their threads."""
     found = calls(profile.events)
     threads = sorted({(call.event.get("pid"), call.event.get("tid")) for call in found}, key=str)
     rows = []
@@ -239,11 +249,11 @@ def _library_rows(profile: Profile, steps: _Steps) -> list[Row]:
     return rows
 
 
-# -- collectives, on all ranks ---------------------------------------------------------------------------------------------
+# -- collectives, on all ranks ---------------------------------------------------------------------------------
 
 
 def _numbered(rows: list[Row]) -> list[Row]:
-    """Collectives of a step are its buckets, in order of time."""
+    """Number the collectives of a step as its buckets, in order of time."""
     counts: dict[tuple[str, int], int] = {}
     found = []
     for row in sorted(rows, key=lambda row: row[2]):
@@ -256,13 +266,16 @@ def _numbered(rows: list[Row]) -> list[Row]:
 
 
 def _renumbered(rows: list[Row], first: list[Row]) -> list[Row]:
-    """The same with the buckets of the first rank: of one size in their order, for two threads begin in any."""
+    """Give rows the buckets of the first rank.
+
+    Collectives of one size are matched in order: two threads may start them in any order.
+    """
     numbers = dict(zip(_keys(first), (row[5] for row in first), strict=True))
     return [(*row[:5], numbers.get(key, row[5]), *row[6:]) for row, key in zip(rows, _keys(rows), strict=True)]
 
 
 def _keys(rows: list[Row]) -> list[tuple[str, int, int, int]]:
-    """(kind, step, bytes, which of these) of each row."""
+    """Return (kind, step, bytes, number among equals) of each row."""
     counts: dict[tuple[str, int, int], int] = {}
     found = []
     for row in rows:

@@ -1,8 +1,8 @@
-"""A cache of what was read from many small files, in one file: listing thousands of runs opens one of them and not thousands.
+"""A cache of values read from many small files, in one file. Listing thousands of runs then opens one file.
 
-A line is believed only while the files it was made from are as they were (time of change, size, file number), and none is kept
-of a file that changed a moment ago, or of one that says it is not final. Whoever lists may write it, whole and by renaming, so that a
-reader sees one or the other; what is lost between two writers, or by removing the file, is read again.
+A cached value is valid while its files are unchanged (modification time, size, inode). A value is not cached if its
+file changed a moment ago, or says that it is not final. Any reader may write the cache. It replaces the whole file by
+renaming, so another reader sees the old or the new file. A lost value is read again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from workbench.trace.atomic import write_atomic
 from workbench.trace.text import parse_json, whole_lines
 
 FORMAT = 1
-YOUNG_S = 5.0  # a file may change again within the grain of its time stamp
+YOUNG_S = 5.0  # a file may change again within the resolution of its time stamp
 Signature = list[list[int]]
 
 
 @final
 class Index:
-    """Values by name, each with the state of the files that it was made from.
+    """Values by name, each with the state of its files.
 
     Args:
-        path: the file; one that is not there, or damaged, is empty.
+        path: the cache file. A missing or damaged file is an empty cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,19 +50,22 @@ class Index:
                 self.damaged += 1
 
     def get(self, name: str, signature: Signature) -> Any:
-        """The value of that name, if it was made from files in this state; None otherwise."""
+        """Return the value of a name if its files are still in this state; otherwise None."""
         found = self._lines.get(name)
         return found[1] if found is not None and found[0] == signature else None
 
     def put(self, name: str, signature: Signature, value: Any) -> None:
-        """Keep a value, unless its files are too young to be told apart from the next state of them."""
+        """Store a value, unless its files are too new to detect a further change."""
         newest = max((state[0] for state in signature), default=0) / 1e9
         if abs(time.time() - newest) > YOUNG_S:
             self._lines[name] = (signature, value)
             self._changed += 1
 
     def save(self, names: Iterable[str]) -> None:
-        """Write it, without what is of none of these names; nothing is written where nothing changed or nothing can be written."""
+        """Write the cache with these names only.
+
+        Does nothing if nothing changed, or if the file cannot be written.
+        """
         kept = set(names) & set(self._lines)
         if not self._changed and not self.damaged and len(kept) == len(self._lines):
             return
@@ -72,7 +75,7 @@ class Index:
 
 
 def state_of(path: Path) -> list[int] | None:
-    """Time of change in nanoseconds, size and number of a file; None if it is not there."""
+    """Return modification time in nanoseconds, size and inode of a file; None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

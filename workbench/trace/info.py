@@ -1,4 +1,4 @@
-"""Reading a run's `run.json`: of this version or an earlier one, and with entries of the kinds that its readers rely on."""
+"""Read a run's `run.json`, of this version or an earlier one, and check the entries that readers need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from workbench.errors import RunNotFound
 from workbench.trace.text import read_json
 
-FORMAT = 1  # a run without a number is of a version before there was one: no entry of it has changed its meaning since
+FORMAT = 1  # earlier versions wrote no number; their entries have the same meaning
 KINDS: dict[str, type] = {
     "id": str,
     "created": str,
@@ -32,30 +32,30 @@ KINDS: dict[str, type] = {
 }
 INNER: dict[str, dict[str, type]] = {"method": {"name": str, "settings": dict, "defaults": list}, "problem": {"name": str, "note": str}}
 WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list"}
-NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")  # of a run: it names folders, here and where runs are exported to
+NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")  # valid run ids: they name folders
 FIX = "remove the folder, or restore it from a copy"
 
 
 def read_info(folder: Path) -> dict[str, Any]:
-    """The `run.json` of a run's folder.
+    """Return the `run.json` of a run's folder.
 
     Raises:
-        RunNotFound: there is none, it is no JSON object, or of a format made by a later version.
+        RunNotFound: the file is missing, is not a JSON object, or has the format of a later version.
     """
     path = Path(folder) / "run.json"
     try:
         info = read_json(path)
     except FileNotFoundError:
-        raise RunNotFound(f"{folder} holds no run.json, so it is no run's folder: `workbench runs` lists those there are") from None
+        raise RunNotFound(f"{folder} holds no run.json, so it is not a run's folder: `workbench runs` lists the runs") from None
     except (OSError, ValueError) as error:
         raise RunNotFound(f"{path} cannot be read ({error}): {FIX}") from None
     if not isinstance(info, dict):
-        raise RunNotFound(f"{path} is no JSON object: {FIX}")
+        raise RunNotFound(f"{path} is not a JSON object: {FIX}")
     number = info.get("format", FORMAT)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise RunNotFound(f"{path}: format {_brief(number)} is no number of a format: {FIX}")
+        raise RunNotFound(f"{path}: format {_brief(number)} is not a format number: {FIX}")
     if number > FORMAT:
-        raise RunNotFound(f"{path} has format {number}, made by a later version; this one reads up to {FORMAT}: update workbench")
+        raise RunNotFound(f"{path} has format {number}, of a later version; this version reads up to {FORMAT}: update workbench")
     fault = _fault(info)
     if fault:
         raise RunNotFound(f"{path}: {fault}: {FIX}")
@@ -63,20 +63,20 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 
 def _fault(info: dict[str, Any]) -> str | None:
-    """What of it is not of its kind; None where all is."""
+    """Return what is wrong with an entry; None if all entries are valid."""
     for name, inner in [("", info), *((name, info.get(name)) for name in INNER)]:
         for entry, kind in (INNER[name] if name else KINDS).items():
             value = inner.get(entry) if isinstance(inner, dict) else None
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                return f"{name}{'.' * bool(name)}{entry} is {_brief(value)} and not {WORDS[kind]}"
+                return f"{name}{'.' * bool(name)}{entry} is {_brief(value)} , not {WORDS[kind]}"
     identity, created = info.get("id"), info.get("created")
     if identity is not None and (not NAME.fullmatch(identity) or identity in (".", "..")):
-        return f"id is {_brief(identity)}, which no folder can be called"
+        return f"id is {_brief(identity)}, which cannot name a folder"
     if created is not None:
         try:
             datetime.fromisoformat(created)
         except ValueError:
-            return f"created is {_brief(created)} and not a time"
+            return f"created is {_brief(created)} , not a time"
     return None
 
 

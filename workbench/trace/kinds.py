@@ -20,8 +20,8 @@ KINDS = (
     "sum",
     "reduce_scatter",
     "all_gather",
-    "compute",  # of no known phase
-    "communicate",  # of no other kind: all-to-all, reduce, gather
+    "compute",  # the phase is unknown
+    "communicate",  # other communication: all-to-all, reduce, gather
 )
 PHASES = ("forward", "backward", "apply")
 COMPUTE_KINDS = (*PHASES, "compute")

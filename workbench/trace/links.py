@@ -1,4 +1,4 @@
-"""What belongs together in a trace: a send and its receive, and the calls of one collective on all ranks."""
+"""Related spans of a trace: a send and its receive, and the calls of one collective on all ranks."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from workbench.trace.kinds import CODES
 
 Numbers = NDArray[np.int64]
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-EXTRA_BYTES = 8  # of a send that carries a stamp, which a receive may not count
+EXTRA_BYTES = 8  # a stamp's header: the send counts it, the receive may not
 
 
 def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
-    """The sends and receives of a span table that are of one message: their places in the table, (M,) each.
+    """Return the places of sends and of their receives in a span table: two arrays of shape (M,).
 
-    Between two ranks messages of one size arrive in the order in which they were sent: the first to end on one side is the first
-    to end on the other. A receive's own step and bucket tell nothing: the gradient that is sent says which step it is of, the
-    receiver only at which it was. What is left over once sizes were equal differs by a stamp, or has no other side.
+    Between two ranks, messages of one size arrive in the order in which they were sent. The n-th send to end
+    therefore belongs to the n-th receive to end. A receive's step and bucket do not help: the sender records the
+    gradient's step, the receiver its own step. Spans that remain after sizes were matched differ by a stamp, or their
+    other side is missing.
     """
     sent, received = _of_kind(table, "send"), _of_kind(table, "recv")
     size = table["bytes"].astype(np.int64)
-    pairs = np.zeros(len(table), np.int64)  # whose message: one number for each sender and receiver
+    pairs = np.zeros(len(table), np.int64)  # one number for each pair of sender and receiver
     pairs[sent] = _pair(table["rank"][sent], table["peer"][sent])
     pairs[received] = _pair(table["peer"][received], table["rank"][received])
     found = [(sent[:0], received[:0])]
-    for extra in (0, EXTRA_BYTES, None):  # of one size, of a stamp more, of any size
+    for extra in (0, EXTRA_BYTES, None):  # equal sizes, then a stamp more, then any size
         sizes = size * 0 if extra is None else size
         keys = _numbered(np.append(pairs[sent], pairs[received]), np.append(sizes[sent] - (extra or 0), sizes[received]))
         left, right = _in_order(keys[: len(sent)], table["end_s"][sent], keys[len(sent) :], table["end_s"][received])
@@ -37,7 +38,7 @@ def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
 
 
 def meetings(table: NDArray[Any]) -> Numbers:
-    """(N,) a number for each collective, the same for its calls on all ranks; -1 for a span that is none.
+    """Return a number for each collective, shape (N,): equal for its calls on all ranks, -1 for other spans.
 
     Calls of one kind, step and bucket belong together, in their order on each rank.
     """
@@ -47,7 +48,7 @@ def meetings(table: NDArray[Any]) -> Numbers:
     same = _numbered(_numbered(calls["kind"], calls["step"]), calls["bucket"])
     mine = _numbered(same, calls["rank"])
     order = np.lexsort((calls["start_s"], mine))
-    number = np.arange(len(order)) - np.searchsorted(mine[order], mine[order])  # which call of its rank it is
+    number = np.arange(len(order)) - np.searchsorted(mine[order], mine[order])  # the position of the call on its rank
     groups[chosen[order]] = _numbered(same[order], number)
     return groups
 
@@ -61,7 +62,7 @@ def _pair(source: NDArray[Any], to: NDArray[Any]) -> Numbers:
 
 
 def _numbered(first: NDArray[Any], second: NDArray[Any]) -> Numbers:
-    """(N,) a number from 0 for each pair of values, in their order."""
+    """Return a number from 0 for each distinct pair of values, in their order, shape (N,)."""
     _, one = np.unique(first, return_inverse=True)
     seconds, other = np.unique(second, return_inverse=True)
     _, numbers = np.unique(one.reshape(-1) * max(len(seconds), 1) + other.reshape(-1), return_inverse=True)
@@ -69,7 +70,7 @@ def _numbered(first: NDArray[Any], second: NDArray[Any]) -> Numbers:
 
 
 def _in_order(key_sent: Numbers, sent_s: Any, key_received: Numbers, received_s: Any) -> tuple[Numbers, Numbers]:
-    """Positions on both sides of what is the same number of its key, by the time of its end."""
+    """Return positions on both sides: the n-th of a key on one side belongs to the n-th on the other, by end time."""
     order_sent, order = np.lexsort((sent_s, key_sent)), np.lexsort((received_s, key_received))
     keys_sent, keys = key_sent[order_sent], key_received[order]
     place = np.searchsorted(keys_sent, keys) + np.arange(len(keys)) - np.searchsorted(keys, keys)

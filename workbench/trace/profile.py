@@ -1,4 +1,4 @@
-"""What a Chrome trace of torch.profiler says: steps, what was summed, and which kernel was launched when."""
+"""Read a Chrome trace of torch.profiler: steps, collectives, and the launch of each kernel."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ITEMSIZE = {
 }
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
-LIBRARIES = ("gloo", "mpi")  # whose calls the host's own threads carry out
-SCALARS = ("correlation", "device", "stream", "dtype", "Collective name")  # of an event's args, what is looked up by
+LIBRARIES = ("gloo", "mpi")  # their calls run on host threads
+SCALARS = ("correlation", "device", "stream", "dtype", "Collective name")  # args of an event that are used as keys
 MOST_NUMBER, MOST_DEPTH, MOST_NAME = 2**62, 4, 200
 HOW = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
 
@@ -49,11 +49,11 @@ class Profile:
     """One rank's profile.
 
     Attributes:
-        name: the file's.
-        rank, num_workers: as it says itself (`distributedInfo`); None where it does not.
-        host: where it was made.
-        events: those with a begin and a duration, by begin; microseconds from `base_us` on.
-        base_us: since when its times count.
+        name: the file's name.
+        rank, num_workers: from the profile (`distributedInfo`); None if it has none.
+        host: the machine's name.
+        events: those with a begin and a duration, by begin; microseconds since `base_us`.
+        base_us: origin of the times.
     """
 
     name: str
@@ -68,7 +68,7 @@ def read_profile(profile: Any) -> Profile:
     """Read a Chrome trace (also .gz), or a `torch.profiler.profile` that has ended.
 
     Raises:
-        ConfigError: a file that is no such trace; says how to make one.
+        ConfigError: the file is not such a trace; the message says how to make one.
     """
     if hasattr(profile, "export_chrome_trace"):
         with tempfile.TemporaryDirectory() as folder:
@@ -88,15 +88,15 @@ def read_profile(profile: Any) -> Profile:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is no Chrome trace ({error}): {HOW}") from error
+        raise ConfigError(f"{path} is not a Chrome trace ({error}): {HOW}") from error
 
 
 def _profile(trace: Any, name: str) -> Profile:
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ConfigError(f"{name} holds no traceEvents: {HOW}")
-    told = trace.get("distributedInfo")
-    rank: Any = told.get("rank") if isinstance(told, dict) else None
-    num_workers: Any = told.get("world_size") if isinstance(told, dict) else None
+    info = trace.get("distributedInfo")
+    rank: Any = info.get("rank") if isinstance(info, dict) else None
+    num_workers: Any = info.get("world_size") if isinstance(info, dict) else None
     base_ns: Any = trace.get("baseTimeNanoseconds")
     whole = [found for event in trace["traceEvents"] if (found := _event(event)) is not None]
     return Profile(
@@ -110,7 +110,7 @@ def _profile(trace: Any, name: str) -> Profile:
 
 
 def _event(event: Any) -> Event | None:
-    """An event with a begin and a duration, of what its readers reckon with; None for any other, which profiles hold many of."""
+    """Return an event with a begin, a duration and valid args; None for any other, of which profiles hold many."""
     if not isinstance(event, dict) or event.get("ph") != "X" or not isinstance(event.get("name"), str):
         return None
     if not (_is_number(event.get("ts")) and _is_number(event.get("dur")) and event["dur"] >= 0):
@@ -123,41 +123,41 @@ def _event(event: Any) -> Event | None:
 
 
 def _is_number(value: Any, whole: bool = False) -> bool:
-    """Whether it is one that a time or a count can be."""
+    """Return whether a value can be a time or a count."""
     return type(value) in ((int,) if whole else (int, float)) and abs(value) < MOST_NUMBER
 
 
 def named(event: Event, *beginnings: str) -> bool:
-    """Whether an event's name begins so."""
+    """Return whether an event's name begins with one of these."""
     return str(event.get("name", "")).startswith(beginnings)
 
 
 def args_of(event: Event) -> dict[str, Any]:
-    """What else an event says."""
+    """Return the event's args."""
     return event.get("args") or {}
 
 
-def told_steps(events: list[Event]) -> list[tuple[int, float, float]]:
-    """(number, begin, end) of each step that the profiler was told of, in microseconds."""
+def profiler_steps(events: list[Event]) -> list[tuple[int, float, float]]:
+    """Return (number, begin, end) of each `ProfilerStep`, in microseconds."""
     found = [event for event in events if event.get("cat") == "user_annotation" and named(event, "ProfilerStep#")]
     numbers = [re.search(r"#([0-9]{1,9})", event["name"]) for event in found]
     return [(int(match[1]), event["ts"], event["ts"] + event["dur"]) for event, match in zip(found, numbers, strict=True) if match]
 
 
 def optimizer_ends(events: list[Event]) -> list[float]:
-    """When each step of an optimizer ended, in microseconds."""
+    """Return the end of each optimizer step, in microseconds."""
     return [event["ts"] + event["dur"] for event in events if named(event, "Optimizer.step#")]
 
 
 def step_bounds(profile: Profile) -> list[tuple[float, float]]:
-    """When each step begins and ends, in microseconds: as the profiler was told, or from one optimizer's step to the next.
+    """Return begin and end of each step, in microseconds: of each `ProfilerStep`, or from one optimizer step to the next.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: the profile has neither.
     """
-    told = told_steps(profile.events)
-    if len(told) > 1:
-        return [(begin, end) for _, begin, end in told]
+    steps = profiler_steps(profile.events)
+    if len(steps) > 1:
+        return [(begin, end) for _, begin, end in steps]
     ends = optimizer_ends(profile.events)
     if len(ends) < 2:
         raise ConfigError(f"{profile.name} has no steps (neither ProfilerStep# nor Optimizer.step#): {HOW}")
@@ -169,8 +169,8 @@ class Call(NamedTuple):
 
     Attributes:
         kind: one of `KINDS`.
-        event: as recorded: the library's, or its kernel on a GPU.
-        num_bytes: of its buffer; None where the profile does not say.
+        event: as recorded: the call, or its kernel on a GPU.
+        num_bytes: of its buffer; None if the profile does not say.
         itemsize: bytes of an element.
     """
 
@@ -181,18 +181,18 @@ class Call(NamedTuple):
 
 
 def calls(events: list[Event]) -> list[Call]:
-    """Calls of communication libraries, by begin: NCCL's kernels where there are any, else what gloo and MPI did on the host."""
+    """Return the calls of communication libraries, by begin: NCCL's kernels if there are any, else calls of gloo and MPI on the host."""
     kernels = [event for event in events if event.get("cat") in ON_DEVICE and is_nccl(event)]
     return [_kernel_call(event) for event in kernels] or [_host_call(event) for event in events if library_of(event)]
 
 
 def is_nccl(event: Event) -> bool:
-    """Whether a kernel is NCCL's."""
+    """Return whether a kernel is NCCL's."""
     return "nccl" in str(event.get("name", "")).lower()
 
 
 def library_of(event: Event) -> str | None:
-    """The library whose call on the host an event is: "gloo" of "gloo:all_reduce"."""
+    """Return the library of a host event: "gloo" for "gloo:all_reduce"; None for other events."""
     library, colon, _ = str(event.get("name", "")).partition(":")
     return library if colon and library in LIBRARIES else None
 
@@ -217,7 +217,7 @@ def _first(items: Any) -> Any:
 
 
 def _numel(dims: Any, depth: int = 0) -> int | None:
-    """Elements of a tensor of that shape, or of several of one shape; None for what is no shape."""
+    """Return the number of elements of a shape, or of several equal shapes; None if it is not a shape."""
     if _is_number(dims, whole=True):
         return int(dims) if dims >= 0 else None
     if not isinstance(dims, list) or depth > MOST_DEPTH:
@@ -227,7 +227,7 @@ def _numel(dims: Any, depth: int = 0) -> int | None:
     return product if None not in parts and product < MOST_NUMBER else None
 
 
-_KINDS = (  # the first that is part of the name, without signs between words
+_KINDS = (  # the first that is part of the name, without punctuation
     ("allreduce", "all_reduce"),
     ("reducescatter", "reduce_scatter"),
     ("allgather", "all_gather"),
@@ -246,7 +246,7 @@ def _kind(name: str) -> str:
 
 @final
 class Device:
-    """A GPU's kernels, by when they were launched."""
+    """A GPU's kernels by their launch."""
 
     def __init__(self, events: list[Event]) -> None:
         self.kernels = [event for event in events if event.get("cat") == "kernel"]
@@ -257,11 +257,14 @@ class Device:
         self._events = [event for _, event in known]
 
     def launch_of(self, event: Event) -> Event | None:
-        """The host's call that launched a kernel; None where it was not recorded."""
+        """Return the host call that launched a kernel; None if it was not recorded."""
         return self.launches.get(args_of(event).get("correlation", object()))
 
     def of_launches(self, begin: float, end: float) -> tuple[float, float] | None:
-        """From the first to the last of the kernels that were launched in a time; None without any."""
+        """Return begin of the first and end of the last kernel that was launched in an interval.
+
+        It is None if there is none.
+        """
         chosen = self._events[bisect_right(self._at, begin) : bisect_right(self._at, end)]
         if not chosen:
             return None
@@ -269,9 +272,11 @@ class Device:
 
 
 def on_one_clock(ranks: Sequence[tuple[int, str, list[Row]]]) -> list[Spans]:
-    """Spans of (rank, host, rows) in seconds from the first on; clocks of other hosts than the first's are moved.
+    """Return spans of (rank, host, rows), in seconds since the first.
 
-    Collectives end on all ranks at once: by the median of how far apart they were.
+    Clocks of other hosts are shifted to the first host's clock.
+
+    The shift assumes that a collective ends at one time on all ranks. It is the median of the differences.
     """
     ends = {(row[0], row[4], row[5]): row[3] for row in ranks[0][2] if row[0] in COLLECTIVES}
     origin = min((row[2] for row in ranks[0][2]), default=0.0)

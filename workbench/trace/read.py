@@ -1,4 +1,4 @@
-"""Reading a rank's files, whole or cut off by a crash, and bringing its times to rank 0's clock."""
+"""Read a rank's files, complete or cut off by a crash, and convert their times to rank 0's clock."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from workbench.trace.text import open_file, parse_json, read_json, whole_lines
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """One rank's trace as recorded: header, spans on its own clock, (at_s, offset_s) of its clock, unreadable lines.
+    """One rank's trace as recorded: header, spans on its own clock, clock measurements (at_s, offset_s), unreadable lines.
 
-    Spans are rows as a recorder keeps them, or columns, where they were read from a whole file.
+    Spans are rows in memory, or columns if they were read from a complete file.
     """
 
     header: dict[str, Any]
@@ -35,7 +35,7 @@ class Trace:
 
 
 def align(rank: int, trace: Trace) -> Spans:
-    """The trace's spans with their times on rank 0's clock (offsets interpolated between those measured)."""
+    """Convert the trace's spans to rank 0's clock; offsets are interpolated between measurements."""
     spans = trace.spans
     spans = Spans(spans.table.copy(), spans.lanes) if isinstance(spans, Spans) else Spans.from_rows(rank, spans)
     if trace.clocks:
@@ -46,17 +46,17 @@ def align(rank: int, trace: Trace) -> Spans:
 
 
 def trace_paths(folder: Path) -> dict[int, Path]:
-    """rank -> its trace file."""
+    """Return rank -> trace file."""
     return _paths(folder, "trace-%.jsonl")
 
 
 def metrics_paths(folder: Path) -> dict[int, Path]:
-    """rank -> its file of metrics."""
+    """Return rank -> metrics file."""
     return _paths(folder, "metrics-%.jsonl")
 
 
 def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
-    """rank -> what it wrote when it failed: rank, error, traceback."""
+    """Return rank -> failure record: rank, error, traceback."""
     found = {}
     for rank, path in _paths(folder, "failed-%.json").items():
         with suppress(OSError, ValueError):
@@ -65,8 +65,8 @@ def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def read_trace(path: Path, rank: int) -> Trace:
-    """Read one rank's trace: as columns, if all its lines are as `FileRecorder` writes them, and otherwise line by line."""
-    with suppress(MemoryError):  # of what is none of ours, line by line there may be little
+    """Read one rank's trace: by columns if `FileRecorder` wrote all its lines, otherwise line by line."""
+    with suppress(MemoryError):  # a foreign file may need less memory line by line
         with open_file(path) as file:
             noted, recorded = _parted(file.read())
         notes = [_parse(line) for line in noted.decode(errors="replace").split("\n")[:-1]]
@@ -86,7 +86,7 @@ def _trace(notes: list[dict[str, Any]], spans: tuple[SpanRow, ...] | Spans, dama
 
 
 def _parted(text: bytes) -> tuple[bytes, bytes]:
-    """The whole lines of a trace that are JSON objects, header and clocks, and the others, each in their order."""
+    """Split a trace into the lines that are JSON objects (header, clocks) and the others, each in order."""
     end, at = text.rfind(b"\n") + 1, 0
     notes, others = list[bytes](), list[bytes]()
     while at < end:
@@ -101,12 +101,12 @@ def _parted(text: bytes) -> tuple[bytes, bytes]:
 
 
 def read_events(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """rank -> its events, of the ranks that recorded any."""
+    """Return rank -> events, for ranks that recorded any."""
     return {rank: read_lines(path, is_event)[0] for rank, path in _paths(folder, "events-%.jsonl").items()}
 
 
 def read_metrics(folder: Path) -> tuple[dict[int, list[dict[str, Any]]], tuple[str, ...]]:
-    """rank -> rows of metrics, and the lines that could not be read."""
+    """Return rank -> rows of metrics, and the lines that could not be read."""
     metrics: dict[int, list[dict[str, Any]]] = {}
     damaged: list[str] = []
     for rank, path in metrics_paths(folder).items():
@@ -116,9 +116,9 @@ def read_metrics(folder: Path) -> tuple[dict[int, list[dict[str, Any]]], tuple[s
 
 
 def read_lines(path: Path, is_row: Callable[[Any], bool]) -> tuple[list[Any], tuple[str, ...]]:
-    """The JSON values of a file's lines, and "file, line n" of those that are none of ours.
+    """Return the valid JSON values of a file's lines, and "file, line n" of the invalid ones.
 
-    A last line without its end is what a crash, or a writer in the middle of its write, leaves: it is left out unsaid.
+    An incomplete last line is skipped silently: a crash leaves one, and so does a write in progress.
     """
     rows, damaged, before = [], list[str](), 0
     for lines in whole_lines(path):
@@ -130,8 +130,8 @@ def read_lines(path: Path, is_row: Callable[[Any], bool]) -> tuple[list[Any], tu
 
 
 def parse_lines(lines: list[str], is_row: Callable[[Any], bool]) -> tuple[list[Any], list[int]]:
-    """The lines' JSON values, and the numbers (from 1) of the lines that are none of ours."""
-    try:  # one parse of all lines is five times faster than one parse a line
+    """Return the valid JSON values, and the numbers (from 1) of the invalid lines."""
+    try:  # one parse of all lines is five times as fast as one for each line
         rows = json.loads(f"[{','.join(lines)}]")
         if len(rows) == len(lines) and all(map(is_row, rows)):
             return rows, []
@@ -148,7 +148,7 @@ def parse_lines(lines: list[str], is_row: Callable[[Any], bool]) -> tuple[list[A
 
 
 def _parse(line: str) -> Any:
-    """The line's JSON value; None for a damaged line."""
+    """Return the line's JSON value; None for a damaged line."""
     try:
         return parse_json(line)
     except ValueError:
@@ -156,7 +156,7 @@ def _parse(line: str) -> Any:
 
 
 def _paths(folder: Path, pattern: str) -> dict[int, Path]:
-    """rank -> path of the files of that name, where % stands for the rank."""
+    """Return rank -> path of the files that match a pattern, where % stands for the rank."""
     name = re.compile(re.escape(pattern).replace("%", r"([0-9]{1,9})"))
     with os.scandir(folder) as entries:
         found = {int(match[1]): folder / entry.name for entry in entries if (match := name.fullmatch(entry.name)) and entry.is_file()}

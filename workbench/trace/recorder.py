@@ -1,4 +1,4 @@
-"""Recorders: where a runtime puts what happened on one rank. Rows of metrics, spans, and what the clocks said."""
+"""Recorders: where a runtime records one rank's metrics, spans and clock measurements."""
 
 from __future__ import annotations
 
@@ -21,22 +21,28 @@ SpanRow = tuple[str, str, float, float, int, int, int, int]  # kind, lane, start
 
 
 def metrics_name(rank: int) -> str:
-    """File of one rank's rows of metrics."""
+    """Return the file name of one rank's metrics."""
     return f"metrics-{rank:05d}.jsonl"
 
 
 def events_name(rank: int) -> str:
-    """File of one rank's events: updates of servers, answers that depended on chance. Not there if nothing was recorded."""
+    """Return the file name of one rank's events: server updates and timing-dependent answers.
+
+    The file exists only if there are any.
+    """
     return f"events-{rank:05d}.jsonl"
 
 
 def trace_name(rank: int) -> str:
-    """File of one rank's spans."""
+    """Return the file name of one rank's spans."""
     return f"trace-{rank:05d}.jsonl"
 
 
 class Recorder(ABC):
-    """One rank's. `span` and `event` may be called from any thread, the rest from the thread that runs the program."""
+    """Records one rank.
+
+    Any thread may call `span` and `event`; only the thread of the program calls the other methods.
+    """
 
     @abstractmethod
     def span(
@@ -50,27 +56,27 @@ class Recorder(ABC):
         num_bytes: int = 0,
         peer: int = -1,
     ) -> None:
-        """`kind` (one of `spans.KINDS`) happened on `lane` between two times of this rank's clock."""
+        """Record that `kind` (one of `KINDS`) happened on `lane` between two times of this rank's clock."""
 
     @abstractmethod
     def metrics(self, row: dict[str, Any]) -> None:
-        """One row: a step's numbers, or an evaluation's."""
+        """Record one row: a step's numbers, or an evaluation's."""
 
     @abstractmethod
     def event(self, row: dict[str, Any]) -> None:
-        """An update of a server, or an answer that another run might not get: what a replay needs."""
+        """Record a server's update, or an answer that depends on timing: a replay needs them."""
 
     @abstractmethod
     def clock(self, at_s: float, offset_s: float) -> None:
-        """At `at_s` of this rank's clock, adding `offset_s` gave rank 0's time."""
+        """Record a clock measurement: at `at_s` of this rank's clock, rank 0's clock shows `at_s + offset_s`."""
 
     @abstractmethod
     def end_step(self) -> None:
-        """A step has ended: what was recorded so far must survive a crash from here on."""
+        """End a step: everything recorded so far must survive a crash."""
 
     @abstractmethod
     def close(self) -> None:
-        """No more is recorded; closing twice is allowed."""
+        """End the record. Closing twice is allowed."""
 
 
 @final
@@ -123,7 +129,7 @@ class MemoryRecorder(Recorder):
 
 @final
 class NullRecorder(Recorder):
-    """Keeps nothing: for a loop that is not recorded."""
+    """Keeps nothing: for a loop without a record."""
 
     def span(
         self,
@@ -156,35 +162,38 @@ class NullRecorder(Recorder):
 
 @final
 class FileRecorder(Recorder):
-    """Appends whole lines to the rank's two files, each batch in one write, at the end of every step.
+    """Appends complete lines to the rank's files, in one write at the end of every step.
 
-    A span only costs an append; it becomes text when it is written. A reader may follow the files while they grow.
+    `span` only appends to a queue; the text is made when it is written. A reader may follow the files while they
+    grow.
 
     Args:
         folder: the run's folder; must exist and hold nothing of this rank yet.
-        rank: whose.
+        rank: this rank.
         header: first line of the trace: rank, host, pid, device, origin_s, unix_s.
-        trace_steps: spans of later steps are not kept; None keeps all.
-        goes_on: behind what a process wrote that had this rank before.
+        trace_steps: number of steps whose spans are kept; None keeps all.
+        goes_on: append to the files of a process that had this rank before.
 
-    Where the files cannot be written any more, what was written stays whole lines, and the end of the step, or the end, says so.
+    If the files can no longer be written, the lines written so far stay complete. `end_step` or `close` then raises.
 
     Raises:
-        ConfigError: the folder holds a record of this rank already.
-        WorkbenchError: it cannot be written.
+        ConfigError: the folder already holds a record of this rank.
+        WorkbenchError: the record cannot be written.
     """
 
     def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False) -> None:
-        self._traced, self._open = inf if trace_steps is None else trace_steps, open_append if goes_on else create
+        self._traced = inf if trace_steps is None else trace_steps
+        self._open = open_append if goes_on else create
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
         self._rows: deque[str] = deque()  # of metrics
         self._events: deque[str] = deque()
-        self._events_path, self._events_file = Path(folder) / events_name(rank), -1
+        self._events_path = Path(folder) / events_name(rank)
+        self._events_file = -1
         self._notes = deque([json.dumps({**header, "rank": rank}, default=_plain) + "\n"])  # header and clocks
         self._lanes: dict[str, str] = {}
         self._writing = Lock()
         self._folder = Path(folder)
-        self._error: OSError | None = None  # why nothing can be written any more
+        self._error: OSError | None = None  # why the record cannot be written
         self._told = False
         try:
             self._metrics_file = self._open(self._folder / metrics_name(rank))
@@ -263,7 +272,7 @@ class FileRecorder(Recorder):
                 if self._events_file < 0:
                     self._events_file = self._open(self._events_path)
                 append(self._events_file, events)
-        except OSError as error:  # any thread may be here: the one that runs the program is told
+        except OSError as error:  # any thread may be here; the program's thread raises it
             self._error = error
 
     def _text(self, span: SpanRow) -> str:
@@ -277,12 +286,12 @@ class FileRecorder(Recorder):
 
 
 def row_text(row: dict[str, Any]) -> str:
-    """A row of metrics as its file has it."""
+    """Return a row of metrics as a line of its file."""
     return json.dumps(row, default=_plain) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """NumPy and torch scalars as Python numbers."""
+    """Convert NumPy and torch scalars to Python numbers."""
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be written to a record: give plain numbers and text")

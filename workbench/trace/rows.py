@@ -1,4 +1,4 @@
-"""Laying spans of one lane in rows, so that none hides another."""
+"""Rows for overlapping spans of one lane."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 def sublanes(table: NDArray[Any]) -> NDArray[np.int64]:
-    """(N,) for each span of a span table the number of its row within its rank and lane: 0 unless it overlaps one before it.
+    """Return, for each span of a table, the number of its row within its rank and lane, shape (N,).
 
-    A span takes the lowest row that is free at its start, so a lane has as many rows as spans ever ran in it at once.
+    A span takes the lowest row that is free at its start. A lane has as many rows as spans that overlap at one time.
     """
     rows = np.zeros(len(table), np.int64)
     order = np.lexsort((table["start_s"], table["lane"], table["rank"]))
@@ -24,7 +24,7 @@ def sublanes(table: NDArray[Any]) -> NDArray[np.int64]:
     lasts = [*breaks.tolist(), len(table)] if len(table) else []
     for first, last in zip(firsts, lasts, strict=True):
         if np.all(starts[first + 1 : last] >= ends[first : last - 1]):
-            continue  # the common case, in no time: one after the other
+            continue  # the common case: no span overlaps another
         free: list[int] = []
         busy: list[tuple[float, int]] = []  # (end, row)
         for position in range(first, last):

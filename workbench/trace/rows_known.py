@@ -1,4 +1,4 @@
-"""Which values of a record's lines are ours: with the entries that readers need, and numbers that they can reckon with."""
+"""Checks of record lines: a valid line has the entries that readers need, with numbers in range."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWERS = ("any", "source", "position", "now", "control")
 
 
 def is_metrics_row(row: Any) -> bool:
-    """Whether a JSON value is a row of metrics, with numbers where its readers reckon with them."""
+    """Return whether a JSON value is a row of metrics with valid numbers."""
     if not (isinstance(row, dict) and isinstance(row.get("step"), int) and abs(row["step"]) <= MOST[2]):
         return False
     if not all(is_number(row.get(name)) for name in ("seconds", "samples", "bytes_sent")):
@@ -33,14 +33,14 @@ def is_metrics_row(row: Any) -> bool:
 
 
 def is_number(value: Any, nan: bool = False) -> bool:
-    """Whether it is a number that arrays can hold."""
+    """Return whether a value is a number that an array can hold."""
     if isinstance(value, float):
         return nan or not math.isnan(value)
     return isinstance(value, int) and -MOST[0] <= value <= MOST[0]
 
 
 def is_event(row: Any) -> bool:
-    """Whether a JSON value is an event: of an update what readers reckon with, of an answer a number."""
+    """Return whether a JSON value is a valid event: the update of a server, or a recorded answer."""
     if not isinstance(row, dict) or not all(is_number(row[name]) for name in ANSWERS if name in row):
         return False
     if "update" not in row:
@@ -51,19 +51,19 @@ def is_event(row: Any) -> bool:
 
 
 def is_trace_row(row: Any) -> bool:
-    """Whether a JSON value belongs into a trace."""
+    """Return whether a JSON value is a valid row of a trace."""
     return is_span(row) or is_note(row)
 
 
 def is_span(row: Any) -> bool:
-    """Whether a JSON value is a span: of a known kind, and with numbers that a table of spans can hold."""
+    """Return whether a JSON value is a span: a known kind, and numbers that a span table can hold."""
     if not (isinstance(row, list) and len(row) == 8 and isinstance(row[0], str) and row[0] in CODES and isinstance(row[1], str)):
         return False
     return all(isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True))
 
 
 def is_note(row: Any) -> bool:
-    """Whether a JSON value is a trace's header, or what its clock said."""
+    """Return whether a JSON value is a trace's header, or a clock measurement."""
     if isinstance(row, dict) and isinstance(clock := row.get("clock"), dict):
         return all(isinstance(clock.get(name), int | float) and abs(clock[name]) <= MOST[0] for name in ("at_s", "offset_s"))
     return isinstance(row, dict) and "rank" in row and "clock" not in row

@@ -1,4 +1,4 @@
-"""A run as its readers see it: what was run, each rank's metrics, all ranks' spans on one clock."""
+"""A run as its readers see it: its description, each rank's metrics, and all ranks' spans on one clock."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from workbench.trace.spans import Spans
 from workbench.trace.store import FORMAT, new_run, read_info, write_info
 from workbench.trace.views import Views, XAxis, YAxis
 
-DUE_FOLDER = "evaluations"  # in a run's folder: parameters of evaluations that are still to be made
+DUE_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
 
 
 def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
-    """Runs, also from what stands for one (a handle of `Cluster.train`).
+    """Return runs from runs, or from objects that have one (a handle of `Cluster.train`).
 
     Raises:
-        ConfigError: one of them is neither.
+        ConfigError: an item is neither.
     """
     found = tuple(item if isinstance(item, Run) else getattr(item, "run", item) for item in items)
     for item in found:
         if not isinstance(item, Run):
-            raise ConfigError(f"{item!r} is no run: give runs, such as [run_a, run_b]. Trainer(record=True) makes finish() return one")
+            raise ConfigError(f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() returns one")
     return found
 
 
 def evaluations_left(number: int, name: str) -> str:
-    """That a run ended before it made evaluations that were due, and what makes them."""
+    """Return the note that a run ended before its due evaluations were made, with the command that makes them."""
     return f"{number} evaluation{'s' * (number > 1)} wait{'s' * (number == 1)} in {DUE_FOLDER}/: `workbench evaluate {name}` makes them"
 
 
@@ -51,9 +51,9 @@ class Run(Views):
 
     Attributes:
         info: the `run.json` object.
-        metrics: rank -> its rows, in the order they were written.
-        folder: where it was read from; None for a run that was never stored.
-        traces: rank -> its trace, for a run that was never stored; the others are read when first asked for.
+        metrics: rank -> its rows, in the order of writing.
+        folder: its folder; None for a run that was never stored.
+        traces: rank -> its trace, for a run that was never stored; others are read at first use.
         damaged_metrics: lines that could not be read, as "file, line n".
         recorded_events: rank -> its events, for a run that was never stored.
     """
@@ -67,7 +67,9 @@ class Run(Views):
 
     @classmethod
     def load(cls, folder: Path | str) -> Run:
-        """Read a run's folder, finished or not; a last line that a crash cut off is left out. Of a run that was killed, `info` says so.
+        """Read a run's folder, finished or not.
+
+        An incomplete last line is skipped. `info` says if the run was killed.
 
         Raises:
             RunNotFound: the folder holds no readable run.
@@ -82,7 +84,7 @@ class Run(Views):
 
     @classmethod
     def from_memory(cls, info: dict[str, Any], recorders: Sequence[MemoryRecorder]) -> Run:
-        """A run from its ranks' recorders."""
+        """Make a run from its ranks' recorders."""
         traces = {item.rank: Trace({"rank": item.rank}, tuple(item.spans), tuple(item.clocks)) for item in recorders}
         metrics = {item.rank: list(item.rows) for item in recorders}
         events = {item.rank: list(item.events) for item in recorders if item.events}
@@ -95,7 +97,7 @@ class Run(Views):
         return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics>"
 
     def _repr_html_(self) -> str:
-        """The run's row of the table of runs, which says what it failed of."""
+        """Show the run's row in the table of runs, with its error if it failed."""
         analysis = import_module("workbench.analysis")
         return f"{escape(repr(self))}{analysis.compare([self])._repr_html_()}"
 
@@ -104,12 +106,12 @@ class Run(Views):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that left something: metrics, or a trace alone (a profile)."""
+        """Number of ranks that recorded metrics, or a trace alone (a profile)."""
         return len(set(self.metrics) | set(self.traces or ()))
 
     @property
     def trouble(self) -> str:
-        """Of a run that failed or was killed: its state, the step that it reached, the error in one line with its rank; else "".
+        """For a failed or killed run: its state, its last step, and its error in one line with the rank; otherwise "".
 
         >>> Run(info={"status": "failed", "error": "rank 1: the loss is nan"}, metrics={}).trouble
         'failed before the end of its first step: rank 1: the loss is nan'
@@ -122,25 +124,28 @@ class Run(Views):
         return f"{status} {where}: {self._cause()}"
 
     def _cause(self) -> str:
-        """The first line of the error, with the rank that it is of."""
+        """Return the first line of the error, with its rank."""
         error = str(self.info.get("error") or "").strip()
-        told = next((item for item in self.failures.items() if item[1].get("error")), None)
-        if not error and told is not None:
-            error = str(told[1]["error"]).strip()
+        failure = next((item for item in self.failures.items() if item[1].get("error")), None)
+        if not error and failure is not None:
+            error = str(failure[1]["error"]).strip()
         line = error.splitlines()[0] if error else "no reason was recorded"
-        return line if told is None or "rank" in line else f"rank {told[0]}: {line}"
+        return line if failure is None or "rank" in line else f"rank {failure[0]}: {line}"
 
     @property
     def waiting(self) -> str:
-        """How many evaluations wait for a run that ended before it made them, and what makes them; "" for none."""
+        """How many evaluations wait, for a run that ended before it made them, and the command that makes them.
+
+        It is "" for none.
+        """
         return next((note for note in self.info.get("notes") or () if f" in {DUE_FOLDER}/: " in note), "")
 
     @property
     def evaluated(self) -> str:
-        """Whose parameters its evaluations look at where replicas differ; "" where all ranks hold the same."""
-        method = str((self.info.get("method") or {}).get("name") or "")
+        """Whose parameters the evaluations use, if replicas differ; "" if all ranks have equal parameters."""
+        algorithm = str((self.info.get("method") or {}).get("name") or "")
         words = str(self.info.get("evaluated") or "")
-        return f"accuracy is of {words}" if method and words else ""
+        return f"accuracy is of {words}" if algorithm and words else ""
 
     @property
     def id(self) -> str:
@@ -149,22 +154,22 @@ class Run(Views):
 
     @property
     def label(self) -> str:
-        """The method and its settings that are numbers, as legends and tables call it; what is at its default is left out.
+        """The algorithm and its numeric settings, for legends and tables, without defaults.
 
         >>> Run(info={"method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
         """
-        method = self.info.get("method") or {}
-        quiet = method.get("defaults")
+        algorithm = self.info.get("method") or {}
+        quiet = algorithm.get("defaults")
         settings = []
-        for key, value in (method.get("settings") or {}).items():
+        for key, value in (algorithm.get("settings") or {}).items():
             if key in (quiet or ()) or value is False or value is None:
                 continue
             if isinstance(value, int | float):
                 settings.append(key if value is True else f"{key}={value:g}")
-            elif quiet is not None and "(" not in str(value):  # a word, and no description of an object
+            elif quiet is not None and "(" not in str(value):  # a plain word, not the description of an object
                 settings.append(f"{key}={value}")
-        name = str(method.get("name") or "run")
+        name = str(algorithm.get("name") or "run")
         return f"{name}({', '.join(settings)})" if settings else name
 
     @cached_property
@@ -180,49 +185,49 @@ class Run(Views):
 
     @property
     def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places in `spans` of the sends and receives that belong together, (M,) each."""
+        """Places in `spans` of sends and of their receives, two arrays of shape (M,)."""
         return self.spans.messages
 
     @cached_property
     def events(self) -> dict[int, list[dict[str, Any]]]:
-        """rank -> its events: the updates of servers, and the answers that another run might not get (see `runtimes.simulator.replay`)."""
+        """rank -> its events: server updates, and answers that depend on timing (see `runtimes.simulator.replay`)."""
         if self.folder is None:
             return self.recorded_events or {}
         return read_events(self.folder)
 
     def updates(self) -> list[dict[str, Any]]:
-        """Each update of a server: rank, bucket, update (its number), seconds, staleness (of each gradient in it), sources, dropped."""
+        """Each server update: rank, bucket, update (its number), seconds, staleness (of each gradient in it), sources, dropped."""
         found = [{"rank": rank, **row} for rank, rows in self.events.items() for row in rows if "update" in row]
         return sorted(found, key=lambda row: (row["seconds"], row["rank"]))
 
     @property
     def headers(self) -> dict[int, dict[str, Any]]:
-        """rank -> host, pid, device and clock origins, as its trace says."""
+        """rank -> host, pid, device and clock origins, from its trace."""
         return {rank: trace.header for rank, trace in self._traces.items()}
 
     @property
     def failures(self) -> dict[int, dict[str, Any]]:
-        """rank -> error and traceback, of the ranks that failed."""
+        """rank -> error and traceback, for ranks that failed."""
         return read_failures(self.folder) if self.folder is not None else {}
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """Lines of the record that could not be read, as "file, line n"; empty for a whole record."""
+        """Lines of the record that could not be read, as "file, line n"; empty for an undamaged record."""
         return self.damaged_metrics + tuple(line for trace in self._traces.values() for line in trace.damaged)
 
     def save(self, folder: Path | str | None = None) -> Path:
-        """Write the run into a folder that holds no record yet (a new one, or one of `new_run`); returns the folder.
+        """Write the run into a folder without a record (a new one, or one of `new_run`), and return the folder.
 
-        Without a folder it becomes a run of the store, which `list_runs` and `workbench runs` list: so a simulated run is kept.
-        Spans are written on rank 0's clock.
+        Without a folder, the run is added to the store, where `list_runs` and `workbench runs` find it. Use it to
+        keep a simulated run. Spans are written on rank 0's clock.
         """
         if folder is None:
-            told = {name: value for name, value in self.info.items() if name not in ("id", "created", "status", "process")}
-            folder = new_run(told)
+            entries = {name: value for name, value in self.info.items() if name not in ("id", "created", "status", "process")}
+            folder = new_run(entries)
         folder = Path(folder)
         opened = read_info(folder) if (folder / "run.json").exists() else {}
         if any(folder.glob("metrics-*")) or opened.get("status", "starting") != "starting":
-            raise ConfigError(f"{folder} holds a run already: save into a folder of its own")
+            raise ConfigError(f"{folder} already holds a run: choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         table, kinds, lanes = self.spans.table, self.spans.kind_names.tolist(), self.spans.lane_names.tolist()
         columns = [table[name].tolist() for name in ("start_s", "end_s", "step", "bucket", "bytes", "peer")]
@@ -241,11 +246,11 @@ class Run(Views):
         return folder
 
     def export_chrome(self, path: Path | str) -> Path:
-        """Write the spans as Chrome trace JSON, which Perfetto (ui.perfetto.dev) opens. Returns the path."""
+        """Write the spans as Chrome trace JSON for Perfetto (ui.perfetto.dev). Returns the path."""
         return export_chrome(Path(path), self.spans, self.headers, {"run": self.id, "method": self.label})
 
     def rows(self, evaluations: bool = False) -> dict[int, dict[int, dict[str, Any]]]:
-        """step -> rank -> row, of the steps or of the evaluations, steps ascending."""
+        """Return step -> rank -> row, of the steps or of the evaluations, steps ascending."""
         table: dict[int, dict[int, dict[str, Any]]] = {}
         for rank, rows in sorted(self.metrics.items()):
             for row in rows:
@@ -254,11 +259,11 @@ class Run(Views):
         return dict(sorted(table.items()))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
+        """Return each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
 
-        One that a single rank did for all counts at once. Else it counts once every rank has reported its share; where a run went on as
-        fewer, every one of those, and what the others had sent counts too. In a finished run, ranks that never evaluate are not waited
-        for.
+        An evaluation by a single rank for all counts at once. Otherwise it counts when every rank has reported its
+        share. If a run continued with fewer ranks, it counts when those have reported, and the bytes of the others
+        are included. A finished run does not wait for ranks that never evaluate.
         """
         table = self.rows(evaluations=True)
         everyone = expected = {rank for rank, rows in self.metrics.items() if rows}
@@ -267,7 +272,7 @@ class Run(Views):
         found, steps = [], self.rows()
         for step, shares in table.items():
             there = self._there(step, everyone)
-            whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())  # one rank made it for all
+            whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())  # one rank evaluated for all
             if not whole and not expected & there <= set(shares):
                 continue
             gone = {} if whole else _latest(steps, step, everyone - there - set(shares))
@@ -287,18 +292,19 @@ class Run(Views):
         return found
 
     def _there(self, step: int, ranks: set[int]) -> set[int]:
-        """Those of the ranks that took that step, where it went on as fewer, and perhaps as more again."""
+        """Return the ranks that took a step, for a run that continued with fewer ranks, or with more again."""
         more = [(int(row["step"]), 0, {row["rank"]}) for row in self.info.get("joined") or ()]
-        fewer = [(int(row["step"]), 1, set(row["ranks"])) for row in self.info.get("shrunk") or ()]  # at one step who came has left again
-        for first, left, who in sorted(fewer + more, key=lambda row: row[:2]):
+        # at equal steps, the joins come first
+        fewer = [(int(row["step"]), 1, set(row["ranks"])) for row in self.info.get("shrunk") or ()]
+        for first, left, changed in sorted(fewer + more, key=lambda row: row[:2]):
             if first <= step:
-                ranks = who if left else ranks | who
+                ranks = changed if left else ranks | changed
         return ranks
 
     def steps(self) -> list[dict[str, Any]]:
-        """Each step, over all ranks: step, seconds (of the rank that ended it last), samples, bytes_sent (sum), loss (mean over samples).
+        """Return each step over all ranks: step, seconds (of the last rank to end it), samples, bytes_sent (sum), loss (sample mean).
 
-        A rank that has no row of a step counts with the bytes it had sent before.
+        A rank without a row of the step counts with the bytes it had sent before.
         """
         latest: dict[int, int] = {}
         found = []
@@ -318,14 +324,14 @@ class Run(Views):
         return found
 
     def curve(self, x: XAxis = "seconds", y: YAxis = "loss") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A curve to plot: two arrays of one length.
+        """Return a curve to plot: two arrays of equal length.
 
         Args:
-            x: "steps", "seconds" (of training; evaluation is left out), "samples" or "bytes" (sent, all ranks together).
-            y: "loss" (of the minibatches, mean over samples), "test_loss" or "accuracy" (of the evaluations).
+            x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
+            y: "loss" (of the minibatches, sample mean), "test_loss" or "accuracy" (of the evaluations).
 
         Raises:
-            ConfigError: no such axis.
+            ConfigError: unknown axis.
         """
         if x not in X_FIELDS:
             raise ConfigError(f"x={x!r}: choose one of {', '.join(X_FIELDS)}")
@@ -336,7 +342,7 @@ class Run(Views):
 
 
 def _latest(steps: dict[int, dict[int, dict[str, Any]]], last: int, ranks: set[int]) -> dict[int, dict[str, Any]]:
-    """The newest row of each of these ranks up to a step."""
+    """Return the newest row of each rank up to a step."""
     found: dict[int, dict[str, Any]] = {}
     for step, shares in steps.items() if ranks else ():
         if step <= last:

@@ -35,7 +35,7 @@ class Spans:
 
     @classmethod
     def from_rows(cls, rank: int, rows: Sequence[Sequence[Any]]) -> Spans:
-        """Spans of one rank from rows (kind, lane, start_s, end_s, step, bucket, bytes, peer).
+        """Make spans of one rank from rows (kind, lane, start_s, end_s, step, bucket, bytes, peer).
 
         Raises:
             KeyError: a kind that is not in `KINDS`.
@@ -55,7 +55,7 @@ class Spans:
 
     @classmethod
     def concatenate(cls, parts: Iterable[Spans]) -> Spans:
-        """All spans of several; lanes of one name become one."""
+        """Join spans of several parts; lanes of one name become one."""
         parts = list(parts)
         names = tuple(dict.fromkeys(name for part in parts for name in part.lanes))
         positions = {name: position for position, name in enumerate(names)}
@@ -68,7 +68,7 @@ class Spans:
         table = np.concatenate(tables) if tables else np.zeros(0, SPAN)
         ranks, starts_s = table["rank"], table["start_s"]
         if np.all((ranks[1:] > ranks[:-1]) | ((ranks[1:] == ranks[:-1]) & (starts_s[1:] >= starts_s[:-1]))):
-            return cls(table, names)  # in order, as traces of ranks are
+            return cls(table, names)  # already in order, as the traces of ranks are
         return cls(table[np.lexsort((starts_s, ranks))], names)
 
     def __len__(self) -> int:
@@ -76,39 +76,39 @@ class Spans:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that have spans, ascending."""
+        """Ranks that have spans, ascending."""
         return list(self._places)
 
     @cached_property
     def _places(self) -> dict[int, slice]:
-        """rank -> where its spans are in the table."""
+        """rank -> the slice of the table that holds its spans."""
         ranks = self.table["rank"]
         begins = np.flatnonzero(np.append(True, ranks[1:] != ranks[:-1])[: len(ranks)]).tolist()
         return {int(ranks[begin]): slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(ranks)], strict=False)}
 
     @cached_property
     def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(M,) places of the sends and (M,) of the receives that belong together (see `trace.links`)."""
+        """Places of sends and of their receives, two arrays of shape (M,) (see `trace.links`)."""
         return links_of_messages(self.table)
 
     @property
     def kind_names(self) -> NDArray[np.str_]:
-        """(N,) the name of each span's kind."""
+        """Name of each span's kind, shape (N,)."""
         return np.take(np.array(KINDS), self.table["kind"])
 
     @property
     def lane_names(self) -> NDArray[np.str_]:
-        """(N,) the name of each span's lane."""
+        """Name of each span's lane, shape (N,)."""
         return np.take(np.array(self.lanes or ("",)), self.table["lane"])
 
     def is_kind(self, kinds: Iterable[str]) -> NDArray[np.bool_]:
-        """(N,) whether each span is of one of these kinds."""
+        """Return whether each span has one of these kinds, shape (N,)."""
         wanted = np.zeros(len(KINDS), bool)
         wanted[[CODES[kind] for kind in kinds]] = True
         return np.asarray(wanted[self.table["kind"]], np.bool_)
 
     def of_rank(self, rank: int) -> Spans:
-        """One rank's spans, without a copy."""
+        """Return one rank's spans, without a copy."""
         return Spans(self.table[self._places.get(rank, slice(0))], self.lanes)
 
     def select(
@@ -118,7 +118,7 @@ class Spans:
         steps: slice | None = None,
         kinds: Iterable[str] | None = None,
     ) -> Spans:
-        """The spans of these ranks, steps (a slice of step numbers, upper end excluded) and kinds; None: of all."""
+        """Return the spans of these ranks, steps (a slice of step numbers, end excluded) and kinds; None selects all."""
         keep = np.ones(len(self.table), bool)
         if ranks is not None:
             keep &= np.isin(self.table["rank"], list(ranks))
@@ -131,16 +131,16 @@ class Spans:
 
 
 def step_bounds(steps: slice) -> tuple[int, int]:
-    """The first step of a slice and the one after its last.
+    """Return the first step of a slice and the step after its last.
 
     >>> step_bounds(slice(20, 25))
     (20, 25)
 
     Raises:
-        ValueError: a stride, or ends counted from the last step.
+        ValueError: the slice has a stride, or a negative end.
     """
     first = steps.start if steps.start is not None else np.iinfo("i4").min
     last = steps.stop if steps.stop is not None else np.iinfo("i4").max
     if steps.step not in (None, 1) or (steps.start or 0) < 0 or (steps.stop or 0) < 0:
-        raise ValueError(f"steps={steps}: a plain range of step numbers such as slice(20, 25)")
+        raise ValueError(f"steps={steps}: give a range of step numbers such as slice(20, 25)")
     return int(first), int(last)

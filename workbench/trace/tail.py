@@ -1,4 +1,4 @@
-"""The last steps of a run, without reading all of it: for looking at a run that is being written, and for who takes a rank's place."""
+"""The last steps of a run, without reading all of it: for a running training, and for a rank that takes another's place."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from workbench.trace.rows_known import is_metrics_row, is_note, is_span
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
-TAIL_BYTES = 128 * 1024  # of each rank's trace: a thousand spans and more
+TAIL_BYTES = 128 * 1024  # of each rank's trace: more than a thousand spans
 ROW_BYTES = 8192  # of a rank's metrics, for its newest row: tens of rows
-HEAD_BYTES = 4096  # its header and the first measurement of its clock
+HEAD_BYTES = 4096  # holds the header and the first clock measurement
 
 
 def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
-    """The run with the newest spans of each rank, and no metrics.
+    """Return the run with the newest spans of each rank, without metrics.
 
     Args:
-        folder: the run's.
-        tail_bytes: how much of the end of each rank's trace is read; a line that is cut at its begin is left out.
+        folder: the run's folder.
+        tail_bytes: bytes to read from the end of each rank's trace. A line that is cut at its beginning is skipped.
 
     Raises:
         RunNotFound: the folder holds no readable run.
@@ -32,7 +32,7 @@ def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
 
 
 def last_step_row(path: Path) -> dict[str, Any] | None:
-    """The newest row of a step in a rank's metrics; None without one near the end of the file."""
+    """Return the newest step row of a rank's metrics; None if there is none near the end of the file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - ROW_BYTES))
@@ -57,6 +57,6 @@ def _tail(path: Path, tail_bytes: int) -> Trace:
 
 
 def _rows(text: bytes, is_row: Callable[[Any], bool]) -> list[Any]:
-    """The rows of one kind among the whole lines of a text."""
+    """Return the rows of one kind in a text; incomplete lines are skipped."""
     rows, _ = parse_lines(text.decode(errors="replace").split("\n")[:-1], lambda row: isinstance(row, dict | list))
     return list(filter(is_row, rows))

@@ -1,4 +1,4 @@
-"""Numbers and figures of a run, asked of the run itself: the same for a record and for a training that is under way."""
+"""Methods of a run that call the analysis and the figures. A stored run and a running training share them."""
 
 from __future__ import annotations
 
@@ -11,45 +11,47 @@ YAxis = Literal["loss", "test_loss", "accuracy"]
 
 
 class Views(ABC):
-    """What `Run` and `RunHandle` offer, each by one function of `workbench.analysis` or `workbench.plots` that takes a `Run`.
+    """The common methods of `Run` and `RunHandle`.
 
-    Those packages read runs, so they lie above this one, and nothing here needs them in order to be imported. A method imports
-    its function by name when it is called, as pandas does with what draws its plots: a run is read without plotly.
+    Each calls one function of `workbench.analysis` or `workbench.plots`.
+
+    Those packages lie in higher layers, because they read runs. A method therefore imports its function by name when
+    it is called. Reading a run does not import plotly.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def _recorded(self) -> Any:
-        """The run's record so far: a `trace.run.Run`."""
+        """Return the record so far: a `trace.run.Run`."""
 
     def summary(self) -> dict[str, Any]:
-        """The run so far in plain values: see `workbench.analysis.summary`."""
+        """Return the run so far as plain values: see `workbench.analysis.summary`."""
         found: dict[str, Any] = _analysis("summary", self)
         return found
 
     def overlap(self, steps: slice | None = None) -> Any:
-        """Hidden and exposed communication and idle time, by rank and step: see `workbench.analysis.overlap`."""
+        """Return hidden and exposed communication and idle time, by rank and step: see `workbench.analysis.overlap`."""
         return _analysis("run_overlap", self, steps)
 
     def critical_path(self, steps: slice | None = None) -> Any:
-        """The chain of spans, over ranks and through messages, that ends each step: see `workbench.analysis.critical_path`."""
+        """Return the chain of spans, over ranks and messages, that ends each step: see `workbench.analysis.critical_path`."""
         return _analysis("run_critical_path", self, steps)
 
     def parts(self, steps: slice | None = None) -> Any:
-        """Seconds of waiting, wire, decoding, summing and encoding of a collective's messages, by rank: see `workbench.analysis.parts`."""
+        """Return seconds of waiting, wire, decoding, summing and encoding in collectives, by rank: see `workbench.analysis.parts`."""
         return _analysis("run_parts", self, steps)
 
     def timeline(self, steps: slice | None = None, **options: Any) -> Any:
-        """A figure of what each rank did when: see `workbench.plots.timeline`."""
+        """Draw what each rank did when: see `workbench.plots.timeline`."""
         return import_module("workbench.plots").timeline(self._recorded(), steps, **options)
 
     def per_step(self, steps: slice | None = None) -> Any:
-        """A figure of what each step's time went on, and of its critical path: see `workbench.plots.per_step`."""
+        """Draw the parts of each step's time, and its critical path: see `workbench.plots.per_step`."""
         return import_module("workbench.plots").per_step(self._recorded(), steps)
 
     def curves(self, x: XAxis = "seconds", y: YAxis = "loss", **options: Any) -> Any:
-        """A figure of a convergence curve, as far as it goes: see `workbench.plots.curves`."""
+        """Draw the convergence curve so far: see `workbench.plots.curves`."""
         return import_module("workbench.plots").curves([self._recorded()], x, y, **options)
 
 

@@ -1,9 +1,10 @@
-"""How much slower than usual a worker's compute is: by step, by machine, by time of day, or while it is down.
+"""Distributions of a worker's slowdown: by step, by machine, by time of day, or while it is down.
 
-A law answers two questions. `factors`: by what each worker's seconds are multiplied in a step, a pure function of (seed, step).
-`finish_s`: when work ends that begins at a moment, for laws that know the clock (`timed`). Laws combine: factors multiply.
-Where all workers are alike and steps independent, a law is `Independent` and has the `quantile` and `mean` of its distribution,
-from which order statistics follow. Factors multiply `Compute`'s seconds, whatever their mean is.
+A distribution answers two questions. `factors`: the factor of each worker's seconds in a step, a pure function of
+(seed, step). `finish_s`: when work ends that begins at a given time, for distributions that depend on the clock
+(`timed`). Several combine: factors multiply. If all workers are equal and steps independent, a distribution is
+`Independent` and has a `quantile` and a `mean`, from which order statistics follow. Factors multiply `Compute`'s
+seconds, whatever their mean is.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ __all__ = [
     "names",
 ]
 
-# What can be said in a word and some numbers, and which of its numbers these are, in order.
-_LAWS: dict[str, tuple[type[Stragglers], tuple[str, ...]]] = {
-    kebab(law.__name__): (law, order)
-    for law, order in (
+# Distributions with a name on the command line, and the order of their numbers.
+_DISTRIBUTIONS: dict[str, tuple[type[Stragglers], tuple[str, ...]]] = {
+    kebab(distribution.__name__): (distribution, order)
+    for distribution, order in (
         (Constant, ("factor",)),
         (Lognormal, ("sigma",)),
         (ShiftedExponential, ("shift", "scale")),
@@ -65,16 +66,16 @@ _LAWS: dict[str, tuple[type[Stragglers], tuple[str, ...]]] = {
 
 
 def names() -> tuple[str, ...]:
-    """What `get` knows.
+    """Return the names that `get` accepts.
 
     >>> names()[:3]
     ('constant', 'lognormal', 'shifted-exponential')
     """
-    return tuple(_LAWS)
+    return tuple(_DISTRIBUTIONS)
 
 
 def get(text: str) -> Stragglers:
-    """A law by name, its numbers behind a colon in their order or by their names.
+    """Return a distribution by name, with its numbers after a colon, in order or by name.
 
     >>> get("lognormal:0.3"), get("bimodal:0.05,4")
     (Lognormal(sigma=0.3), Bimodal(probability=0.05, factor=4))
@@ -82,17 +83,17 @@ def get(text: str) -> Stragglers:
     ShiftedExponential(shift=1.0, scale=0.5)
 
     Raises:
-        ConfigError: there is none of that name, or it does not take these numbers; what it takes is named.
+        ConfigError: there is no such name, or it does not take these numbers; the message names what it takes.
     """
     name, _, rest = (part.strip() for part in text.partition(":"))
-    if name.lower() not in _LAWS:
-        raise unknown("law of stragglers", name, _LAWS)
-    law, order = _LAWS[name.lower()]
-    made: Stragglers = _made(name.lower(), law, order, [word.strip() for word in rest.split(",")] if rest else [])
+    if name.lower() not in _DISTRIBUTIONS:
+        raise unknown("distribution of stragglers", name, _DISTRIBUTIONS)
+    distribution, order = _DISTRIBUTIONS[name.lower()]
+    made: Stragglers = _made(name.lower(), distribution, order, [word.strip() for word in rest.split(",")] if rest else [])
     return made
 
 
-def _made(name: str, law: Callable[..., Any], order: tuple[str, ...], words: list[str]) -> Any:
+def _made(name: str, distribution: Callable[..., Any], order: tuple[str, ...], words: list[str]) -> Any:
     usage = f"{name}:{','.join(order)}"
     options: dict[str, Any] = {}
     for position, word in enumerate(words):
@@ -103,8 +104,8 @@ def _made(name: str, law: Callable[..., Any], order: tuple[str, ...], words: lis
         if key in options:
             raise ConfigError(f"{name}:{','.join(words)}: {key} is given twice: {usage}")
         options[key] = parse_value(value if equals else word)
-    check_kinds(name, law, options)
+    check_kinds(name, distribution, options)
     try:
-        return call_checked(name, law, options)
+        return call_checked(name, distribution, options)
     except ConfigError as error:
         raise ConfigError(f"{error} ({usage})") from error

@@ -1,4 +1,4 @@
-"""What every law has in common: a factor by step, or an end of work by the clock."""
+"""The base of all straggler distributions: a factor for each step, or an end of work by the clock."""
 
 from __future__ import annotations
 
@@ -18,56 +18,62 @@ Finish = Callable[[float, float], float]  # (begin_s, seconds) -> when that work
 
 
 def plainly(begin_s: float, seconds: float) -> float:
-    """When work ends that nothing slows."""
+    """Return when work ends without stragglers."""
     return begin_s + seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers(ABC):
-    """Base of the laws. What a law draws is a function of (seed, step) or (seed, rank) alone, whatever was asked before."""
+    """Base of the distributions. A draw depends on (seed, step) or (seed, rank) only, not on earlier calls."""
 
     @property
     def timed(self) -> bool:
-        """Whether `finish_s` says more than that work takes its seconds."""
+        """Whether `finish_s` depends on when work begins."""
         return False
 
     @abstractmethod
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
-        """(num_workers,) by what each worker's compute seconds of this step are multiplied. Worker r's do not depend on `num_workers`."""
+        """Return the factor of each worker's compute seconds in this step, shape (num_workers,).
+
+        Worker r's factor does not depend on `num_workers`.
+        """
 
     def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = plainly) -> float:
-        """When work of so many seconds ends that this worker begins at `begin_s`; `work` is when it would without this law."""
+        """Return when this worker ends work that begins at `begin_s` and takes `seconds`.
+
+        `work` gives the end without this distribution.
+        """
         return work(begin_s, seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Independent(Stragglers):
-    """Base of the laws by which every worker draws anew in every step, all from one distribution."""
+    """Base of distributions from which every worker draws independently in every step."""
 
     @abstractmethod
     def quantile(self, level: ArrayLike) -> Array:
-        """The factor that is exceeded with probability 1 - level; any shape, levels from 0 to below 1."""
+        """Return the factor that is exceeded with probability 1 - level; any shape, levels from 0 to below 1."""
 
     @property
     @abstractmethod
     def mean(self) -> float:
-        """Of the factor; may be infinite."""
+        """Mean of the factor; may be infinite."""
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         return self.quantile(generator(seed, type(self).__name__.lower(), 0, step).random(num_workers))
 
 
-def check(law: Stragglers, right: bool, rule: str) -> None:
-    """Raise `ConfigError` with the rule unless the law's numbers keep it."""
+def check(distribution: Stragglers, right: bool, rule: str) -> None:
+    """Raise `ConfigError` with the rule unless the numbers are right."""
     if not right:
-        raise ConfigError(f"{law}: {rule}")
+        raise ConfigError(f"{distribution}: {rule}")
 
 
-def check_numbers(law: Stragglers, *names: str, above: float | None = None, least: float | None = None) -> None:
-    """Raise `ConfigError` unless these attributes are finite numbers, above or at least a limit."""
+def check_numbers(distribution: Stragglers, *names: str, above: float | None = None, least: float | None = None) -> None:
+    """Raise `ConfigError` unless these attributes are finite numbers, above a limit or at least a limit."""
     for name in names:
-        value = getattr(law, name)
+        value = getattr(distribution, name)
         number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
         if not number or (above is not None and value <= above) or (least is not None and value < least):
             rule = f" above {above:g}" if above is not None else f", {least:g} or more" if least is not None else ""
-            raise ConfigError(f"{type(law).__name__}({name}={value!r}): a finite number{rule}")
+            raise ConfigError(f"{type(distribution).__name__}({name}={value!r}): a finite number{rule}")

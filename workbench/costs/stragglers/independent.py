@@ -1,4 +1,4 @@
-"""Laws of workers that are alike and late by chance: a factor anew in every step, with its distribution's quantiles and mean."""
+"""Distributions of equal workers that are late at random: a new factor in every step, with quantiles and mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.rng import generator
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant(Independent):
-    """Every worker is slower by the same factor, always: nobody is late."""
+    """Every worker is always slower by the same factor."""
 
     factor: float = 1.0
 
@@ -37,7 +37,7 @@ class Constant(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lognormal(Independent):
-    """exp(N(-sigma^2 / 2, sigma^2)), of mean 1, anew each step."""
+    """exp(N(-sigma^2 / 2, sigma^2)), of mean 1, drawn in each step."""
 
     sigma: float
 
@@ -60,7 +60,7 @@ class Lognormal(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedExponential(Independent):
-    """shift + Exp of mean `scale`: work that takes at least its time, and a delay without memory."""
+    """shift + Exp of mean `scale`: a minimum time, and a memoryless delay."""
 
     shift: float = 1.0
     scale: float
@@ -80,7 +80,10 @@ class ShiftedExponential(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pareto(Independent):
-    """At least `scale`; P(factor > x) = (scale / x)^shape. The heavy tail: of infinite variance where shape <= 2, mean where <= 1."""
+    """At least `scale`; P(factor > x) = (scale / x)^shape.
+
+    Heavy tail: infinite variance if shape <= 2, infinite mean if shape <= 1.
+    """
 
     shape: float
     scale: float = 1.0
@@ -100,7 +103,7 @@ class Pareto(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform(Independent):
-    """Anywhere from `low` to `high`."""
+    """Uniform from `low` to `high`."""
 
     low: float
     high: float
@@ -120,7 +123,7 @@ class Uniform(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bimodal(Independent):
-    """`factor` with this probability, else 1: a step now and then that takes several times as long."""
+    """`factor` with this probability, otherwise 1: an occasional step that takes several times as long."""
 
     probability: float
     factor: float
@@ -140,14 +143,14 @@ class Bimodal(Independent):
 
 
 def sorted_modes(probability: float, factor: float) -> tuple[float, float, float]:
-    """(lower factor, higher factor, probability of the lower)."""
+    """Return (lower factor, higher factor, probability of the lower)."""
     return (1.0, factor, 1 - probability) if factor >= 1 else (factor, 1.0, probability)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empirical(Independent):
-    """One of these factors, each as likely, with replacement: what was measured, for any number of like workers."""
+    """One of these factors, equally likely, with replacement: measured values, for any number of equal workers."""
 
     values: tuple[float, ...]
 
@@ -159,7 +162,7 @@ class Empirical(Independent):
 
     @classmethod
     def from_seconds(cls, seconds: ArrayLike) -> Self:
-        """Of measured seconds, any shape, NaN where none was measured: over their median."""
+        """Make it from measured seconds over their median; any shape, NaN for missing values."""
         return cls(values=tuple(_over_median(seconds).ravel().tolist()))
 
     def quantile(self, level: ArrayLike) -> Array:
@@ -174,7 +177,7 @@ class Empirical(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalByRank(Stragglers):
-    """The same, rank r from the factors of row r alone (from the first again where rows end): machines that differ stay different."""
+    """The same by rank: rank r draws from row r (rows are reused for more ranks), so different machines stay different."""
 
     rows: tuple[tuple[float, ...], ...]
 
@@ -187,10 +190,10 @@ class EmpiricalByRank(Stragglers):
 
     @classmethod
     def from_seconds(cls, seconds: ArrayLike) -> Self:
-        """Of (ranks, steps) measured seconds, NaN where none was measured: over the median of all."""
+        """Make it from measured seconds (ranks, steps) over the median of all; NaN for missing values."""
         factors = _over_median(seconds)
         if factors.ndim != 2:
-            raise ConfigError(f"EmpiricalByRank is of seconds by (rank, step), not of shape {factors.shape}: or use Empirical")
+            raise ConfigError(f"EmpiricalByRank needs seconds by (rank, step), not of shape {factors.shape}: or use Empirical")
         return cls(rows=tuple(tuple(row[np.isfinite(row)].tolist()) for row in factors))
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
@@ -202,7 +205,7 @@ class EmpiricalByRank(Stragglers):
 
 @lru_cache(maxsize=8)
 def _ragged(rows: tuple[tuple[float, ...], ...]) -> tuple[Array, NDArray[np.int64], NDArray[np.int64]]:
-    """All rows behind each other, where each begins, and how long it is."""
+    """Return all rows joined, the begin of each, and its length."""
     length = np.array([len(row) for row in rows])
     return np.concatenate([np.array(row) for row in rows]), np.cumsum(length) - length, length
 
@@ -211,18 +214,18 @@ def _over_median(seconds: ArrayLike) -> Array:
     found = np.asarray(seconds, dtype=np.float64)
     measured = found[np.isfinite(found)]
     if not measured.size or np.median(measured) <= 0:
-        raise ConfigError("no seconds were measured: give those of real steps, above 0")
+        raise ConfigError("no seconds were measured: give seconds of real steps, above 0")
     return found / np.median(measured) if found.ndim > 1 else measured / np.median(measured)
 
 
-def _factors_of(law: Stragglers, values: Sequence[Any]) -> list[float]:
+def _factors_of(distribution: Stragglers, values: Sequence[Any]) -> list[float]:
     found = [float(value) for value in values if np.isfinite(value)]
     if not found or min(found) < 0 or max(found) == 0:
-        raise ConfigError(f"{type(law).__name__}: factors of measured steps, 0 or more, at least one a row and not all 0")
+        raise ConfigError(f"{type(distribution).__name__}: factors of measured steps, 0 or more, at least one a row and not all 0")
     return found
 
 
 def normal_quantile(level: ArrayLike) -> Array:
-    """Of the standard normal distribution, any shape."""
+    """Return quantiles of the standard normal distribution, any shape."""
     found: Array = torch.special.ndtri(torch.from_numpy(np.asarray(level, dtype=np.float64))).numpy()
     return found

@@ -1,4 +1,4 @@
-"""Laws of machines: slower for good, slower for a while, for some hours of the clock, or away."""
+"""Distributions of machines: permanently slow, slow for a while, slow at some hours, or failed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from workbench.rng import generator
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowMachines(Stragglers):
-    """Machines that are slower for good.
+    """Machines that are permanently slow.
 
     Attributes:
         factor_of: rank -> factor, as pairs or a dictionary.
-        share, factor: of all other ranks, each with this probability is slower by this factor; the seed says which.
+        share, factor: every other rank is slower by this factor with this probability; the seed decides.
     """
 
     factor_of: tuple[tuple[int, float], ...] = ()
@@ -43,7 +43,7 @@ class SlowMachines(Stragglers):
         check_numbers(self, "factor", above=0)
         check(self, self.share <= 1, "share is a probability, 0 to 1")
         check(self, (self.share == 0) == (self.factor == 1), "share of the ranks are slower by factor: give both")
-        check(self, bool(self.factor_of) or self.share > 0, "nobody is slow: give factor_of={rank: factor}, or share and factor")
+        check(self, bool(self.factor_of) or self.share > 0, "no rank is slow: give factor_of={rank: factor}, or share and factor")
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         slow = generator(seed, "slowmachines").random(num_workers) < self.share
@@ -54,22 +54,22 @@ class SlowMachines(Stragglers):
         return found
 
 
-TIME_VARYING_TOLERANCE = 1e-8  # what of a step's logarithm may come from steps that are left out
+TIME_VARYING_TOLERANCE = 1e-8  # share of a step's logarithm from steps that are left out
 BLOCK_STEPS = 256
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeVarying(Stragglers):
-    """A machine that is slow now is slow for a while: the logarithm is a stationary AR(1) process over steps, one a worker.
+    """A machine that is slow stays slow for a while: the logarithm is a stationary AR(1) process over steps, one for each worker.
 
     factor = exp(sigma x[t] - sigma^2 / 2),   x[t] = c x[t-1] + sqrt(1 - c^2) e[t],   e standard normal
 
-    In any one step a `Lognormal(sigma)`, of mean 1; two steps k apart have correlation c^k of the logarithm.
+    In one step it is a `Lognormal(sigma)`, of mean 1; two steps k apart have correlation c^k of the logarithm.
 
     Attributes:
         sigma: standard deviation of the logarithm.
-        correlation: c, of two steps that follow each other: 0.99 is a memory of some hundred steps.
+        correlation: c, of two consecutive steps: 0.99 is a memory of about a hundred steps.
     """
 
     sigma: float
@@ -85,18 +85,21 @@ class TimeVarying(Stragglers):
         return found
 
     def quantile(self, level: ArrayLike) -> Array:
-        """Of one step's factor."""
+        """Return quantiles of one step's factor."""
         return np.exp(self.sigma * normal_quantile(level) - self.sigma**2 / 2)
 
     @property
     def mean(self) -> float:
-        """Of the factor."""
+        """Mean of the factor."""
         return 1.0
 
 
 @lru_cache(maxsize=4)
 def _correlated(seed: int, correlation: float, block: int, num_workers: int) -> Array:
-    """(BLOCK_STEPS, num_workers) the process in one block of steps: begun so far before it that the beginning is forgotten."""
+    """Return the process in one block of steps, shape (BLOCK_STEPS, num_workers).
+
+    It begins long enough before the block to forget its start.
+    """
     memory = ceil(log(TIME_VARYING_TOLERANCE) / log(correlation)) if correlation > 0 else 0
     first = block * BLOCK_STEPS
     begin = max(0, first - memory)
@@ -115,14 +118,14 @@ def _correlated(seed: int, correlation: float, block: int, num_workers: int) -> 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows(Stragglers):
-    """Slower in windows of virtual time: somebody else's job, a backup every hour.
+    """Slower in windows of virtual time: another user's job, an hourly backup.
 
-    Work goes on at 1 / factor of its speed inside a window, at full speed outside.
+    Work runs at 1 / factor of its speed inside a window, and at full speed outside.
 
     Attributes:
         windows: (begin_s, end_s, factor) of each, in order and not overlapping.
-        period_s: after how long they come again, counted from 0; infinite: never.
-        ranks: who is slower; empty: all.
+        period_s: period after which they repeat, counted from 0; infinite: never.
+            ranks: slow ranks; empty: all.
     """
 
     windows: tuple[tuple[float, float, float], ...]
@@ -148,7 +151,7 @@ class Windows(Stragglers):
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         left = work(begin_s, seconds) - begin_s
-        if isfinite(self.period_s):  # whole periods hold the same work each
+        if isfinite(self.period_s):  # complete periods hold equal work
             origin = begin_s // self.period_s * self.period_s
             whole = self.period_s - sum((end - begin) * (1 - 1 / factor) for begin, end, factor in self.windows)
             done = self._work_until(begin_s - origin)
@@ -157,12 +160,12 @@ class Windows(Stragglers):
         return max(begin_s, self._time_of(self._work_until(begin_s) + left))
 
     def _work_until(self, time_s: float) -> float:
-        """Seconds of work that are done from 0 to a time of the first period."""
+        """Return the seconds of work done from 0 to a time in the first period."""
         lost = sum((min(end, time_s) - begin) * (1 - 1 / factor) for begin, end, factor in self.windows if begin < time_s)
         return time_s - lost
 
     def _time_of(self, work_s: float) -> float:
-        """When so much work from 0 on is done."""
+        """Return when this much work, counted from 0, is done."""
         time_s = work_s
         for begin, end, factor in self.windows:
             if time_s <= begin:
@@ -178,15 +181,16 @@ FIRST_FAILURES, MOST_FAILURES = 16, 2**16
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures(Stragglers):
-    """Workers that fail and come back: up for an exponential time of this mean, then away for `repair_s`.
+    """Workers that fail and recover: up for an exponential time with this mean, then down for `repair_s`.
 
-    Who fails while it computes loses the forward or backward that it was at, and does it again when it is back; who is away when
-    work comes begins it then. What was summed before is kept, and messages are not lost: a checkpoint at every step.
+    A worker that fails during forward or backward loses that work and repeats it when it is up. A worker that is down
+    when work comes begins it when it is up. Earlier sums are kept, and messages are not lost: this models a
+    checkpoint at every step.
 
     Attributes:
-        mean_between_s: of the time that a worker is up, virtual seconds.
-        repair_s: from a failure until the worker is back.
-        ranks: who fails; empty: all.
+        mean_between_s: mean time that a worker is up, in virtual seconds.
+            repair_s: from a failure until the worker is up.
+            ranks: ranks that fail; empty: all.
     """
 
     mean_between_s: float
@@ -205,12 +209,12 @@ class Failures(Stragglers):
         return np.ones(num_workers)
 
     def failures_s(self, seed: int, rank: int, until_s: float) -> Array:
-        """When this worker fails, up to the first time after `until_s`."""
+        """Return when this worker fails, up to the first time after `until_s`."""
         found = self._known(seed, rank, until_s)
         return np.array(found[: bisect_right(found, until_s) + 1])
 
     def _known(self, seed: int, rank: int, until_s: float) -> tuple[float, ...]:
-        """At least those."""
+        """Return at least those times."""
         num = FIRST_FAILURES
         while (found := _failures(seed, rank, self.mean_between_s, self.repair_s, num))[-1] <= until_s:
             num *= 2
@@ -220,7 +224,7 @@ class Failures(Stragglers):
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         failures = self._known(seed, rank, begin_s)
-        number = bisect_right(failures, begin_s)  # the next one
+        number = bisect_right(failures, begin_s)  # the next failure
         start_s = begin_s if number == 0 else max(begin_s, failures[number - 1] + self.repair_s)
         for _ in range(MOST_FAILURES):
             if number == len(failures):
@@ -231,12 +235,12 @@ class Failures(Stragglers):
             start_s = failures[number] + self.repair_s
             number += 1
         raise ConfigError(
-            f"{self}: work of {seconds:g} s is never done, {MOST_FAILURES} failures in a row cut it short: give a longer mean_between_s"
+            f"{self}: work of {seconds:g} s is never done after {MOST_FAILURES} failures in a row: give a longer mean_between_s"
         )
 
 
 @lru_cache(maxsize=65536)
 def _failures(seed: int, rank: int, mean_between_s: float, repair_s: float, num: int) -> tuple[float, ...]:
-    """When a worker's first failures are; more of them begin alike."""
+    """Return a worker's first failures; a longer list begins with the same ones."""
     up_s = generator(seed, "failures", rank).exponential(mean_between_s, num)
     return tuple((np.cumsum(up_s) + repair_s * np.arange(num)).tolist())

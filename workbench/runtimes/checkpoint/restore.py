@@ -133,11 +133,10 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     if data is None:
         return []
     if data["global_batch"] == batch:
-        step, sample = data["origin"]
-        worker.deal_anew((step, sample))
+        worker.redistribute_data(tuple(data["origin"]))
         return []
-    worker.deal_anew((saved["step"] + 1, data["samples"]))
-    return [f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample {data['samples']} on"]
+    worker.redistribute_data((saved["step"] + 1, data["samples"]))
+    return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]
 
 
 # -- another number of ranks -----------------------------------------------------------------------------------

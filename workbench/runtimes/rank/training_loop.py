@@ -278,7 +278,7 @@ class TrainingLoop:
             case _:
                 raise AssertionError((instruction, boundary))
         if self._algorithm.asynchronous and not agreed.holds:
-            self._replica.forget_words()
+            self._replica.clear_control()
             ctx.stopping = False
         return agreed
 

@@ -142,7 +142,7 @@ def goes_on(simulation: Simulation, threads: list[SimProcess]) -> bool:
         worker = thread.worker
         if rate is not None:
             worker.trained.set_lr(rate)
-        worker.trained.forget_words()
+        worker.trained.clear_control()
         ctx.stopping, ctx.num_steps = False, simulation.writer.end_of(worker)
         begin_again(ctx, worker.last_end)
         thread.take_up(simulation.algorithm.worker(ctx))

@@ -272,7 +272,7 @@ class Preview:
             if replica.loss_scale is not None and scale is not None:
                 replica.loss_scale.value, replica.loss_scale.good = scale
             if isinstance(replica.guard, GradientGuard):
-                replica.guard.take()
+                replica.guard.take_reports()
 
         self._restored.append(restore)
 

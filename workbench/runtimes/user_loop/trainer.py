@@ -18,8 +18,7 @@ from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.backward import Micro
-from workbench.replica.gradient_guard import GradientGuard
-from workbench.replica.gradient_report import GradientReport, entries_of
+from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
@@ -381,7 +380,7 @@ class Trainer:
         Args:
             last: no later step comes.
         """
-        found, event = () if self._guard is None else self._guard.take(), None
+        found, event = () if self._guard is None else self._guard.take_reports(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:
             found, self._late, step = self._late, found, step - 1
             event, self._late_event = self._late_event, self._transport.streams.mark()

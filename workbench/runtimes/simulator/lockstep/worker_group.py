@@ -17,7 +17,7 @@ from workbench.gradients import Gradient
 from workbench.ops import Value
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
-from workbench.replica.gradient_report import entries_of
+from workbench.replica.gradient_guard import entries_of
 from workbench.replica.local_training import LocalTraining, num_steps_of
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import bucket_of

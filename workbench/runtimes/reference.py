@@ -1,9 +1,23 @@
-"""Every request of `workbench/ops.py` answered by its docstring, for all ranks in one process: an oracle beside the runtimes.
+"""The reference runtime: every request of `workbench/ops.py` answered as its docstring says, for all ranks in one process.
 
-No library, no replica, no cost model: parameters are one vector, gradients a formula, the optimizer heavy-ball SGD. What the
-runtimes do to be fast is done here to be strict: a send is a rendezvous, a consumed gradient turns into NaN, what is left of a
-reduce-scatter but the own block too. Each program has a clock of its own, so `Now` and the order of events can be foretold; the
-programs may also be run in an order drawn at random (`shuffle`), which no law may depend on.
+Read this runtime first. It has no communication library, no model and no cost model. Parameters are one vector, a gradient is a
+formula, and the optimizer is heavy-ball SGD. The tests compare algorithms and the other runtimes with it.
+
+It is strict where the other runtimes are fast:
+
+- A send is a rendezvous: it ends when the receiver asks for the message.
+- A gradient that was applied or discarded becomes NaN.
+- After a reduce-scatter, the blocks of other ranks are NaN.
+
+Each program has its own virtual clock, so a test can compute `Now` and the order of events by hand. With `shuffle`, the next program
+to run is drawn at random. No result of an algorithm may depend on that order.
+
+`ReferenceRuntime.run` is the loop. `_try` answers one request. `_start` and `_communicate` handle background work and messages.
+
+>>> from workbench.algorithms.synchronous import SynchronousSGD
+>>> runtime = ReferenceRuntime(SynchronousSGD(), 2, lambda rank, step, parameters: parameters * 0 + 1 + rank, sizes=(2,), lr=1.0, start=0.0)
+>>> [rank.parameters.tolist() for rank in runtime.run(num_steps=1).ranks]  # the gradients are 1 and 2, so their mean is 1.5
+[[-1.5, -1.5], [-1.5, -1.5]]
 """
 
 from __future__ import annotations
@@ -25,24 +39,10 @@ from workbench.program import Algorithm, Context, complete, perform
 GradientOf = Callable[[int, int, Tensor], Tensor]  # (rank, step, parameters) -> this rank's mean gradient
 
 
-def numbered(parameters: Tensor) -> Tensor:
-    """1, 2, 3, ... for coordinates 0, 1, 2, ...: a gradient of so many times a number tells them apart, and is done in the head."""
-    return torch.arange(1.0, len(parameters) + 1, dtype=parameters.dtype)
-
-
-def common_factor(parameters: Tensor) -> float:
-    """Of parameters that have moved from 0 by gradients of `numbered`: the number that coordinate k holds k + 1 times."""
-    factors = parameters / numbered(parameters)
-    assert torch.allclose(factors, factors[0].expand_as(factors), rtol=1e-12, atol=1e-14), (
-        f"coordinates are not 1, 2, 3, ... times one number: {parameters.tolist()}"
-    )
-    return float(factors[0])
-
-
 @final
 @dataclass
 class Costs:
-    """Seconds of a request on the virtual clock; of `backward` also by (rank, step)."""
+    """Seconds that a request takes on the virtual clock. `backward` is a function of (rank, step)."""
 
     backward: Callable[[int, int], float] = lambda rank, step: 1.0
     apply: float = 0.0
@@ -59,8 +59,8 @@ class Applied:
     version: int
     staleness: int
     bucket: int | None
-    parameters: Tensor  # behind it
-    weight: float  # minibatches in it over the number of ranks
+    parameters: Tensor  # after the update
+    weight: float  # number of minibatches in the sum, divided by the number of ranks
     local: bool = False
     of: tuple[tuple[int, int], ...] = ()
 
@@ -68,22 +68,22 @@ class Applied:
 @final
 @dataclass
 class Rank:
-    """What one rank holds."""
+    """One rank's parameters and optimizer state, and what happened on it."""
 
-    parameters: Tensor  # (n,) in order of registration
+    parameters: Tensor  # (n,), in order of registration
     velocity: Tensor
     layout: Layout
     updates: list[int]
-    backwards: list[tuple[int, Tensor]] = field(default_factory=list)  # (step, parameters it was taken at)
+    backwards: list[tuple[int, Tensor]] = field(default_factory=list)  # (step, parameters at which the gradient was computed)
     applied: list[Applied] = field(default_factory=list)
     ends: list[ops.EndStep] = field(default_factory=list)
     seen: list[Tensor] = field(default_factory=list)  # parameters at each EndStep
-    out: set[int] = field(default_factory=set)  # gradients not yet consumed, by id
+    out: set[int] = field(default_factory=set)  # ids of the buffers of gradients that are not yet consumed
     discarded: int = 0
     alive: list[Any] = field(default_factory=list)
 
     def offsets(self, bucket: int | None) -> Tensor:
-        """Positions in `parameters` of a bucket's parameters, in the order in which its slots are listed."""
+        """Return the positions of a bucket's parameters in `parameters`, in the order of its slots."""
         starts, begin = {}, 0
         for slot in self.layout.slots:
             starts[slot.index], begin = begin, begin + slot.numel
@@ -92,27 +92,32 @@ class Rank:
 
 
 @final
-class Thread:
-    """A program with its clock."""
+class Process:
+    """A program and its clock."""
 
     def __init__(self, rank: int, program: Program, key: int, now: float, ticket: Ticket | None) -> None:
-        self.rank, self.program, self.key, self.now, self.ticket = rank, program, key, now, ticket
+        self.rank = rank
+        self.program = program
+        self.key = key  # messages match within one key: each sub-program has tags of its own
+        self.now = now
+        self.ticket = ticket  # None for the program of the rank itself
         self.request: Request | None = None
         self.answer: Any = None
-        self.ready = True  # to be given its answer
-        self.blocked = False  # until a message or the other ranks have come
+        self.ready = True  # `answer` is known: the program can be resumed
+        self.blocked = False  # waits for a message, or for the other ranks of a collective
         self.num_native = 0
 
 
 @final
-class Driver:
-    """`algorithm` on `num_ranks` ranks; after `run`, `ranks` holds what happened.
+class ReferenceRuntime:
+    """Run `algorithm` on `num_ranks` ranks. After `run`, `ranks` holds what happened.
 
     Args:
-        sizes: of the parameters; the first one is used first in forward and is ready last in backward.
-        gradient: the formula.
-        start: the parameters to begin with; a tensor has one number for each coordinate.
-        stop_after: every rank is closed at its first `EndStep` from this step on; `states` then resume another driver.
+        gradient: (rank, step, parameters) -> this rank's mean gradient.
+        sizes: number of elements of each parameter. The first is used first in forward, and its gradient is ready last in backward.
+        start: the initial parameters: one number, or a tensor with one number for each coordinate.
+        costs: seconds of each request on the virtual clock.
+        shuffle: seed of a random order of the programs. None: the program with the earliest clock runs next.
     """
 
     def __init__(
@@ -132,21 +137,28 @@ class Driver:
         algorithm.check(num_ranks)
         module = nn.ParameterList([nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in sizes])
         layout = build_layout(module.named_parameters(), algorithm.bucket_bytes, algorithm.num_buckets)
-        self.algorithm, self.gradient, self.lr, self.momentum, self.seed = algorithm, gradient, lr, momentum, seed
+        self.algorithm = algorithm
+        self.gradient = gradient
+        self.lr = lr
+        self.momentum = momentum
+        self.seed = seed
         self.costs = costs or Costs()
         self.random = None if shuffle is None else random.Random(shuffle)
         numel = layout.parameter_numel
         self.ranks = [
             Rank(
-                torch.zeros(numel, dtype=torch.float64) + start, torch.zeros(numel, dtype=torch.float64), layout, [0] * len(layout.buckets)
+                parameters=torch.zeros(numel, dtype=torch.float64) + start,
+                velocity=torch.zeros(numel, dtype=torch.float64),
+                layout=layout,
+                updates=[0] * len(layout.buckets),
             )
             for _ in range(num_ranks)
         ]
-        self.threads: list[Thread] = []
-        self.lanes: dict[tuple[int, int], deque[Thread]] = defaultdict(deque)
+        self.processes: list[Process] = []
+        self.lanes: dict[tuple[int, int], deque[Process]] = defaultdict(deque)
         self.num_started = [0] * num_ranks
-        self.sends: list[tuple[Any, ...]] = []  # (key, tag, from, to, value, stamp, ticket or thread, now)
-        self.receives: list[tuple[Any, ...]] = []
+        self.sends: list[tuple[Any, ...]] = []  # (key, tag, source, to, value, stamp, ticket or process, now)
+        self.receives: list[tuple[Any, ...]] = []  # (key, tag, source, to, like, stamped, ticket or process, now)
         self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
         self.stop_after: int | None = None
         self.states: list[tuple[Any, ...]] = [()] * num_ranks
@@ -155,72 +167,82 @@ class Driver:
 
     def run(
         self, num_steps: int, *, first_step: int = 0, resumed: list[tuple[Any, ...]] | None = None, stop_after: int | None = None
-    ) -> Driver:
-        """To the end of every program, or until all were closed; raises AssertionError if nobody can move."""
+    ) -> ReferenceRuntime:
+        """Run every program to its end, or to its first `EndStep` from step `stop_after` on.
+
+        After `stop_after`, `states` holds each rank's state: give it to another runtime as `resumed`.
+
+        Raises:
+            AssertionError: deadlock, with the request that each rank waits for.
+        """
         self.stop_after = stop_after
         for rank, state in enumerate(self.ranks):
             ctx = Context(rank, len(self.ranks), first_step=first_step, num_steps=num_steps, layout=state.layout, seed=self.seed)
             ctx.resumed = None if resumed is None else complete(resumed[rank])
-            self.threads.append(Thread(rank, self.algorithm.worker(ctx), 0, 0.0, None))
-        while self.threads:
-            for thread in list(self.threads):
-                if not thread.ready and not thread.blocked:
-                    self._try(thread)
+            self.processes.append(Process(rank, self.algorithm.worker(ctx), 0, 0.0, None))
+        while self.processes:
+            for process in list(self.processes):
+                if not process.ready and not process.blocked:
+                    self._try(process)
             self._deliver()
-            able = [thread for thread in self.threads if thread.ready]
+            able = [process for process in self.processes if process.ready]
             if able:
-                self._resume(min(able, key=lambda thread: thread.now) if self.random is None else self.random.choice(able))
-            elif self.threads and any(thread.ticket is None for thread in self.threads):
-                raise AssertionError("nobody can move: " + "; ".join(f"rank {thread.rank}: {thread.request}" for thread in self.threads))
-            elif self.threads:
+                self._resume(min(able, key=lambda process: process.now) if self.random is None else self.random.choice(able))
+            elif self.processes and any(process.ticket is None for process in self.processes):
+                raise AssertionError("deadlock: " + "; ".join(f"rank {process.rank}: {process.request}" for process in self.processes))
+            elif self.processes:
                 assert self.stop_after is not None, "background work outlived its program"
-                break  # it belongs to programs that were closed
+                break  # only background work of closed programs is left
         return self
 
-    def _resume(self, thread: Thread) -> None:
-        thread.ready, answer, thread.answer = False, thread.answer, None
+    def _resume(self, process: Process) -> None:
+        answer = process.answer
+        process.ready = False
+        process.answer = None
         try:
-            thread.request = thread.program.send(answer)
+            process.request = process.program.send(answer)
         except StopIteration as stop:
-            self.threads.remove(thread)
-            if thread.ticket is not None:
-                self._finish(thread.ticket, stop.value, thread.now)
+            self.processes.remove(process)
+            if process.ticket is not None:
+                self._finish(process.ticket, stop.value, process.now)
 
     def _finish(self, ticket: Ticket, value: Any, now: float) -> None:
-        ticket.done, ticket.value, ticket.runtime = True, value, now
+        ticket.done = True
+        ticket.value = value
+        ticket.runtime = now
         for lane in self.lanes.values():
             if lane and lane[0].ticket is ticket:
                 lane.popleft()
                 if lane:
                     lane[0].now = max(lane[0].now, now)
-                    self.threads.append(lane[0])
+                    self.processes.append(lane[0])
 
-    def _try(self, thread: Thread) -> None:
-        """Answer the thread's request, if that can be done now: it goes on when its clock's turn comes."""
-        request, here, costs = thread.request, self.ranks[thread.rank], self.costs
+    def _try(self, process: Process) -> None:
+        """Answer the request of a process if its answer is known. `run` then resumes the process in the order of the clocks."""
+        request, here, costs = process.request, self.ranks[process.rank], self.costs
         answer: Any = None
         match request:
             case ops.Backward() if request.on_bucket is None and request.before_forward is None:
-                thread.now += costs.backward(thread.rank, request.step)
-                answer = self._backward(here, thread.rank, request.step)
+                process.now += costs.backward(process.rank, request.step)
+                answer = self._backward(here, process.rank, request.step)
             case ops.Backward():
-                thread.program = _chained(self._by_bucket(here, request), thread.program)
+                process.program = _chained(self._by_bucket(here, request), process.program)
             case ops.Start(work):
-                answer = self._start(thread, request, work)
+                answer = self._start(process, request, work)
             case ops.Wait(ticket):
                 if not ticket.done:
                     return
-                thread.now, answer = max(thread.now, ticket.runtime or 0.0), ticket.value
+                process.now, answer = max(process.now, ticket.runtime or 0.0), ticket.value
             case ops.WaitAny(tickets):
                 found = [position for position, ticket in enumerate(tickets) if ticket.done]
                 if not found:
                     return
-                thread.now, answer = max(thread.now, tickets[found[0]].runtime or 0.0), (found[0], tickets[found[0]].value)
+                process.now, answer = max(process.now, tickets[found[0]].runtime or 0.0), (found[0], tickets[found[0]].value)
             case ops.Apply(gradient):
-                thread.now += costs.apply
+                process.now += costs.apply
                 self._apply(here, request, gradient)
             case ops.Discard(gradient):
-                assert not gradient.flat.isnan().any(), "discarded what was consumed"
+                assert not gradient.flat.isnan().any(), "discarded a gradient that was already consumed"
                 here.out.discard(id(gradient.flat))
                 here.discarded += 1
                 gradient.flat.fill_(torch.nan)
@@ -237,20 +259,21 @@ class Driver:
             case ops.Local(_, _, action):
                 answer = action()
             case ops.Now():
-                answer = thread.now
+                answer = process.now
             case ops.EndStep(step, state):
                 here.ends.append(request)
                 here.seen.append(here.parameters.clone())
-                self.states[thread.rank] = state
+                self.states[process.rank] = state
                 if self.stop_after is not None and step >= self.stop_after:
-                    thread.program.close()
-                    self.threads.remove(thread)
+                    process.program.close()
+                    self.processes.remove(process)
                     return
             case _:
-                thread.blocked = True
-                self._communicate(thread, request, None)
+                process.blocked = True
+                self._communicate(process, request, None)
                 return
-        thread.ready, thread.answer = True, answer
+        process.ready = True
+        process.answer = answer
 
     # -- compute -----------------------------------------------------------------------------------------------
 
@@ -267,11 +290,11 @@ class Driver:
             tail = gradient.tail(piece.index)
             tail[WEIGHT], tail[CONTROL], tail[USED:] = 1 / len(self.ranks), 0.0, 1.0
         here.out.add(id(gradient.flat))
-        here.alive.append(gradient.flat)  # so that an id stays one buffer's
+        here.alive.append(gradient.flat)  # kept, so that no other buffer gets its id
         return gradient
 
     def _by_bucket(self, here: Rank, request: ops.Backward) -> Program:
-        """The buckets' parameters in forward order, the gradient, its buckets in backward order."""
+        """Call `before_forward` for each bucket in forward order, compute the gradient, call `on_bucket` in backward order."""
         num_buckets = len(here.layout.buckets)
         if request.before_forward is not None:
             for bucket in reversed(range(num_buckets)):
@@ -286,7 +309,7 @@ class Driver:
         return tuple(tickets)
 
     def _apply(self, here: Rank, request: ops.Apply, gradient: Gradient) -> None:
-        assert not gradient.flat.isnan().any(), "applied what was consumed, or is not there yet"
+        assert not gradient.flat.isnan().any(), "applied a gradient that was already consumed, or that has not arrived"
         owner = gradient if gradient.owner is None else gradient.owner
         staleness = max(here.updates[piece.index] for piece, _ in gradient.slices()) - gradient.version
         for piece, _ in gradient.slices():
@@ -328,45 +351,46 @@ class Driver:
 
     # -- communication -----------------------------------------------------------------------------------------
 
-    def _start(self, thread: Thread, request: ops.Start, work: Request | Program) -> Ticket:
-        if isinstance(work, ops.Send | ops.Recv):  # has no number: ranks may start different ones
+    def _start(self, process: Process, request: ops.Start, work: Request | Program) -> Ticket:
+        if isinstance(work, ops.Send | ops.Recv):  # not numbered: ranks may start different ones
             ticket = Ticket(-1, work)
-            self._communicate(Thread(thread.rank, iter(()), thread.key, thread.now, ticket), work, ticket)  # type: ignore[arg-type]
+            self._communicate(Process(process.rank, iter(()), process.key, process.now, ticket), work, ticket)  # type: ignore[arg-type]
             return ticket
-        self.num_started[thread.rank] += 1
-        ticket = Ticket(self.num_started[thread.rank], work)
+        self.num_started[process.rank] += 1
+        ticket = Ticket(self.num_started[process.rank], work)
         program = perform(work) if isinstance(work, Request) else work
-        child = Thread(thread.rank, program, thread.key if request.shares_tags else ticket.key, thread.now, ticket)
+        child = Process(process.rank, program, process.key if request.shares_tags else ticket.key, process.now, ticket)
         lane = request.lane if request.lane != ops.FREE else -ticket.key - 1
-        self.lanes[thread.rank, lane].append(child)
-        if len(self.lanes[thread.rank, lane]) == 1:
-            self.threads.append(child)
+        self.lanes[process.rank, lane].append(child)
+        if len(self.lanes[process.rank, lane]) == 1:
+            self.processes.append(child)
         return ticket
 
-    def _communicate(self, thread: Thread, request: Request | None, ticket: Ticket | None) -> None:
-        rank, now = thread.rank, thread.now
+    def _communicate(self, process: Process, request: Request | None, ticket: Ticket | None) -> None:
+        rank, now = process.rank, process.now
         match request:
             case ops.Send(to, value, tag, stamp):
                 flat = value.flat if isinstance(value, Gradient) else value.view(-1)
-                self.sends.append((thread.key, tag, rank, to, flat, stamp, ticket or thread, now))
+                self.sends.append((process.key, tag, rank, to, flat, stamp, ticket or process, now))
             case ops.Recv(source, like, tag, stamped):
-                self.receives.append((thread.key, tag, source, rank, like, stamped, ticket or thread, now))
+                self.receives.append((process.key, tag, source, rank, like, stamped, ticket or process, now))
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
-                thread.num_native += 1
-                arrived = self.joins[type(request), thread.key, thread.num_native]
-                arrived[rank] = (thread, request, now)
+                process.num_native += 1
+                arrived = self.joins[type(request), process.key, process.num_native]
+                arrived[rank] = (process, request, now)
             case _:
                 raise TypeError(f"{request} is not a request")
 
     def _deliver(self) -> None:
-        """Messages that are both sent and wanted, and collectives that all ranks have come to."""
+        """Deliver each message whose receive is posted, and end each collective that all ranks have reached."""
         for sent in list(self.sends):
             key, tag, source, to, flat, stamp, sender, now = sent
             for wanted in self.receives:
                 if wanted[0] == key and wanted[1] == tag and wanted[3] == to and wanted[2] in (source, ops.ANY):
                     self.sends.remove(sent)
                     self.receives.remove(wanted)
-                    assert wanted[4].numel() == flat.numel() and wanted[5] == (stamp is not None), "not what was expected"
+                    assert wanted[4].numel() == flat.numel(), "the receiver expects a message of another size"
+                    assert wanted[5] == (stamp is not None), "the receiver expects a message with a stamp, or one without"
                     at = max(now, wanted[7]) + self.costs.message
                     self._arrive(wanted[6], Message(source, flat.clone(), stamp or 0), at)
                     self._arrive(sender, None, at)
@@ -376,18 +400,21 @@ class Driver:
                 del self.joins[key]
                 at = max(now for _, _, now in arrived.values()) + self.costs.collective
                 _combine([arrived[rank][1] for rank in range(len(self.ranks))])
-                for thread, request, _ in arrived.values():
-                    self._arrive(thread, getattr(request, "value", None), at)
+                for process, request, _ in arrived.values():
+                    self._arrive(process, getattr(request, "value", None), at)
 
-    def _arrive(self, who: Thread | Ticket, answer: Any, at: float) -> None:
-        if isinstance(who, Ticket):
-            self._finish(who, answer, at)
+    def _arrive(self, receiver: Process | Ticket, answer: Any, at: float) -> None:
+        if isinstance(receiver, Ticket):
+            self._finish(receiver, answer, at)
         else:
-            who.now, who.blocked, who.ready, who.answer = max(who.now, at), False, True, answer
+            receiver.now = max(receiver.now, at)
+            receiver.blocked = False
+            receiver.ready = True
+            receiver.answer = answer
 
 
 def _chained(first: Program, then: Program) -> Program:
-    """`first` to its end; what it returns is the answer that `then`, which has begun, is waiting for."""
+    """Run `first` to its end. Its result is the answer to the request that `then` waits for; continue with `then`."""
     answer = yield from first
     while True:
         try:
@@ -398,7 +425,7 @@ def _chained(first: Program, then: Program) -> Program:
 
 
 def _combine(requests: list[Any]) -> None:
-    """In place, in rank order."""
+    """Compute a collective in place: `requests` are in rank order."""
     if isinstance(requests[0], ops.Barrier):
         return
     flats = [request.value.flat if isinstance(request.value, Gradient) else request.value.view(-1) for request in requests]

@@ -1,0 +1,26 @@
+"""Gradients whose expected parameters can be computed by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def numbered(parameters: Tensor) -> Tensor:
+    """Return 1, 2, 3, ... for coordinates 0, 1, 2, ...
+
+    A gradient that is a multiple of it differs between coordinates. A test then sees a wrong coordinate.
+    """
+    return torch.arange(1.0, len(parameters) + 1, dtype=parameters.dtype)
+
+
+def common_factor(parameters: Tensor) -> float:
+    """Return c, where the parameters are c, 2 c, 3 c, ...; raise AssertionError if they are not.
+
+    Parameters that start at 0 have this form if every gradient is a multiple of `numbered`.
+    """
+    factors = parameters / numbered(parameters)
+    assert torch.allclose(factors, factors[0].expand_as(factors), rtol=1e-12, atol=1e-14), (
+        f"coordinates are not 1, 2, 3, ... times one number: {parameters.tolist()}"
+    )
+    return float(factors[0])
