@@ -8,6 +8,7 @@ time is wall or virtual, whether a peer is a process or a simulated worker, or w
 | `Backward` | the `Gradient` of this rank's next minibatch; with `on_bucket`, one ticket a bucket, in bucket order |
 | `AllReduce`, `Broadcast` | the same value, summed over ranks or replaced by the root's, in place |
 | `ReduceScatter`, `AllGather` | the same value, of which this rank's block is summed, or every rank's block is there |
+| ... with a `collective` | the same; the runtime decides how that collective's sum is taken (`program.lower`) |
 | `Barrier` | None |
 | `Send`, `Recv` | None; a `Message`, or `PeerLeft` where it was asked for |
 | `Local` | what its action returned: encoding, decoding and summing, by name |
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from torch import Tensor
 
@@ -98,12 +99,32 @@ class Backward(Request):
     before_forward: Callable[[int], Program] | None = field(default=None, repr=False)
 
 
+class Collective(Protocol):
+    """What takes a sum in place of the communication library (`workbench.collectives`); `ctx` is a `program.Context`."""
+
+    def all_reduce(self, ctx: Any, value: Value) -> Request | Program:
+        """Sum `value` over all ranks."""
+
+    def reduce_scatter(self, ctx: Any, value: Value) -> Request | Program:
+        """Sum this rank's block."""
+
+    def all_gather(self, ctx: Any, value: Value) -> Request | Program:
+        """Spread every rank's block."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class AllReduce(Request):
-    """Sum over all ranks. Consumes `value`: the sum is written into the same memory, which is the answer."""
+    """Sum over all ranks. Consumes `value`: the sum is written into the same memory, which is the answer.
+
+    Args:
+        collective: how the sum is taken; None for the library's own all-reduce.
+        lane: whose memory the collective uses (`Context.on_lane`): sums of one bucket that are in flight at once need one each.
+    """
 
     value: Value = field(repr=False)
+    collective: Collective | None = field(default=None, repr=False)
+    lane: int = field(default=0, repr=False)
 
 
 @final
@@ -112,6 +133,7 @@ class ReduceScatter(Request):
     """Sum over all ranks, each rank its own block (`gradients.block_bounds`). The other blocks' content is lost."""
 
     value: Value = field(repr=False)
+    collective: Collective | None = field(default=None, repr=False)
 
 
 @final
@@ -120,6 +142,7 @@ class AllGather(Request):
     """Give every rank each rank's own block: after `ReduceScatter`, the whole sum."""
 
     value: Value = field(repr=False)
+    collective: Collective | None = field(default=None, repr=False)
 
 
 @final

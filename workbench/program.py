@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import wraps
 from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
 from workbench.gradients import Layout
-from workbench.ops import Program, Request, Ticket, Value
+from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter, Request, Start, Ticket
 
 Exchange = Callable[[tuple[int, ...], int, list[int]], Request | Program]
 """(what it is of, step, stamps to send) -> what asks for it; the answer is the stamps that came back."""
@@ -51,7 +51,6 @@ class Context:
         may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
         unused: a step that is finished -> gradients of this rank that are in none of the sums up to it: with what the next program of this
             rank goes on where a rank has left (its `resumed`).
-        rehearsed: where values do not matter, gives a sub-program that asks for the same messages at less cost; see `by_heart`.
         visits: the same for a worker's and a server's side of a visit; see `exchanged` and `answered`.
     """
 
@@ -67,7 +66,6 @@ class Context:
     stopping: bool = False
     may_shrink: bool = False
     unused: Callable[[int], tuple[Any, ...]] | None = None
-    rehearsed: Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program] | None = None
     visits: Visits | None = None
 
     def on_lane(self, lane: int) -> Context:
@@ -281,22 +279,6 @@ class Algorithm(ABC):
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def by_heart(method: Callable[[Any, Context, Value], Request | Program]) -> Callable[[Any, Context, Value], Request | Program]:
-    """For a collective's method whose messages depend on the rank, on their number and on the value's size alone.
-
-    A simulation without values then runs it once and repeats what it asked (`runtimes.simulator.comm_schedule`).
-    """
-
-    @wraps(method)
-    def begin(collective: Any, ctx: Context, value: Value) -> Request | Program:
-        if ctx.rehearsed is None:
-            return method(collective, ctx, value)
-        plain = replace(ctx, rehearsed=None)
-        return ctx.rehearsed((method, collective, ctx.rank, ctx.num_workers), lambda value: method(collective, plain, value), value)
-
-    return begin
-
-
 def exchanged(ctx: Context, key: Any, program: Exchange) -> Exchange:
     """For a step's exchange with others, whose messages depend on what it is of and on the settings in `key` alone, whatever the
     rank: on the step only by that of its `Backward`, on the stamps only in that it sends them.
@@ -314,6 +296,70 @@ def answered(ctx: Context, key: Any, program: Answer) -> Answer:
 def complete(state: tuple[Any, ...]) -> tuple[Any, ...]:
     """`state` with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
     return tuple(Ticket.completed(item.value) if isinstance(item, Ticket) else item for item in state)
+
+
+Sum = AllReduce | ReduceScatter | AllGather
+
+
+def take_sum(ctx: Context, request: Sum) -> Request | Program:
+    """What takes a sum: the request itself where it names no collective, else what the collective gives for it."""
+    work: Request | Program = request
+    while isinstance(work, Sum) and (collective := work.collective) is not None:
+        match work:
+            case AllReduce(value):
+                work = collective.all_reduce(ctx, value)
+            case ReduceScatter(value):
+                work = collective.reduce_scatter(ctx, value)
+            case AllGather(value):
+                work = collective.all_gather(ctx, value)
+    return work
+
+
+def lower(ctx: Context, program: Program, take: Callable[[Context, Sum], Request | Program] = take_sum) -> Program:
+    """The same program in simpler requests: each sum that names a collective is taken as `take` says.
+
+    A runtime that is given only lowered programs needs to know no collectives. What the program starts is lowered too.
+    """
+    answer: Any = None
+    with closing(program):
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            if type(request) in _LOWERED:
+                answer = yield from perform(_lowered(ctx, request, take))
+            else:
+                answer = yield request
+
+
+_LOWERED = frozenset({AllReduce, ReduceScatter, AllGather, Start, Backward})
+
+
+def _lowered(ctx: Context, work: Request | Program, take: Callable[[Context, Sum], Request | Program]) -> Request | Program:
+    """One request or sub-program, lowered."""
+    match work:
+        case AllReduce() | ReduceScatter() | AllGather():
+            if work.collective is None:
+                return work
+            here = ctx.on_lane(work.lane) if isinstance(work, AllReduce) else ctx
+            taken = take(here, work)
+            return taken if isinstance(taken, Request) else lower(here, taken, take)
+        case Start(inner):
+            lowered = _lowered(ctx, inner, take)
+            return work if lowered is inner else replace(work, work=lowered)
+        case Backward(_, on_bucket, before_forward):
+            if on_bucket is None and before_forward is None:
+                return work
+            return replace(
+                work,
+                on_bucket=None if on_bucket is None else lambda bucket: _lowered(ctx, on_bucket(bucket), take),
+                before_forward=None if before_forward is None else lambda bucket: lower(ctx, before_forward(bucket), take),
+            )
+        case Request():
+            return work
+        case _:
+            return lower(ctx, work, take)
 
 
 def perform(work: Request | Program) -> Program:

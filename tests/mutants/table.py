@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "sync-local",
         "algorithms/synchronous.py",
-        "total = yield from perform(self.collective.all_reduce(ctx, gradient))",
+        "total = yield AllReduce(gradient, self.collective)",
         "total = gradient",
         "nothing is summed",
         SYNCHRONOUS,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from workbench import ops
 from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout, block_bounds, build_layout
 from workbench.ops import Message, Program, Request, Ticket
-from workbench.program import Algorithm, Context, complete, perform
+from workbench.program import Algorithm, Context, complete, lower, perform
 
 GradientOf = Callable[[int, int, Tensor], Tensor]  # (rank, step, parameters) -> this rank's mean gradient
 
@@ -161,7 +161,7 @@ class Driver:
         for rank, state in enumerate(self.ranks):
             ctx = Context(rank, len(self.ranks), first_step=first_step, num_steps=num_steps, layout=state.layout, seed=self.seed)
             ctx.resumed = None if resumed is None else complete(resumed[rank])
-            self.threads.append(Thread(rank, self.algorithm.worker(ctx), 0, 0.0, None))
+            self.threads.append(Thread(rank, lower(ctx, self.algorithm.worker(ctx)), 0, 0.0, None))
         while self.threads:
             for thread in list(self.threads):
                 if not thread.ready and not thread.blocked:
@@ -351,7 +351,7 @@ class Driver:
                 self.sends.append((thread.key, tag, rank, to, flat, stamp, ticket or thread, now))
             case ops.Recv(source, like, tag, stamped):
                 self.receives.append((thread.key, tag, source, rank, like, stamped, ticket or thread, now))
-            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
+            case ops.AllReduce(_, None) | ops.ReduceScatter(_, None) | ops.AllGather(_, None) | ops.Broadcast() | ops.Barrier():
                 thread.num_native += 1
                 arrived = self.joins[type(request), thread.key, thread.num_native]
                 arrived[rank] = (thread, request, now)

@@ -14,7 +14,7 @@ from workbench.collectives import Collective, Native, check_collective, fold_lan
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.program import Algorithm, Card, Context
 
 
 @final
@@ -96,8 +96,7 @@ class AdaptiveDelaySGD(Algorithm):
             sums[2] += (yield Now()) - begin
             sums[3] += 1
             lane = step % self.num_lanes  # and not of `delay` lanes: where it falls, no lane keeps what it owes
-            work = self.collective.all_reduce(ctx.on_lane(lane), gradient)
-            in_flight.append((yield Start(_timed(work, taken), lane=lane)))
+            in_flight.append((yield Start(_timed(AllReduce(gradient, self.collective, lane), taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())
                 if taken:  # not of a gradient that came with a checkpoint
@@ -127,10 +126,10 @@ class AdaptiveDelaySGD(Algorithm):
         return self.useful_delay(communication_s, backward_s + update_s)
 
 
-def _timed(work: Request | Program, taken: deque[float]) -> Program:
-    """Do the work on its lane and write down how long it took."""
+def _timed(request: Request, taken: deque[float]) -> Program:
+    """Take a sum on its lane and write down how long it took."""
     begin = yield Now()
-    value = yield from perform(work)
+    value = yield request
     taken.append((yield Now()) - begin)
     return value
 

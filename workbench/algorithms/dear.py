@@ -9,8 +9,8 @@ from typing import ClassVar, final
 from workbench.collectives import Collective, Ring, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, Ticket, Wait
+from workbench.program import Algorithm, Card, Context
 from workbench.units import MIB
 
 
@@ -56,22 +56,22 @@ class DeAR(Algorithm):
     def worker(self, ctx: Context) -> Program:
         due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()] = ctx.resumed or ()
         for step in ctx.steps():
-            arriving = yield from self._gather(ctx, due)
+            arriving = yield from self._gather(due)
             begun: list[Gradient] = []
-            tickets = yield Backward(step, on_bucket=partial(self._scatter, ctx, begun), before_forward=partial(_update, arriving))
+            tickets = yield Backward(step, on_bucket=partial(self._scatter, begun), before_forward=partial(_update, arriving))
             yield from _update_all(arriving)
             gradient = begun[0].owner
             assert gradient is not None
             due = (gradient, *tickets)
             yield EndStep(step, state=due)
-        yield from _update_all((yield from self._gather(ctx, due)))
+        yield from _update_all((yield from self._gather(due)))
 
-    def _scatter(self, ctx: Context, begun: list[Gradient], bucket: Gradient) -> Program:
+    def _scatter(self, begun: list[Gradient], bucket: Gradient) -> Program:
         """Sum this rank's block of a bucket. Answers nothing: the gradient itself is kept, so that a checkpoint holds it whole."""
         begun.append(bucket)
-        return _silent(perform(self.collective.reduce_scatter(ctx, bucket)))
+        return _silent(ReduceScatter(bucket, self.collective))
 
-    def _gather(self, ctx: Context, due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()]) -> Program:
+    def _gather(self, due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()]) -> Program:
         """Start to spread the sums, first what forward needs first; answers the buckets' tickets, by number."""
         arriving: dict[int, Ticket] = {}
         if due:
@@ -80,12 +80,12 @@ class DeAR(Algorithm):
                 yield Wait(
                     scattered[bucket]
                 )  # its error is raised here; and forward cannot begin before the last one begun, which comes first
-                arriving[bucket] = yield Start(self.collective.all_gather(ctx, gradient.part(bucket)))
+                arriving[bucket] = yield Start(AllGather(gradient.part(bucket), self.collective))
         return arriving
 
 
-def _silent(work: Program) -> Program:
-    yield from work
+def _silent(request: Request) -> Program:
+    yield request
 
 
 def _update(arriving: dict[int, Ticket], bucket: int) -> Program:

@@ -12,8 +12,8 @@ from torch import Tensor
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
-from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Start, Ticket, UnpackParameters, Wait
-from workbench.program import Algorithm, Card, Context, Replicas, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, Ticket, UnpackParameters, Wait
+from workbench.program import Algorithm, Card, Context, Replicas
 
 
 @final
@@ -108,15 +108,15 @@ class DiLoCo(Algorithm):
                     yield from self._arrive(part, (yield Wait(part.summing)))
             for part in parts:
                 if num_done % self.every == part.number * self.every // num_fragments:
-                    yield from (self._step_eagerly(ctx, part, step) if self.eager else self._begin(ctx, part, num_done))
+                    yield from (self._step_eagerly(ctx, part, step) if self.eager else self._begin(part, num_done))
             yield EndStep(step, state=tuple(item for part in parts for item in part.state()))
-        yield from self._end(ctx, parts, num_done)
+        yield from self._end(parts, num_done)
 
-    def _begin(self, ctx: Context, part: _Fragment, num_done: int) -> Program:
+    def _begin(self, part: _Fragment, num_done: int) -> Program:
         """A fragment's turn: sum how far the ranks went."""
         packed = yield PackParameters(bucket=part.number, step=num_done - 1)
         part.set_off(packed)
-        work = _flat_sum(perform(self.collective.all_reduce(ctx, packed)))
+        work = _flat_sum(AllReduce(packed, self.collective))
         if self.delay:
             part.summing, part.due = (yield Start(work)), num_done + self.delay
         else:
@@ -139,7 +139,7 @@ class DiLoCo(Algorithm):
             mean.add_(values / tail[WEIGHT] - part.own)
             word = tail[CONTROL]
         part.own = own
-        part.summing = yield Start(_flat_sum(perform(self.collective.all_reduce(ctx, packed))))
+        part.summing = yield Start(_flat_sum(AllReduce(packed, self.collective)))
         self._outer_step(part, mean)
         yield from self._go_on(part, word)
 
@@ -156,7 +156,7 @@ class DiLoCo(Algorithm):
         tail[CONTROL] = word
         yield UnpackParameters(packed)
 
-    def _end(self, ctx: Context, parts: list[_Fragment], num_done: int) -> Program:
+    def _end(self, parts: list[_Fragment], num_done: int) -> Program:
         """Take the outer steps in flight (eager ones were taken), and make all ranks equal."""
         for part in parts:
             if part.summing is not None:
@@ -166,7 +166,7 @@ class DiLoCo(Algorithm):
         late = self.eager or self.delay or self.mix or len(parts) > 1
         if num_done and (late or num_done % self.every):
             packed = yield PackParameters(step=num_done)
-            yield UnpackParameters((yield from perform(self.collective.exact.all_reduce(ctx, packed))))
+            yield UnpackParameters((yield AllReduce(packed, self.collective.exact)))
 
 
 @final
@@ -212,6 +212,6 @@ class _Fragment:
         return values
 
 
-def _flat_sum(work: Program) -> Program:
+def _flat_sum(request: AllReduce) -> Program:
     """The sum as a plain tensor, which a checkpoint can hold."""
-    return (yield from work).flat
+    return (yield request).flat

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, whole
-from workbench.ops import FREE, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
+from workbench.ops import FREE, AllReduce, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
 from workbench.program import Algorithm, Card, Context
 from workbench.units import MIB
 
@@ -81,7 +80,7 @@ class LayerwiseSGD(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
-            tickets = yield Backward(step, on_bucket=partial(self._begin, ctx))
+            tickets = yield Backward(step, on_bucket=self._begin)
             match self.apply:
                 case ApplyOrder.ALL:
                     buckets = []
@@ -99,9 +98,9 @@ class LayerwiseSGD(Algorithm):
                         yield Apply(bucket)
             yield EndStep(step)
 
-    def _begin(self, ctx: Context, bucket: Gradient) -> Request | Program:
+    def _begin(self, bucket: Gradient) -> Request:
         """What to begin on a bucket whose gradients are final."""
-        work, number = self.collective.all_reduce(ctx, bucket), bucket.bucket or 0
+        work, number = AllReduce(bucket, self.collective), bucket.bucket or 0
         if self.order == SendOrder.PRIORITY:
             return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)  # the last bucket holds the first layers
         return work if self.lanes == 1 else Start(work, lane=number % self.lanes)

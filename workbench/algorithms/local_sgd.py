@@ -8,8 +8,8 @@ from typing import ClassVar, final
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
-from workbench.program import Algorithm, Card, Context, Replicas, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
+from workbench.program import Algorithm, Card, Context, Replicas
 
 
 @final
@@ -67,16 +67,16 @@ class LocalSGD(Algorithm):
             gradient = yield Backward(step)
             num_done = step + 1
             if step < self.after:
-                yield Apply((yield from perform(self.collective.all_reduce(ctx, gradient))))
+                yield Apply((yield AllReduce(gradient, self.collective)))
             else:
                 yield Apply(gradient, local=True)
                 if (num_done - self.after) % self.every == 0:
-                    yield from self._average(ctx)
+                    yield from self._average()
             yield EndStep(step)
         if num_done > self.after and (num_done - self.after) % self.every:
-            yield from self._average(ctx)
+            yield from self._average()
 
-    def _average(self, ctx: Context) -> Program:
+    def _average(self) -> Program:
         packed = yield PackParameters()
-        total = yield from perform(self.collective.all_reduce(ctx, packed))
+        total = yield AllReduce(packed, self.collective)
         yield UnpackParameters(total)  # the tail has summed the weights, one a rank

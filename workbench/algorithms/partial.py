@@ -14,8 +14,8 @@ from torch import Tensor
 from workbench.collectives import Collective, Ring, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
-from workbench.ops import ANY, FREE, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
+from workbench.program import Algorithm, Card, Context
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
 
@@ -172,7 +172,7 @@ class PartialAllReduce(Algorithm):
             merged = _merged(ctx, mine, number)
             if mine and ctx.may_shrink:
                 box.keep(number, merged)
-            total = yield from perform(self.collective.all_reduce(ctx, merged))
+            total = yield AllReduce(merged, self.collective)
             box.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
             told.append((yield Start(Send(ctx.rank, token, tag=DONE))))
         for ticket in told:

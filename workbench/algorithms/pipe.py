@@ -10,7 +10,7 @@ from typing import ClassVar, final
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Apply, Backward, Discard, EndStep, Program, Start, Ticket, Wait
+from workbench.ops import AllReduce, Apply, Backward, Discard, EndStep, Program, Start, Ticket, Wait
 from workbench.program import Algorithm, Card, Context
 
 
@@ -80,7 +80,7 @@ class PipeSGD(Algorithm):
         for step in ctx.steps():
             gradient = yield Backward(step)
             lane = step % self.lanes
-            in_flight.append((yield Start(self.collective.all_reduce(ctx.on_lane(lane), gradient), lane=lane)))
+            in_flight.append((yield Start(AllReduce(gradient, self.collective, lane), lane=lane)))
             filling = len(in_flight) < self.width and step >= num_synchronous
             while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
                 total = yield Wait(in_flight.popleft())

@@ -11,8 +11,8 @@ from torch import Tensor
 from workbench.algorithms.staleness import Constant, Staleness
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
-from workbench.ops import Apply, Backward, EndStep, Program, ReadParameters, WriteParameters
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, WriteParameters
+from workbench.program import Algorithm, Card, Context
 from workbench.rng import generator
 
 
@@ -74,5 +74,5 @@ class StaleSGD(Algorithm):
             if late:
                 yield WriteParameters(newest)
             gradient.version -= late  # where it was taken: what its staleness is counted from
-            yield Apply((yield from perform(self.collective.all_reduce(ctx, gradient))))
+            yield Apply((yield AllReduce(gradient, self.collective)))
             yield EndStep(step, state=tuple(history))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
-from workbench.ops import Apply, Backward, EndStep, Program
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program
+from workbench.program import Algorithm, Card, Context
 
 
 @final
@@ -37,6 +37,6 @@ class SynchronousSGD(Algorithm):
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
             gradient = yield Backward(step)
-            total = yield from perform(self.collective.all_reduce(ctx, gradient))
+            total = yield AllReduce(gradient, self.collective)
             yield Apply(total)
             yield EndStep(step)

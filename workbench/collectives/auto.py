@@ -110,18 +110,20 @@ class Auto(Collective):
         pieces = max(1, math.ceil(num_bytes / num_workers / PIECE_BYTES))
         return [replace(candidate, chunks=pieces) if candidate == Ring() else candidate for candidate in self.candidates]
 
-    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+    def select(self, ctx: Context, value: Value) -> Collective:
         if ctx.num_workers == 1:
-            return self.candidates[0].all_reduce(ctx, value)  # there is nothing to choose, and no link
+            return self.candidates[0]  # there is nothing to choose, and no link
         if ctx.link is None:
             raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
         flat = flat_of(value)
         num_bytes = flat.numel() * flat.element_size()
         try:
-            collective = _chosen(self, num_bytes, ctx.num_workers, ctx.link)
+            return _chosen(self, num_bytes, ctx.num_workers, ctx.link)
         except TypeError:  # someone's own collective, codec or link that has no hash
-            collective = self.chosen(num_bytes, ctx.num_workers, ctx.link)
-        return collective.all_reduce(ctx, value)
+            return self.chosen(num_bytes, ctx.num_workers, ctx.link)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+        return self.select(ctx, value).all_reduce(ctx, value)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """What all candidates, and the library, send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""

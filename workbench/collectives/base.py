@@ -99,6 +99,18 @@ class Collective(ABC):
         """Whether it has halves: `reduce_scatter` and `all_gather`."""
         return False
 
+    @property
+    def fixed_schedule(self) -> bool:
+        """Whether its messages depend on the rank, the number of ranks and the value's size alone.
+
+        A simulation without values then asks for them once and repeats the schedule.
+        """
+        return False
+
+    def select(self, ctx: Context, value: Value) -> Collective:
+        """The collective that takes this sum: itself, unless it chooses one."""
+        return self
+
     @abstractmethod
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
         """Sum `value` over all ranks, in place; the answer is `value`. Start it in the same order on every rank."""

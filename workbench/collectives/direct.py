@@ -14,7 +14,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_chunks, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Ticket, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 SUMMING, SPREADING = 0, 1  # hops
 AHEAD = 2  # receives that are open: the next one, so that nobody waits to be heard
@@ -47,15 +47,16 @@ class Direct(Collective):
     def splits(self) -> bool:
         return True
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, sums=True, spreads=True)
 
-    @by_heart
     def reduce_scatter(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, sums=True, spreads=False)
 
-    @by_heart
     def all_gather(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, sums=False, spreads=True)
 

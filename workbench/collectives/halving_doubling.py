@@ -11,7 +11,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 FOLD_IN, FIRST = 0, 1  # hops
 
@@ -36,7 +36,10 @@ class HalvingDoubling(Collective):
     def __post_init__(self) -> None:
         check_codec(self.codec)
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         place = Place.of(ctx.rank, ctx.num_workers)
         for wire in wires(ctx, value, self.codec):

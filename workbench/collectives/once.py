@@ -17,8 +17,8 @@ from workbench.collectives.base import Collective, Native
 from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, count_sum, outcome_of, share_of, spans_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
-from workbench.ops import Local, Program, Recv, Send, Start, Value, Wait
-from workbench.program import Context, perform
+from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait
+from workbench.program import Context
 from workbench.rng import derive_seed
 
 
@@ -227,12 +227,12 @@ class Once(Collective):
         shared = torch.zeros(p + piece.tail.numel(), dtype=body.dtype, device=body.device)
         shared[ctx.rank : ctx.rank + 1] = magnitude
         shared[p:] = piece.tail
-        shared = yield from perform(self.inner.all_reduce(ctx, shared))
+        shared = yield AllReduce(shared, self.inner)
         scale = shared[:p].amax().view(1).float()  # a NaN of any rank is everyone's
         piece.tail.copy_(shared[p:])
         if body.numel():
             integers, left = yield Local("encode", piece.nbytes, encode)
-            total = yield from perform(self.inner.all_reduce(ctx, integers))
+            total = yield AllReduce(integers, self.inner)
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
             if residual is not None:
                 outcome_of(piece.tail, body, piece.spans).settle(residual, left, share)

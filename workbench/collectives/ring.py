@@ -12,7 +12,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_chunks, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Ticket, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 
 @final
@@ -41,15 +41,16 @@ class Ring(Collective):
     def splits(self) -> bool:
         return True
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, 0, 2 * (ctx.num_workers - 1))
 
-    @by_heart
     def reduce_scatter(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, 0, ctx.num_workers - 1)
 
-    @by_heart
     def all_gather(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, ctx.num_workers - 1, 2 * (ctx.num_workers - 1))
 

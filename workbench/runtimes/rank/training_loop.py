@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.ops import Apply, EndStep
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
@@ -133,7 +133,7 @@ class TrainingLoop:
                 self._make_ready(ctx, again=again)
                 ctx.num_steps = self._grower.end_of(self._algorithm, last, self._rest)
                 method = self._algorithm
-                with closing(method.worker(ctx)) as program:
+                with closing(lower(ctx, method.worker(ctx))) as program:
                     while not (stopped or self._closes(method, ctx)) and (end := interpreter.advance(program)) is not None:
                         last, self._last_end = end.step, end
                         stopped = self._end_step(end, ctx)

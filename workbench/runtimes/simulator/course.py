@@ -118,7 +118,7 @@ def take_turn(thread: SimProcess, end: EndStep) -> bool:
     def begin() -> None:
         ctx = simulation.contexts[worker.rank]
         begin_again(ctx, end)
-        thread.take_up(simulation.course.method_of(first).worker(ctx))
+        thread.take_up(simulation.program_of(simulation.course.method_of(first), ctx))
         simulation.clock.at(simulation.clock.now_s, thread.begin)
 
     when_complete(end.state, begin)
@@ -145,7 +145,7 @@ def goes_on(simulation: Simulation, threads: list[SimProcess]) -> bool:
         worker.trained.forget_words()
         ctx.stopping, ctx.num_steps = False, simulation.writer.end_of(worker)
         begin_again(ctx, worker.last_end)
-        thread.take_up(simulation.algorithm.worker(ctx))
+        thread.take_up(simulation.program_of(simulation.algorithm, ctx))
     return True
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Stalled
 from workbench.gradients import Layout
-from workbench.ops import Apply, EndStep
+from workbench.ops import Apply, EndStep, Program
 from workbench.problems.base import Problem, Sampler
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower, take_sum
 from workbench.replica.local_training import check_what, model_info, num_steps_of, run_info, trace_note
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.checkpoint.rank_state import resume as go_on
@@ -95,6 +95,7 @@ class Simulation:
         self.departures: Departures | None = None
         self.timed = compute.timed  # what work takes depends on when it begins
         self._tapes: dict[Any, Any] = {}
+        self._schedules: dict[int, ScheduleCache] = {}  # rank -> those of its collectives, where there are no values
         self.factors: dict[int, list[float]] = {}  # step -> of each worker
         self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
@@ -122,7 +123,7 @@ class Simulation:
             threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                threads.append(SimProcess(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
+                threads.append(SimProcess(self, worker, self.program_of(self.algorithm, self.contexts[-1]), self._program_ended))
             if self.departures is not None:
                 self.departures.begin()
             self.writer.begin()
@@ -152,12 +153,19 @@ class Simulation:
         settings, layout = self.settings, worker.replica.layout
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
-            ctx.rehearsed = ScheduleCache(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
+            self._schedules[worker.rank] = ScheduleCache(
+                worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced
+            )
             ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None and self.departures is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
         return ctx
+
+    def program_of(self, algorithm: Algorithm, ctx: Context) -> Program:
+        """A worker's program; without values, collectives of a fixed schedule are answered from the cache."""
+        schedules = self._schedules.get(ctx.rank)
+        return lower(ctx, algorithm.worker(ctx), take_sum if schedules is None else schedules.take)
 
     def end_of(self, worker: SimWorker) -> int:
         """Steps of a worker in this run: where ranks are at steps of their own, a stop is an early end."""

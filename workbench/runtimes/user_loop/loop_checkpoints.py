@@ -24,7 +24,7 @@ from torch import Tensor
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, Ticket
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
@@ -246,7 +246,7 @@ class Ahead:
                 here = end.step + 1
                 memory = {name: value.clone() for name, value in ctx.memory.items()}
                 copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
-                interpreter.advance(algorithm.worker(copied))
+                interpreter.advance(lower(copied, algorithm.worker(copied)))
             if buffers:
                 share_tensors(buffers, interpreter.transport, interpreter)
         except BaseException:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.gradient_report import GradientReport, entries_of
@@ -158,7 +158,7 @@ class Trainer:
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
         if algorithm.needs_link:
             self._ctx.link = measure_link(self._transport, self._deadline, self.replica.layout.message_bytes)
-        self._algorithm, self._program = algorithm, algorithm.worker(self._ctx)
+        self._algorithm, self._program = algorithm, lower(self._ctx, algorithm.worker(self._ctx))
         self._writer = LoopCheckpoints(algorithm, self._interpreter, self._ctx)
         self._interpreter.clock.origin_s = time.perf_counter()
 
@@ -305,7 +305,7 @@ class Trainer:
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
             self._barrier.steps = num_steps
-            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
+            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), lower(self._ctx, self._algorithm.worker(self._ctx))
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
