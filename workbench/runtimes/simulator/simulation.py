@@ -31,7 +31,6 @@ from workbench.runtimes.simulator.fabric import Clock, Fabric
 from workbench.runtimes.simulator.failures import Departures
 from workbench.runtimes.simulator.process import SimProcess
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
-from workbench.runtimes.simulator.visits import Learner
 from workbench.runtimes.simulator.worker import Shapes, SimWorker, build_workers, ready_shares
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -153,7 +152,6 @@ class Simulation:
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
             ctx.rehearsed = ScheduleCache(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
-            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None and self.departures is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
