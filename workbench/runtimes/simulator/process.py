@@ -11,10 +11,10 @@ from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.execution.interpreter import update_event
+from workbench.runtimes.simulator.checkpoints import when_complete
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
 from workbench.runtimes.simulator.communication import PENDING, communicate, receive_here
 from workbench.runtimes.simulator.compute import begin_backward
-from workbench.runtimes.simulator.course import when_complete
 from workbench.runtimes.simulator.failures import Halted
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.worker import SimWorker
