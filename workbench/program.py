@@ -7,28 +7,12 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
 from workbench.gradients import Layout
 from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter, Request, Start, Ticket
-
-Exchange = Callable[[tuple[int, ...], int, list[int]], Request | Program]
-"""(what it is of, step, stamps to send) -> what asks for it; the answer is the stamps that came back."""
-
-Answer = Callable[[int, int], Request | Program]
-"""(to whom, stamp) -> what asks for it; the answer is what was sent, and the ticket of its sending."""
-
-
-class Visits(Protocol):
-    """Learns what a worker and a server ask of each other, where values do not matter."""
-
-    def exchange(self, key: Any, program: Exchange) -> Exchange:
-        """The same, at less cost."""
-
-    def answer(self, key: Any, program: Answer) -> Answer:
-        """The same, at less cost."""
 
 
 @final
@@ -51,7 +35,6 @@ class Context:
         may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
         unused: a step that is finished -> gradients of this rank that are in none of the sums up to it: with what the next program of this
             rank goes on where a rank has left (its `resumed`).
-        visits: the same for a worker's and a server's side of a visit; see `exchanged` and `answered`.
     """
 
     rank: int
@@ -66,7 +49,6 @@ class Context:
     stopping: bool = False
     may_shrink: bool = False
     unused: Callable[[int], tuple[Any, ...]] | None = None
-    visits: Visits | None = None
 
     def on_lane(self, lane: int) -> Context:
         """The context of a sum on that lane, with a memory of its own; lane 0 has the plain one.
@@ -277,20 +259,6 @@ class Algorithm(ABC):
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
-
-
-def exchanged(ctx: Context, key: Any, program: Exchange) -> Exchange:
-    """For a step's exchange with others, whose messages depend on what it is of and on the settings in `key` alone, whatever the
-    rank: on the step only by that of its `Backward`, on the stamps only in that it sends them.
-
-    A simulation without values then runs it once and repeats what it asked (`runtimes.simulator.visits`).
-    """
-    return program if ctx.visits is None else ctx.visits.exchange(key, program)
-
-
-def answered(ctx: Context, key: Any, program: Answer) -> Answer:
-    """The same for an answer: parameters, packed and sent in the background."""
-    return program if ctx.visits is None else ctx.visits.answer(key, program)
 
 
 def complete(state: tuple[Any, ...]) -> tuple[Any, ...]:

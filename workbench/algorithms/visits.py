@@ -23,14 +23,13 @@ from workbench.ops import (
     PeerLeft,
     Program,
     Recv,
-    Request,
     Send,
     Start,
     Ticket,
     UnpackParameters,
     Wait,
 )
-from workbench.program import Context, answered, exchanged
+from workbench.program import Context
 
 if TYPE_CHECKING:
     from workbench.algorithms.servers import ServerAlgorithm
@@ -67,12 +66,16 @@ class WorkerPort:
 
     def __init__(self, method: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> None:
         self._method, self._ctx, self._clip_norm = method, ctx, clip_norm
-        self._exchange = exchanged(ctx, (WorkerPort, method, clip_norm), self._push_and_pull)
+        assert ctx.layout is not None
+        self._replies = [
+            Recv(method.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+            for shard in range(len(ctx.layout.buckets))
+        ]
 
     def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
-        """One minibatch's gradient to the servers of the shards in `versions`, and their parameters back into the replica.
+        """Push one minibatch's gradient to the servers of the shards in `versions`; pull their parameters into the replica.
 
-        Shards are pushed while backward goes on, unless the gradient must be clipped as a whole first.
+        Shards are pushed during backward, unless the gradient must be clipped as a whole first.
 
         Args:
             versions: shard -> version of its parameters; afterwards those that were pulled.
@@ -81,28 +84,17 @@ class WorkerPort:
         Returns:
             shard -> flags of its reply.
         """
-        shards, replies = tuple(versions), dict.fromkeys(versions, 0)
-        # `stamp_of` and `split` written out: a simulation comes here for every message
-        work = self._exchange(shards, step, [version * 4 + flags for version in versions.values()])
-        found = (yield work) if isinstance(work, Request) else (yield from work)
-        for shard, stamp in zip(shards, found):  # noqa: B905 - a stamp for each
-            versions[shard], replies[shard] = divmod(stamp, 4)
-        return replies
-
-    def _push_and_pull(self, shards: tuple[int, ...], step: int, stamps: list[int]) -> Program:
-        """The same with stamps as they travel: those of the pushes in, those of the replies out."""
         ctx, layout, method, clip_norm = self._ctx, self._ctx.layout, self._method, self._clip_norm
         assert layout is not None
-        stamp_to = dict(zip(shards, stamps, strict=True))
         pushed: list[Gradient] = []
 
         def push(bucket: Gradient) -> Send:
             assert bucket.bucket is not None
             pushed.append(bucket)
             server = method.server_of(bucket.bucket, ctx.num_workers)
-            return Send(server, bucket, tag=bucket.bucket, stamp=stamp_to[bucket.bucket])
+            return Send(server, bucket, tag=bucket.bucket, stamp=stamp_of(versions[bucket.bucket], flags))
 
-        if clip_norm is None and len(shards) == len(layout.buckets):
+        if clip_norm is None and len(versions) == len(layout.buckets):
             sending = yield Backward(step, on_bucket=push)
             gradient: Gradient = whole(pushed)
         else:
@@ -110,18 +102,17 @@ class WorkerPort:
             if clip_norm is not None:
                 yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
             sending = []
-            for shard in shards:
+            for shard in versions:
                 sending.append((yield Start(push(gradient.part(shard)))))
-        found: list[int] = []
-        for shard in shards:
-            server = method.server_of(shard, ctx.num_workers)
-            message = yield Recv(server, like=like_of(layout, shard), tag=REPLY + shard, stamped=True)
-            found.append(message.stamp)
-            yield UnpackParameters(Gradient(message.value, layout, step, split(message.stamp)[0], shard))
+        replies: dict[int, int] = {}
+        for shard in versions:
+            message = yield self._replies[shard]
+            versions[shard], replies[shard] = split(message.stamp)
+            yield UnpackParameters(Gradient(message.value, layout, step, versions[shard], shard))
         for ticket in sending:
             yield Wait(ticket)
         yield Discard(gradient)
-        return found
+        return replies
 
 
 @final
@@ -138,7 +129,6 @@ class ServerPort:
         self._workers = range(self.num_workers)
         self._ended: set[int] = set()  # who have pushed their last
         self._version = 0  # the newest that anybody was told
-        self._answer = answered(ctx, (ServerPort, shard), self._send)
 
     def open(self) -> Program:
         """The shard's version to begin with: the updates it has had, in a resumed run those before the stop too."""
@@ -196,14 +186,9 @@ class ServerPort:
         before = self._sending.get(source)
         if before is not None and not before.done:
             yield Wait(before)  # it has pushed since, so it had received it
-        work = self._answer(source, stamp_of(version, flags))
-        packed, self._sending[source] = (yield work) if isinstance(work, Request) else (yield from work)
-        return packed
-
-    def _send(self, to: int, stamp: int) -> Program:
-        """The parameters, and the ticket of their sending."""
         packed = yield PackParameters(self.shard, master=True)
-        return packed, (yield Start(Send(to, packed.flat, tag=REPLY + self.shard, stamp=stamp)))
+        self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
+        return packed
 
     def close(self) -> Program:
         """Until every reply has been received."""

@@ -22,16 +22,15 @@ from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Context, Replicas, lower, take_sum
 from workbench.replica.local_training import check_what, model_info, num_steps_of, run_info, trace_note
 from workbench.replica.replica import compute_threads
+from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.checkpoint.rank_state import resume as go_on
 from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.simulator.checkpoints import SimCheckpoints
 from workbench.runtimes.simulator.comm_schedule import ScheduleCache
-from workbench.runtimes.simulator.course import Course, goes_on
 from workbench.runtimes.simulator.fabric import Clock, Fabric
 from workbench.runtimes.simulator.failures import Departures
 from workbench.runtimes.simulator.process import SimProcess
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
-from workbench.runtimes.simulator.visits import Learner
 from workbench.runtimes.simulator.worker import Shapes, SimWorker, build_workers, ready_shares
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -69,7 +68,6 @@ class Simulation:
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
-        self.course = Course(algorithm, workers)
         algorithm.check(workers)
         self.num_workers = workers
         self.clock = Clock()
@@ -84,7 +82,6 @@ class Simulation:
         self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
         self.writer = SimCheckpoints(self)
-        self.num_meetings = 0  # how often all programs have ended
         self.stop_after: int | None = None
         self.threads: dict[SimProcess, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
@@ -128,7 +125,7 @@ class Simulation:
                 self.departures.begin()
             self.writer.begin()
             self._run_programs(threads)
-            while self.algorithm.asynchronous and goes_on(self, threads):
+            while self._continues_after_sync_point(threads):
                 self._run_programs(threads)
             if self.algorithm.asynchronous and (stop_after is not None or self.ending):
                 for worker in self.workers:
@@ -136,6 +133,16 @@ class Simulation:
             if stop_after is None or self.algorithm.asynchronous:
                 self._evaluate_at_end()
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
+
+    def _continues_after_sync_point(self, threads: list[SimProcess]) -> bool:
+        """All programs have ended: if that was for a checkpoint, keep it, and let them begin again."""
+        if not self.algorithm.asynchronous or self.ending or not self.writer.at_rest():
+            return False
+        for thread, ctx in zip(threads, self.contexts, strict=True):
+            ctx.num_steps = self.writer.end_of(thread.worker)
+            begin_again(ctx, thread.worker.last_end)
+            thread.take_up(self.program_of(self.algorithm, ctx))
+        return True
 
     def _run_programs(self, threads: list[SimProcess]) -> None:
         """Until all have ended, or nobody can move."""
@@ -156,7 +163,6 @@ class Simulation:
             self._schedules[worker.rank] = ScheduleCache(
                 worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced
             )
-            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None and self.departures is None else None
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
@@ -288,7 +294,7 @@ class Simulation:
                 assert parameters is not None
                 self.workers[0].evaluate(step, self.clock.now_s, parameters, self._bytes_sent)
             return
-        if self.algorithm.asynchronous or self.course.method_of(step).replicas != Replicas.AT_END:
+        if self.algorithm.asynchronous or self.algorithm.replicas != Replicas.AT_END:
             if worker.rank == 0:
                 self._evaluate(step, [worker])
             return
