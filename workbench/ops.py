@@ -333,6 +333,14 @@ class Now(Request):
     """Seconds since the run began, wall or virtual."""
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a program is resumed from: a frozen dataclass in the algorithm's file.
+
+    Its fields are tickets, gradients, tensors, plain numbers, None, or tuples of these: a checkpoint keeps them by name.
+    """
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class EndStep(Request):
@@ -340,10 +348,10 @@ class EndStep(Request):
 
     Args:
         step: the step that ends.
-        state: what the program must be given as `ctx.resumed` to go on from here: a tuple of tickets, tensors, numbers.
+        state: what the program is given as `ctx.resumed` to continue from here; a plain tuple where all items are of one kind.
         dropped: this rank's gradient of the step came too late and was not used.
     """
 
     step: int
-    state: tuple[Any, ...] = ()
+    state: State | tuple[Any, ...] = ()
     dropped: bool = False

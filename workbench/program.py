@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from workbench.gradients import Layout
-from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter, Request, Start, Ticket
+from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter, Request, Start, State, Ticket
 
 
 @final
@@ -41,7 +41,7 @@ class Context:
     num_workers: int
     first_step: int = 0
     num_steps: int | None = None
-    resumed: tuple[Any, ...] | None = None
+    resumed: Any = None
     layout: Layout | None = None
     seed: int = 0
     memory: MutableMapping[str, Tensor] = field(default_factory=dict)
@@ -143,6 +143,11 @@ class Algorithm(ABC):
     @abstractmethod
     def worker(self, ctx: Context) -> Program:
         """The program of one rank."""
+
+    @property
+    def state_type(self) -> type[State] | None:
+        """The class of its `EndStep.state`; None where that is a plain tuple."""
+        return None
 
     @property
     def bucket_bytes(self) -> float | None:
@@ -261,9 +266,30 @@ class Algorithm(ABC):
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def complete(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`state` with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
-    return tuple(Ticket.completed(item.value) if isinstance(item, Ticket) else item for item in state)
+def fields_of(state: State | tuple[Any, ...]) -> dict[str, Any]:
+    """A state's fields by name; a plain tuple is one field without a name."""
+    return {item.name: getattr(state, item.name) for item in fields(state)} if isinstance(state, State) else {"": state}
+
+
+def leaves(state: State | tuple[Any, ...]) -> Iterator[Any]:
+    """The tickets, gradients, tensors and numbers of a state.
+
+    >>> list(leaves((1, 2)))
+    [1, 2]
+    """
+    for value in fields_of(state).values():
+        yield from value if isinstance(value, tuple) else (value,)
+
+
+def map_leaves(state: State | tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    """The same state with each of its `leaves` changed."""
+    changed = {name: tuple(map(change, value)) if isinstance(value, tuple) else change(value) for name, value in fields_of(state).items()}
+    return replace(state, **changed) if isinstance(state, State) else changed[""]
+
+
+def complete(state: State | tuple[Any, ...]) -> Any:
+    """The state with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
+    return map_leaves(state, lambda item: Ticket.completed(item.value) if isinstance(item, Ticket) else item)
 
 
 Sum = AllReduce | ReduceScatter | AllGather

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.distributed.pool import shared_pool
 from tests.laws.sentences import assert_near
 from workbench.costs import Compute, Lognormal, Network
-from workbench.ops import EndStep, Program, ReadParameters
+from workbench.ops import EndStep, Program, ReadParameters, State
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Replicas
 from workbench.replica.local_training import run_info
@@ -48,6 +48,10 @@ class Wrapper(Algorithm):
     @property
     def bucket_bytes(self) -> float | None:
         return self.inner.bucket_bytes
+
+    @property
+    def state_type(self) -> type[State] | None:
+        return self.inner.state_type
 
     @property
     def num_buckets(self) -> int | None:

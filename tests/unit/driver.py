@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from workbench import ops
 from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout, block_bounds, build_layout
-from workbench.ops import Message, Program, Request, Ticket
+from workbench.ops import Message, Program, Request, State, Ticket
 from workbench.program import Algorithm, Context, complete, lower, perform
 
 GradientOf = Callable[[int, int, Tensor], Tensor]  # (rank, step, parameters) -> this rank's mean gradient
@@ -149,12 +149,12 @@ class Driver:
         self.receives: list[tuple[Any, ...]] = []
         self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
         self.stop_after: int | None = None
-        self.states: list[tuple[Any, ...]] = [()] * num_ranks
+        self.states: list[State | tuple[Any, ...]] = [()] * num_ranks
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(
-        self, num_steps: int, *, first_step: int = 0, resumed: list[tuple[Any, ...]] | None = None, stop_after: int | None = None
+        self, num_steps: int, *, first_step: int = 0, resumed: list[State | tuple[Any, ...]] | None = None, stop_after: int | None = None
     ) -> Driver:
         """To the end of every program, or until all were closed; raises AssertionError if nobody can move."""
         self.stop_after = stop_after

@@ -149,7 +149,7 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
     "no optimizer": (lambda tree: packed({**tree, "replica": without(tree["replica"], "optimizer")}), "lacks 'optimizer'"),
     "a step that is none": (lambda tree: packed({**tree, "step": True}), "its 'step' is no int"),
     "a step before the first": (lambda tree: packed({**tree, "step": -3}), "step -3"),
-    "another state": (lambda tree: packed({**tree, "program": [1, 2]}), "no state of a method"),
+    "another state": (lambda tree: packed({**tree, "program": {"in_flight": []}}), "no state of an algorithm"),
     "another memory": (lambda tree: packed({**tree, "memory": {"a": 1}}), "no codec remembers"),
     "another place": (lambda tree: packed({**tree, "data": {"samples": 1, "global_batch": 4, "origin": [0]}}), "no place in the data"),
 }
@@ -236,8 +236,12 @@ def changed(tree: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 
 def shorter(tree: dict[str, Any]) -> dict[str, Any]:
-    first, *others = tree["program"]
-    return {**tree, "program": [{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others]}
+    first, *others = tree["program"]["fields"]["in_flight"]
+    return with_state(tree, in_flight=[{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others])
+
+
+def with_state(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**tree, "program": {**tree["program"], "fields": {**tree["program"]["fields"], **fields}}}
 
 
 UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -247,7 +251,7 @@ UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "no optimizer at all": lambda tree: changed(tree, optimizer=7),
     "updates of nothing": lambda tree: changed(tree, updates=None),
     "a short gradient in flight": shorter,
-    "a gradient without values": lambda tree: {**tree, "program": [{"ticket": True, "value": {"step": 1}}]},
+    "a gradient without values": lambda tree: with_state(tree, in_flight=[{"ticket": True, "value": {"step": 1}}]),
     "no generator's state": lambda tree: {**tree, "random": {"torch": torch.zeros(3)}},
     "a word for a generator": lambda tree: {**tree, "random": "x"},
 }

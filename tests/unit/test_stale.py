@@ -66,7 +66,7 @@ def test_resumed_at_any_step(stop: int) -> None:
     algorithm = StaleSGD(staleness=Uniform(0, 4))
     unbroken = Driver(algorithm, 3, pull, lr=0.2).run(7)
     first = Driver(algorithm, 3, pull, lr=0.2).run(7, stop_after=stop)
-    assert all(len(state) == min(stop + 1, 5) for state in first.states)
+    assert all(len(state.history) == min(stop + 1, 5) for state in first.states)
     second = Driver(algorithm, 3, pull, lr=0.2)
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.parameters.copy_(before.parameters)

@@ -13,8 +13,24 @@ from torch import Tensor
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, Ticket, Wait
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, State, Ticket, Wait
 from workbench.program import Algorithm, Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveDelayState(State):
+    """Between two steps.
+
+    Attributes:
+        sums: since the last report: seconds and number of all-reduces, of backwards, of updates.
+        report: the all-reduce of the last report.
+    """
+
+    delay: int
+    sums: tuple[float, ...]
+    report: Ticket | None
+    in_flight: tuple[Ticket, ...]
 
 
 @final
@@ -57,6 +73,10 @@ class AdaptiveDelaySGD(Algorithm):
             raise ConfigError(f"negligible={self.negligible}: a share of a step's compute time, from 0 to below 1")
 
     @property
+    def state_type(self) -> type[AdaptiveDelayState]:
+        return AdaptiveDelayState
+
+    @property
     def max_staleness(self) -> int:
         return self.max_delay
 
@@ -79,15 +99,14 @@ class AdaptiveDelaySGD(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         delay: int = min(1, self.max_delay)
-        sums = [0.0] * 6  # since the last report: seconds and number of all-reduces, of backwards, of updates
+        sums = [0.0] * 6  # as in the state
         report: Ticket | None = None
         in_flight: deque[Ticket] = deque()
         if ctx.resumed is not None:
-            delay, *rest = ctx.resumed
-            delay = min(delay, self.max_delay)
-            sums, reported = list(rest[:6]), rest[6]
-            report = rest[7] if reported else None
-            in_flight.extend(rest[7 + reported :])
+            resumed: AdaptiveDelayState = ctx.resumed
+            delay = min(resumed.delay, self.max_delay)
+            sums, report = list(resumed.sums), resumed.report
+            in_flight.extend(resumed.in_flight)
         fold_lanes(ctx.memory, self.num_lanes)
         taken: deque[float] = deque()  # seconds of each all-reduce, written on its lane
         for step in ctx.steps():
@@ -111,7 +130,8 @@ class AdaptiveDelaySGD(Algorithm):
                     delay = self._chosen((yield Wait(report)), delay)
                 report = yield Start(AllReduce(torch.tensor(sums, dtype=torch.float64, device=_where(ctx))))
                 sums = [0.0] * 6
-            yield EndStep(step, state=(delay, *sums, int(report is not None), *([report] if report else []), *in_flight))
+            state = AdaptiveDelayState(delay=delay, sums=tuple(sums), report=report, in_flight=tuple(in_flight))
+            yield EndStep(step, state=state)
         while in_flight:
             yield Apply((yield Wait(in_flight.popleft())))
         if report is not None:

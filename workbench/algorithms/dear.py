@@ -9,9 +9,18 @@ from typing import ClassVar, final
 from workbench.collectives import Collective, Ring, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, Ticket, Wait
+from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, State, Ticket, Wait
 from workbench.program import Algorithm, Card, Context
 from workbench.units import MIB
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeARState(State):
+    """Between two steps: the gradient whose update is due, and the reduce-scatter of each of its buckets."""
+
+    gradient: Gradient
+    scattered: tuple[Ticket, ...]
 
 
 @final
@@ -43,6 +52,10 @@ class DeAR(Algorithm):
             raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
 
     @property
+    def state_type(self) -> type[DeARState]:
+        return DeARState
+
+    @property
     def applies_buckets(self) -> bool:
         return True
 
@@ -54,7 +67,7 @@ class DeAR(Algorithm):
         return True
 
     def worker(self, ctx: Context) -> Program:
-        due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()] = ctx.resumed or ()
+        due: DeARState | None = ctx.resumed
         for step in ctx.steps():
             arriving = yield from self._gather(due)
             begun: list[Gradient] = []
@@ -62,7 +75,7 @@ class DeAR(Algorithm):
             yield from _update_all(arriving)
             gradient = begun[0].owner
             assert gradient is not None
-            due = (gradient, *tickets)
+            due = DeARState(gradient=gradient, scattered=tickets)
             yield EndStep(step, state=due)
         yield from _update_all((yield from self._gather(due)))
 
@@ -71,16 +84,14 @@ class DeAR(Algorithm):
         begun.append(bucket)
         return _silent(ReduceScatter(bucket, self.collective))
 
-    def _gather(self, due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()]) -> Program:
+    def _gather(self, due: DeARState | None) -> Program:
         """Start to spread the sums, first what forward needs first; answers the buckets' tickets, by number."""
         arriving: dict[int, Ticket] = {}
-        if due:
-            gradient, *scattered = due
-            for bucket in reversed(range(len(scattered))):  # the last bucket holds the first layers
-                yield Wait(
-                    scattered[bucket]
-                )  # its error is raised here; and forward cannot begin before the last one begun, which comes first
-                arriving[bucket] = yield Start(AllGather(gradient.part(bucket), self.collective))
+        if due is not None:
+            for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers
+                # An error is raised here. Forward cannot begin before the reduce-scatter that was begun last, which comes first.
+                yield Wait(due.scattered[bucket])
+                arriving[bucket] = yield Start(AllGather(due.gradient.part(bucket), self.collective))
         return arriving
 
 

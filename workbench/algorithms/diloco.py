@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -12,8 +11,20 @@ from torch import Tensor
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
-from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, Ticket, UnpackParameters, Wait
+from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
 from workbench.program import Algorithm, Card, Context, Replicas
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiLoCoState(State):
+    """Between two steps, by fragment: see `_Fragment`."""
+
+    anchors: tuple[Tensor, ...]
+    momenta: tuple[Tensor, ...]
+    own: tuple[Tensor, ...]
+    due: tuple[int, ...]
+    summing: tuple[Ticket | None, ...]
 
 
 @final
@@ -76,6 +87,10 @@ class DiLoCo(Algorithm):
             raise ConfigError(f"delay={self.delay}, mix={self.mix} with eager=True, which has delays of its own: leave both at 0")
 
     @property
+    def state_type(self) -> type[DiLoCoState]:
+        return DiLoCoState
+
+    @property
     def num_buckets(self) -> int:
         return self.fragments
 
@@ -96,9 +111,12 @@ class DiLoCo(Algorithm):
         assert ctx.layout is not None
         num_fragments = len(ctx.layout.buckets)
         parts: list[_Fragment] = []
-        resumed = deque(ctx.resumed or ())
+        resumed: DiLoCoState | None = ctx.resumed
         for number in range(num_fragments):
-            parts.append(_Fragment.load(number, resumed) if resumed else _Fragment.begin(number, (yield PackParameters(bucket=number))))
+            if resumed is None:
+                parts.append(_Fragment.begin(number, (yield PackParameters(bucket=number))))
+            else:
+                parts.append(_Fragment.load(number, resumed))
         num_done = ctx.first_step
         for step in ctx.steps():
             yield Apply((yield Backward(step)), local=True)
@@ -109,7 +127,7 @@ class DiLoCo(Algorithm):
             for part in parts:
                 if num_done % self.every == part.number * self.every // num_fragments:
                     yield from (self._step_eagerly(ctx, part, step) if self.eager else self._begin(part, num_done))
-            yield EndStep(step, state=tuple(item for part in parts for item in part.state()))
+            yield EndStep(step, state=_state_of(parts))
         yield from self._end(parts, num_done)
 
     def _begin(self, part: _Fragment, num_done: int) -> Program:
@@ -188,18 +206,16 @@ class _Fragment:
         return cls(number, anchor, torch.zeros_like(anchor), torch.zeros_like(anchor))
 
     @classmethod
-    def load(cls, number: int, state: deque[Any]) -> _Fragment:
-        """From what `state` gave, which is taken off the queue; its tensors may be read again by another run."""
-        anchor, momentum, own, due, summing = (state.popleft() for _ in range(5))
-        part = cls(number, anchor.clone(), momentum.clone(), own.clone(), due)
-        if isinstance(summing, Ticket):
+    def load(cls, number: int, state: DiLoCoState) -> _Fragment:
+        """Its part of a state, whose tensors may be read again by another run."""
+        anchor, momentum, own = state.anchors[number], state.momenta[number], state.own[number]
+        part = cls(number, anchor.clone(), momentum.clone(), own.clone(), state.due[number])
+        summing = state.summing[number]
+        if summing is not None:
             total = summing.value.clone()
             part.split(total)[1][CONTROL] = 0.0  # the word that stopped that run is not for this one
             part.summing = Ticket.completed(total)
         return part
-
-    def state(self) -> tuple[Any, ...]:
-        return (self.anchor, self.momentum, self.own, self.due, 0 if self.summing is None else self.summing)
 
     def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """A packed fragment's values and its tail; they share its memory."""
@@ -210,6 +226,16 @@ class _Fragment:
         values, _ = self.split(packed.flat)
         torch.sub(self.anchor, values, out=values)
         return values
+
+
+def _state_of(parts: list[_Fragment]) -> DiLoCoState:
+    return DiLoCoState(
+        anchors=tuple(part.anchor for part in parts),
+        momenta=tuple(part.momentum for part in parts),
+        own=tuple(part.own for part in parts),
+        due=tuple(part.due for part in parts),
+        summing=tuple(part.summing for part in parts),
+    )
 
 
 def _flat_sum(request: AllReduce) -> Program:

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import AllReduce, Apply, Backward, Discard, EndStep, Program, Start, Ticket, Wait
+from workbench.ops import AllReduce, Apply, Backward, Discard, EndStep, Program, Start, State, Ticket, Wait
 from workbench.program import Algorithm, Card, Context
 
 
@@ -19,6 +19,15 @@ class FirstSteps(StrEnum):
 
     ZERO = "zero"  # nothing
     DUPLICATE = "duplicate"  # the last gradient that was waited for, once more a step
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeState(State):
+    """Between two steps: the all-reduces in flight, oldest first, and the gradient to apply again while the pipeline fills."""
+
+    in_flight: tuple[Ticket, ...] = ()
+    spare: Gradient | None = None
 
 
 @final
@@ -63,6 +72,10 @@ class PipeSGD(Algorithm):
             raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
     @property
+    def state_type(self) -> type[PipeState]:
+        return PipeState
+
+    @property
     def max_staleness(self) -> int:
         return self.width - 1
 
@@ -71,9 +84,8 @@ class PipeSGD(Algorithm):
         return True
 
     def worker(self, ctx: Context) -> Program:
-        resumed = ctx.resumed or ()
-        in_flight: deque[Ticket] = deque(item for item in resumed if isinstance(item, Ticket))
-        spare: Gradient | None = next((item for item in resumed if isinstance(item, Gradient)), None)
+        resumed: PipeState = ctx.resumed or PipeState()
+        in_flight, spare = deque(resumed.in_flight), resumed.spare
         duplicates = self.first == FirstSteps.DUPLICATE and self.width > 1
         num_synchronous = max(self.warmup_steps, 1) if duplicates else self.warmup_steps
         fold_lanes(ctx.memory, self.lanes)
@@ -92,7 +104,7 @@ class PipeSGD(Algorithm):
             if spare is not None and step >= num_synchronous and len(in_flight) >= self.width - 1:
                 yield Discard(spare)  # the pipeline is full
                 spare = None
-            yield EndStep(step, state=(*in_flight, *([] if spare is None else [spare])))
+            yield EndStep(step, state=PipeState(in_flight=tuple(in_flight), spare=spare))
         if spare is not None:
             yield Discard(spare)
         while in_flight:

@@ -11,9 +11,17 @@ from torch import Tensor
 from workbench.algorithms.staleness import Constant, Staleness
 from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, WriteParameters
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, State, WriteParameters
 from workbench.program import Algorithm, Card, Context
 from workbench.rng import generator
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleState(State):
+    """Between two steps: the last vectors of parameters, the newest last."""
+
+    history: tuple[Tensor, ...] = ()
 
 
 @final
@@ -50,6 +58,10 @@ class StaleSGD(Algorithm):
             raise ConfigError(f"ramp_steps={self.ramp_steps}: over how many steps staleness grows to what is drawn, 0 or more")
 
     @property
+    def state_type(self) -> type[StaleState]:
+        return StaleState
+
+    @property
     def max_staleness(self) -> int:
         return self.staleness.longest
 
@@ -63,7 +75,8 @@ class StaleSGD(Algorithm):
         return True
 
     def worker(self, ctx: Context) -> Program:
-        history: deque[Tensor] = deque(ctx.resumed or (), maxlen=self.staleness.longest + 1)  # the last ones, newest at the right
+        resumed: StaleState = ctx.resumed or StaleState()
+        history = deque(resumed.history, maxlen=self.staleness.longest + 1)
         for step in ctx.steps():
             newest = yield ReadParameters()
             history.append(newest)
@@ -75,4 +88,4 @@ class StaleSGD(Algorithm):
                 yield WriteParameters(newest)
             gradient.version -= late  # where it was taken: what its staleness is counted from
             yield Apply((yield AllReduce(gradient, self.collective)))
-            yield EndStep(step, state=tuple(history))
+            yield EndStep(step, state=StaleState(history=tuple(history)))

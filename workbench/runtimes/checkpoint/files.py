@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, final
 from workbench.errors import ConfigError
 from workbench.trace.text import read_json
 
-FORMAT = 4  # 3: its checksum is SHA-256; 2: each part holds a model too; 1: parts of a stop, without records and so without checksums
+FORMAT = 5  # of a record and its rank file; 4 and older keep a program's state as a list
 SHA_256_UP_TO = 3  # it took as long as all else of writing a part
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"

@@ -22,7 +22,7 @@ KINDS: dict[str, type] = {
     "num_workers": int,
     "layout": list,
     "replica": dict,
-    "program": list,
+    "program": dict,
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
@@ -89,10 +89,8 @@ def flaws_of(saved: Any) -> Iterator[str]:
         yield f"its 'replica' lacks {missing[0]!r}"
     if not isinstance(saved["replica"].get("model"), dict):
         yield "its 'replica' has no model"
-    for item in saved["program"]:
-        if not isinstance(item, dict) or not {"ticket", "value"} <= item.keys():
-            yield "its 'program' holds what is no state of a method"
-            break
+    if not {"kind", "fields"} <= saved["program"].keys():
+        yield "its 'program' holds what is no state of an algorithm"
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in saved["memory"].items()):
         yield "its 'memory' holds what no codec remembers"
     data = saved.get("data")

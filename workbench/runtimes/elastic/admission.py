@@ -18,6 +18,7 @@ import torch
 
 from workbench.errors import PeerFailed, Stalled
 from workbench.ops import EndStep
+from workbench.program import leaves
 from workbench.runtimes.control.commands import read_commands
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.execution.endpoint import RankClock
@@ -66,7 +67,12 @@ class JoinState:
         """This rank's."""
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
-            step=end.step, state=tuple(map(int, end.state)), rest=rest, paused_s=paused_s + clock.held(), place=controller.place, **when
+            step=end.step,
+            state=tuple(map(int, leaves(end.state))),
+            rest=rest,
+            paused_s=paused_s + clock.held(),
+            place=controller.place,
+            **when,
         )
 
     def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:

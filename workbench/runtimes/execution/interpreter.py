@@ -14,8 +14,8 @@ import torch
 from workbench import ops
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Program, Request, Ticket
-from workbench.program import Context
+from workbench.ops import Program, Request, State, Ticket
+from workbench.program import Context, leaves
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of
@@ -87,7 +87,7 @@ class Interpreter:
         self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
-    def begin_again(self, state: tuple[Any, ...]) -> None:
+    def begin_again(self, state: State | tuple[Any, ...]) -> None:
         """Another program is to begin, from that state of the one before."""
         self.complete_all(state)
         self._mailbox.tell_again()
@@ -287,9 +287,9 @@ class Interpreter:
         """Whether nothing is left in the background after `close`."""
         return self._background.ended
 
-    def complete_all(self, state: tuple[Any, ...]) -> None:
+    def complete_all(self, state: State | tuple[Any, ...]) -> None:
         """Wait for every ticket in a program's state, so that it can be kept."""
-        for item in state:
+        for item in leaves(state):
             if isinstance(item, Ticket):
                 self._wait(item)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.ops import Apply, EndStep
-from workbench.program import Algorithm, Context, Replicas, lower
+from workbench.program import Algorithm, Context, Replicas, leaves, lower
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
@@ -158,7 +158,7 @@ class TrainingLoop:
 
     def _closes(self, method: Algorithm, ctx: Context) -> bool:
         """Whether the program of that method is to be closed behind this step: another setting, or other ranks (`begins_anew`)."""
-        if self._grower.closes(method) and self._let_in(method, ctx, self._last_end.state):
+        if self._grower.closes(method) and self._let_in(method, ctx, tuple(leaves(self._last_end.state))):
             self._is_another, self._rest = True, self._worker.num_steps
         return self._algorithm is not method or self._is_another
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from workbench.ops import EndStep, Ticket
+from workbench.ops import EndStep, State, Ticket
+from workbench.program import leaves
 from workbench.runtimes.checkpoint.rank_state import take_checkpoint
 from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.checkpoint.writer import needs_sync_point, sync_point_after
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from workbench.runtimes.simulator.simulation import Simulation
 
 
-def when_complete(state: tuple[Any, ...], action: Callable[[], None]) -> None:
+def when_complete(state: State | tuple[Any, ...], action: Callable[[], None]) -> None:
     """Call `action` when no ticket of a step's state is in flight any more."""
-    in_flight = [item for item in state if isinstance(item, Ticket) and not item.done]
+    in_flight = [item for item in leaves(state) if isinstance(item, Ticket) and not item.done]
 
     def one_is_done() -> None:
         if all(ticket.done for ticket in in_flight):
@@ -91,7 +92,7 @@ class SimCheckpoints:
         if not self._due(end.step):
             return False
         when_complete(end.state, lambda: self.keep(thread.worker, end, end.step))
-        if all(item.done for item in end.state if isinstance(item, Ticket)):
+        if all(item.done for item in leaves(end.state) if isinstance(item, Ticket)):
             return False
         when_complete(end.state, lambda: thread.resume(None))  # a checkpoint is of sums that are complete
         return True

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import EndStep, Ticket
-from workbench.program import Algorithm, Context, Replicas, lower
+from workbench.ops import EndStep, State, Ticket
+from workbench.program import Algorithm, Context, Replicas, leaves, lower, map_leaves
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.runtimes.checkpoint.files import part_of, remove_old_parts, write_part
@@ -288,14 +288,14 @@ class Ahead:
         self._interpreter.clock.bytes_sent = self._bytes_sent
 
 
-def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:
+def _owes(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
     """Whether the end of training would change parameters."""
-    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in state)
+    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 
 
-def _copies(state: tuple[Any, ...]) -> tuple[Any, ...]:
+def _copies(state: State | tuple[Any, ...]) -> Any:
     """A program's state, its tickets completed, in memory of its own."""
-    return tuple(Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item) for item in state)
+    return map_leaves(state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item))
 
 
 def _copy(value: Any) -> Any:
