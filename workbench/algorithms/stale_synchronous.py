@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerAlgorithm, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
+from workbench.algorithms.parameter_server import FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, check_positive, take_steps
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -40,23 +39,23 @@ class StaleSynchronousSGD(ServerAlgorithm):
         check_positive("bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = ServerPort(self, ctx, shard)
-        version = yield from desk.open()
-        clocks = dict.fromkeys(range(desk.num_workers), 0)  # of the workers that have not pushed their last
+        port = ServerPort(self, ctx, shard)
+        version = yield from port.open()
+        clocks = dict.fromkeys(range(port.num_workers), 0)  # of the workers that have not pushed their last
         counts = Counter(clocks.values())  # clock -> how many of them stand there
         slowest = 0
         held: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
         last: dict[int, None] = {}  # in the order of their last pushes
-        while len(last) < desk.num_workers:
-            message = yield desk.hear()
-            if desk.lost(message, last):
+        while len(last) < port.num_workers:
+            message = yield port.next_push()
+            if port.departed(message, last):
                 if message.rank in clocks:
                     counts[clocks.pop(message.rank)] -= 1
                 if message.rank in held:
                     held.remove(message.rank)
             else:
                 source = message.source
-                gradient, flags = desk.read(message)
+                gradient, flags = port.read(message)
                 if not flags & NO_GRADIENT:
                     yield Apply(gradient, master=True, of=((source, gradient.version),))
                     version += 1
@@ -78,10 +77,10 @@ class StaleSynchronousSGD(ServerAlgorithm):
             elif held and clocks[held[-1]] - slowest <= self.bound:  # the one that has just pushed
                 released.append(held.pop())
             for worker in released:
-                yield from desk.reply(worker, version)
+                yield from port.reply(worker, version)
         for source in last:
-            yield from desk.reply(source, version, FINAL)
-        yield from desk.close()
+            yield from port.reply(source, version, FINAL)
+        yield from port.close()
 
     def work(self, ctx: Context) -> Program:
         yield from take_steps(self, ctx)
