@@ -111,10 +111,37 @@ class Replicas(StrEnum):
     NEVER = "never"
 
 
+class Elasticity(StrEnum):
+    """How a run continues when a rank's process ends."""
+
+    NONE = "none"  # not at all
+    LOSES_WORKERS = "loses workers"  # without a rank for which nobody waits (`Algorithm.can_lose`)
+    SHRINKS = "shrinks"  # as fewer ranks, from any step's end, where the run is asked to
+    SHRINKS_ALWAYS = "shrinks always"  # the same unasked: nobody waits for all ranks, so that none of them need end the run
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the others can continue with the replica of one of them, or with the mean where replicas differ between steps."""
+        return self in (Elasticity.SHRINKS, Elasticity.SHRINKS_ALWAYS)
+
+    @property
+    def shrinks_unasked(self) -> bool:
+        """Whether they do so without being asked."""
+        return self == Elasticity.SHRINKS_ALWAYS
+
+
+class Restart(StrEnum):
+    """How a program that is closed at a step's end is begun again."""
+
+    ANYWHERE = "anywhere"  # within a run too, with other settings or other ranks: it leaves nothing behind that runs on
+    FROM_CHECKPOINT = "from a checkpoint"  # its run must be stopped first
+    FROM_PARAMETERS = "from the parameters"  # the same, and chance decides what is in flight: neither kept nor replayed
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a table says of a method: p ranks, n bytes of one gradient.
+    """What a table says of an algorithm: p ranks, n bytes of one gradient.
 
     Attributes:
         paper: keys of `papers/`, with the section or equation.
@@ -133,7 +160,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm(ABC):
-    """A data-parallel training method: settings as data, behaviour as one generator.
+    """A data-parallel training algorithm: settings as data, behaviour as one generator.
 
     Subclasses are frozen keyword-only dataclasses; what happens during a run lives in local variables of `worker`.
     """
@@ -193,14 +220,15 @@ class Algorithm(ABC):
         return False
 
     @property
-    def replayable(self) -> bool:
-        """Whether all that chance decides in a run is in the answers that a record keeps."""
-        return True
+    def restart(self) -> Restart:
+        """How its program is begun again at a step's end."""
+        return Restart.ANYWHERE
 
     @property
-    def begins_anew(self) -> bool:
-        """Whether its program can be closed at a step's end and begun again, with other settings: it leaves nothing behind that goes on."""
-        return True
+    def elasticity(self) -> Elasticity:
+        """How a run continues when a rank's process ends."""
+        in_step = self.symmetric and self.replicas == Replicas.EVERY_STEP
+        return Elasticity.SHRINKS if in_step else Elasticity.NONE
 
     @property
     def num_lanes(self) -> int:
@@ -228,25 +256,12 @@ class Algorithm(ABC):
         """
         return num_gradients / num_workers
 
-    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
-        """Whether the others can go on as they are when that rank's process ends; rank 0 keeps the record, and is always needed."""
-        return False
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether a run can go on among fewer ranks from any step's end, with the replica of one of them and nothing else.
-
-        Where replicas differ between steps, with the mean of theirs, each with its own optimizer.
-        """
-        return self.symmetric and self.replicas == Replicas.EVERY_STEP
-
-    @property
-    def shrinks_anyway(self) -> bool:
-        """Whether it does so without being asked: nobody waits for all ranks, so that none of them need end it."""
-        return False
+    def can_lose(self, rank: int, num_ranks: int) -> bool:
+        """Return True if the others continue as they are when that rank's process ends. Rank 0 keeps the record: it is always needed."""
+        return self.elasticity == Elasticity.LOSES_WORKERS and 0 < rank < self.num_computing(num_ranks)
 
     def check(self, num_ranks: int) -> None:
-        """Raise `ConfigError` unless the method can run on so many ranks."""
+        """Raise `ConfigError` unless the algorithm can run on so many ranks."""
         collective = getattr(self, "collective", None)
         if collective is not None:
             collective.check(num_ranks)
@@ -257,7 +272,7 @@ class Algorithm(ABC):
         return None if collective is None else float(collective.bytes_of(rank, num_ranks, layout))
 
     def defaults(self) -> list[str]:
-        """Names of fields that are at their default, without the one that a reader wants to see anyway: the method's own first."""
+        """Names of fields that are at their default, without the one that a reader wants to see anyway: the algorithm's own first."""
         own = next((name for name in type(self).__annotations__ if name != "card"), None)
         return [item.name for item in fields(self) if item.name != own and getattr(self, item.name) == item.default]
 

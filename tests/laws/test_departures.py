@@ -43,7 +43,7 @@ def sources(run: Run) -> Counter[tuple[int, int]]:
 
 def last_lost(algorithm: ServerAlgorithm) -> int:
     """The last rank that can be lost."""
-    return next(rank for rank in reversed(range(RANKS)) if algorithm.goes_on_without(rank, RANKS))
+    return next(rank for rank in reversed(range(RANKS)) if algorithm.can_lose(rank, RANKS))
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)

@@ -12,7 +12,7 @@ from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
-from workbench.program import Algorithm, Card, Context, Replicas
+from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 
 
 @final
@@ -100,9 +100,9 @@ class DiLoCo(Algorithm):
         return Replicas.EVERY_STEP if always else Replicas.AT_END
 
     @property
-    def shrinks(self) -> bool:
+    def elasticity(self) -> Elasticity:
         """To the mean of those that remain, which is the new anchor; the outer momentum begins at 0 again."""
-        return True
+        return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Most steps send nothing."""

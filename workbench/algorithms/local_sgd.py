@@ -9,7 +9,7 @@ from workbench.collectives import Collective, Native, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
-from workbench.program import Algorithm, Card, Context, Replicas
+from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 
 
 @final
@@ -54,9 +54,9 @@ class LocalSGD(Algorithm):
         return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
 
     @property
-    def shrinks(self) -> bool:
+    def elasticity(self) -> Elasticity:
         """To the mean of those that remain, as after every H-th step."""
-        return True
+        return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Most steps send nothing."""

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from workbench.gradients import Layout
 from workbench.ops import Apply, Backward, EndStep, Program
-from workbench.program import Algorithm, Card, Context, Replicas
+from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 
 
 @final
@@ -32,9 +32,10 @@ class NoCommunication(Algorithm):
     def asynchronous(self) -> bool:
         return True
 
-    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
+    @property
+    def elasticity(self) -> Elasticity:
         """Nobody waits for anybody."""
-        return rank > 0
+        return Elasticity.LOSES_WORKERS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         return 0.0

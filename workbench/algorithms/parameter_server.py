@@ -35,7 +35,7 @@ from workbench.ops import (
     UnpackParameters,
     Wait,
 )
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Elasticity, Replicas
 
 REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
 STAMP_BYTES = 8
@@ -113,10 +113,14 @@ class ServerAlgorithm(Algorithm, ABC):
             total += message * ((workers - (rank < workers)) if here else rank < workers)
         return total
 
-    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
-        """Without a worker that serves no shard: only its server has a shard's parameters."""
+    @property
+    def elasticity(self) -> Elasticity:
+        return Elasticity.LOSES_WORKERS
+
+    def can_lose(self, rank: int, num_ranks: int) -> bool:
+        """A worker that serves no shard: only its server has a shard's parameters."""
         serves = any(self.server_of(shard, num_ranks) == rank for shard in range(self.shards))
-        return rank < self.num_computing(num_ranks) and not serves
+        return 0 < rank < self.num_computing(num_ranks) and not serves
 
     @abstractmethod
     def serve(self, ctx: Context, shard: int) -> Program:

@@ -15,7 +15,7 @@ from workbench.collectives import Collective, Ring, check_collective
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Algorithm, Card, Context, Elasticity, Restart
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
 
@@ -98,22 +98,14 @@ class PartialAllReduce(Algorithm):
                 return math.ceil(float(self.quorum) * num_ranks - 1e-9)  # 0.07 * 100 is a little more than 7
 
     @property
-    def replayable(self) -> bool:
-        return self._is_synchronous
+    def restart(self) -> Restart:
+        """Its rounds and their coordinator run next to the worker, and may be using what that has handed over."""
+        return Restart.FROM_CHECKPOINT if self._is_synchronous else Restart.FROM_PARAMETERS
 
     @property
-    def begins_anew(self) -> bool:
-        """Its rounds and their coordinator go on beside the worker."""
-        return False
-
-    @property
-    def shrinks(self) -> bool:
-        """Parameters are equal at a step's end, and whoever is behind takes those of who is not."""
-        return True
-
-    @property
-    def shrinks_anyway(self) -> bool:
-        return not self._is_synchronous
+    def elasticity(self) -> Elasticity:
+        """Parameters are equal at a step's end; a rank that is late takes those of one that is not."""
+        return Elasticity.SHRINKS if self._is_synchronous else Elasticity.SHRINKS_ALWAYS
 
     @property
     def max_staleness(self) -> int | None:

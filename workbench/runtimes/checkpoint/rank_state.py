@@ -15,7 +15,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, State, Ticket
 from workbench.problems.base import Sampler
-from workbench.program import Algorithm, Context, complete, fields_of
+from workbench.program import Algorithm, Context, Restart, complete, fields_of
 from workbench.replica.replica import Replica
 
 
@@ -25,7 +25,7 @@ def take_checkpoint(
     """Everything needed to go on from this step, as tensors and plain values that `torch.load(weights_only=True)` reads.
 
     The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before it goes on.
-    A method that goes on beside its worker may be using what that had handed over: such gradients are not kept.
+    Gradients in flight are not kept where chance decides what is in flight (`Restart.FROM_PARAMETERS`).
     """
     return {
         "step": end.step,
@@ -33,7 +33,7 @@ def take_checkpoint(
         "num_workers": num_workers,
         "layout": _layout_of(replica),
         "replica": replica.state(),
-        "program": _pack(end.state if algorithm.begins_anew or algorithm.replayable else ()),
+        "program": _pack(() if algorithm.restart == Restart.FROM_PARAMETERS else end.state),
         "memory": dict(memory),
         "data": None if sampler is None else position_of(sampler, end.step),
     }

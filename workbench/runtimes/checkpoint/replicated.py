@@ -22,7 +22,7 @@ SUM = "alike"
 
 def holds_alike(algorithm: Algorithm) -> bool:
     """Whether the replica of one rank is that of all, parameters and optimizer, behind every step."""
-    return algorithm.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
+    return algorithm.elasticity.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
 
 
 def without_alike(saved: dict[str, Any], parameters: Collection[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from workbench import codecs, collectives
 from workbench.collectives import Collective, Native, with_codec
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import build, check_kinds
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Restart
 from workbench.replica.local_training import check_runtime
 from workbench.runtimes.execution.progress import check_lanes
 
@@ -34,7 +34,7 @@ def changeable(algorithm: Algorithm) -> list[str]:
     >>> changeable(PipeSGD(width=2))
     ['lr', 'width', 'warmup_steps', 'first', 'collective', 'lanes', 'codec', 'delay']
     """
-    if not algorithm.begins_anew:
+    if algorithm.restart != Restart.ANYWHERE:
         return ["lr"]
     own = [item.name for item in fields(algorithm) if item.name not in LAID_OUT]
     more = ["codec"] if isinstance(getattr(algorithm, "collective", None), Collective) and "codec" not in own else []
@@ -121,7 +121,7 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
             continue
         near = get_close_matches(name, can, n=1, cutoff=0.6)
         meant = f"did you mean {near[0]}? " if near else ""
-        if not algorithm.begins_anew:
+        if algorithm.restart != Restart.ANYWHERE:
             raise ConfigError(f"{name}: of {method} only lr can change while it runs, for it begins more than its worker. stop() it first")
         why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
         raise ConfigError(f"{name} of {method} {why}. {meant}There are {', '.join(can)}")

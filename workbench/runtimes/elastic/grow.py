@@ -3,7 +3,7 @@
 It says so by a word to the run (`join`), as in `rejoin`. Where all have taken it, at one step's end, each takes one more step, the last of
 its program, which so applies what is in flight; then all hold what a newcomer can be given: the parameters, optimizer and place in the
 data of the lowest rank, and what collectives remember that is no rank's own. A method whose programs cannot end at a step that
-nobody knew before (`Algorithm.begins_anew`) goes on from that step's end itself: nothing is under way there, since all have met.
+nobody knew before (`Algorithm.restart`) goes on from that step's end itself: nothing is under way there, since all have met.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, final
 from workbench.collectives.memory import of_all_ranks
 from workbench.errors import ConfigError
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, Restart
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import resume, take_checkpoint
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
@@ -50,11 +50,11 @@ class Grower:
 
     def closes(self, algorithm: Algorithm) -> bool:
         """Whether a program of this method is to be closed at a step's end, and not to come to its own."""
-        return self.waiting is not None and not algorithm.begins_anew
+        return self.waiting is not None and algorithm.restart != Restart.ANYWHERE
 
     def end_of(self, algorithm: Algorithm, last: int, end: int | None) -> int | None:
         """Where a program of this method ends, behind whose step `last` all are: sooner than `end`, where somebody waits for it."""
-        return end if self.waiting is None or end is None or not algorithm.begins_anew else min(last + 2, end)
+        return end if self.waiting is None or end is None or algorithm.restart != Restart.ANYWHERE else min(last + 2, end)
 
     def forget(self) -> None:
         """Another has left: who waits is to ask again."""

@@ -23,8 +23,8 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
         ConfigError: it is to shrink, and cannot.
     """
     num_ranks, can = transport.num_workers, transport.can_shrink and not helped
-    shrinks = can and (on_failure == "shrink" or algorithm.shrinks_anyway)
-    without = [transport.outlives_peers and algorithm.goes_on_without(rank, num_ranks) and rank > 0 for rank in range(num_ranks)]
+    shrinks = can and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
+    without = [transport.outlives_peers and algorithm.can_lose(rank, num_ranks) for rank in range(num_ranks)]
     check_shrinks(algorithm, on_failure)
     if on_failure == "shrink" and not transport.can_shrink:
         raise ConfigError(
@@ -37,8 +37,8 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
 
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
     """Whether the others go on when that rank's process is killed, and let another in that comes in its place (torch)."""
-    shrinks = algorithm.shrinks and (on_failure == "shrink" or algorithm.shrinks_anyway)
-    return shrinks or (rank > 0 and algorithm.goes_on_without(rank, num_ranks))
+    shrinks = algorithm.elasticity.shrinks and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
+    return shrinks or algorithm.can_lose(rank, num_ranks)
 
 
 def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runtime: str) -> list[int]:
@@ -58,5 +58,5 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
 
 def check_shrinks(algorithm: Algorithm, on_failure: str) -> None:
     """Raise `ConfigError` where a run is to shrink, and its method cannot."""
-    if on_failure == "shrink" and not algorithm.shrinks:
+    if on_failure == "shrink" and not algorithm.elasticity.shrinks:
         raise ConfigError(f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint")

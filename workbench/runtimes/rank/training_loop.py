@@ -157,7 +157,7 @@ class TrainingLoop:
         return last, stopped
 
     def _closes(self, method: Algorithm, ctx: Context) -> bool:
-        """Whether the program of that method is to be closed behind this step: another setting, or other ranks (`begins_anew`)."""
+        """Whether the program of that method is to be closed behind this step: another setting, or other ranks (`Algorithm.restart`)."""
         if self._grower.closes(method) and self._let_in(method, ctx, tuple(leaves(self._last_end.state))):
             self._is_another, self._rest = True, self._worker.num_steps
         return self._algorithm is not method or self._is_another

@@ -21,7 +21,7 @@ from workbench import costs
 from workbench.costs import Compute
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Restart
 from workbench.replica.local_training import run_info
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -67,7 +67,7 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         raise ConfigError(
             f"the run {run.id} was steered: a replay has one setting from its first step to its last, so it cannot be replayed"
         )
-    if not algorithm.replayable:
+    if algorithm.restart == Restart.FROM_PARAMETERS:
         raise ConfigError(f"{algorithm} cannot be replayed: what its worker hands to its rounds is in no message, and so in no record")
     if algorithm.asynchronous and not run.events:
         raise ConfigError(f"the run {run.id} has no events: without the order of its messages it cannot be replayed")

@@ -287,7 +287,7 @@ class Simulation:
         """
         if self.algorithm.has_servers:
             return
-        if not self.algorithm.asynchronous and self.algorithm.shrinks_anyway:
+        if not self.algorithm.asynchronous and self.algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:
                 self._num_evaluated = step + 1
                 parameters = worker.evaluated_parameters()
