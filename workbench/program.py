@@ -30,7 +30,7 @@ class Context:
         seed: of the run, for random choices by (seed, stream, rank, step).
         memory: tensors by name that live as long as the run and are kept with its checkpoint: what error feedback
             leaves over, a low-rank factor to start from. Every sub-program of one lane sees the same one; see `on_lane`.
-        link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
+        link: what the network costs, as measured or simulated; None where that is not required (`Algorithm.requires`).
         stopping: the run was asked to stop: a server ends it for all at one version.
         may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
         unused: a step that is finished -> gradients of this rank that are in none of the sums up to it: with what the next program of this
@@ -140,6 +140,22 @@ class Restart(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """What a runtime prepares before a run.
+
+    Attributes:
+        num_lanes: on which sums are started.
+        link: `ctx.link` must be measured.
+        runtime: the only one it works on; None: any.
+    """
+
+    num_lanes: int = 1
+    link: bool = False
+    runtime: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a table says of an algorithm: p ranks, n bytes of one gradient.
 
@@ -231,19 +247,9 @@ class Algorithm(ABC):
         return Elasticity.SHRINKS if in_step else Elasticity.NONE
 
     @property
-    def num_lanes(self) -> int:
-        """Lanes on which it starts collectives of the library."""
-        return int(getattr(self, "lanes", 1))
-
-    @property
-    def needs_link(self) -> bool:
-        """Whether `ctx.link` must be measured before the run."""
-        return bool(getattr(getattr(self, "collective", None), "needs_link", False))
-
-    @property
-    def runtime(self) -> str | None:
-        """The only runtime it works on; None: any."""
-        return getattr(getattr(self, "collective", None), "runtime", None)
+    def requires(self) -> Requirements:
+        """What a runtime prepares before the run."""
+        return Requirements()
 
     def num_computing(self, num_ranks: int) -> int:
         """How many ranks, from rank 0 on, compute gradients."""
@@ -260,21 +266,12 @@ class Algorithm(ABC):
         """Return True if the others continue as they are when that rank's process ends. Rank 0 keeps the record: it is always needed."""
         return self.elasticity == Elasticity.LOSES_WORKERS and 0 < rank < self.num_computing(num_ranks)
 
-    def check(self, num_ranks: int) -> None:
+    def check(self, num_ranks: int) -> None:  # noqa: B027 - most run on any number
         """Raise `ConfigError` unless the algorithm can run on so many ranks."""
-        collective = getattr(self, "collective", None)
-        if collective is not None:
-            collective.check(num_ranks)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
-        """Bytes that a rank sends in one step, all steps alike; None where that depends on the step or on chance."""
-        collective = getattr(self, "collective", None)
-        return None if collective is None else float(collective.bytes_of(rank, num_ranks, layout))
-
-    def defaults(self) -> list[str]:
-        """Names of fields that are at their default, without the one that a reader wants to see anyway: the algorithm's own first."""
-        own = next((name for name in type(self).__annotations__ if name != "card"), None)
-        return [item.name for item in fields(self) if item.name != own and getattr(self, item.name) == item.default]
+        """Bytes that a rank sends in each step; None where that depends on the step or on chance."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""
@@ -305,6 +302,12 @@ def map_leaves(state: State | tuple[Any, ...], change: Callable[[Any], Any]) -> 
 def complete(state: State | tuple[Any, ...]) -> Any:
     """The state with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
     return map_leaves(state, lambda item: Ticket.completed(item.value) if isinstance(item, Ticket) else item)
+
+
+def defaults_of(algorithm: Algorithm) -> list[str]:
+    """Names of the settings at their default, without the algorithm's own first one, which a reader wants to see anyway."""
+    own = next((name for name in type(algorithm).__annotations__ if name != "card"), None)
+    return [item.name for item in fields(algorithm) if item.name != own and getattr(algorithm, item.name) == item.default]
 
 
 Sum = AllReduce | ReduceScatter | AllGather

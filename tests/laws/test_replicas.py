@@ -103,7 +103,7 @@ def remembering() -> list[Algorithm]:
     found: dict[tuple[Kind, str, str], Algorithm] = {}
     for row in rows():
         for algorithm, (_, version) in made(row):
-            overtakes = algorithm.num_lanes > 1 and algorithm.max_staleness
+            overtakes = algorithm.requires.num_lanes > 1 and algorithm.max_staleness
             if overtakes and versions(*row[1:3])[version].keeps_residual and not version.startswith(CODECS):
                 found.setdefault((row[0], row[1], version), algorithm)
     return list(found.values())
@@ -111,7 +111,7 @@ def remembering() -> list[Algorithm]:
 
 def situation(number: int, algorithm: Algorithm) -> Situation:
     """Ranks and pauses in turns; with lanes, sums are late and there are many; what has groups has two of at least two ranks."""
-    sizes, lanes = [size for size in SIZES if runs_on(algorithm, size)] or [1], algorithm.num_lanes > 1
+    sizes, lanes = [size for size in SIZES if runs_on(algorithm, size)] or [1], algorithm.requires.num_lanes > 1
     collective = getattr(algorithm, "collective", None)
     if isinstance(collective, Hierarchical):
         sizes = [collective.group + 2]
@@ -196,7 +196,7 @@ def test_the_list_has_all_that_the_package_lists() -> None:
     wanted = [collectives.find(name).__name__ for name in collectives.names()]
     wanted += [type(codecs.get(name)).__name__ for name in codecs.names()]
     assert not [name for name in wanted if f"{name}(" not in texts]
-    assert {algorithm.num_lanes for algorithm in found} >= set(LANES)
+    assert {algorithm.requires.num_lanes for algorithm in found} >= set(LANES)
     assert {algorithm.replicas for algorithm in found} == set(Replicas)
 
 

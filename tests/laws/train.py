@@ -18,7 +18,7 @@ from tests.laws.sentences import assert_near
 from workbench.costs import Compute, Lognormal, Network
 from workbench.ops import EndStep, Program, ReadParameters, State
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context, Elasticity, Replicas, Restart
+from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart
 from workbench.replica.local_training import run_info
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.simulator.simulation import Simulation
@@ -81,12 +81,8 @@ class Wrapper(Algorithm):
         return self.inner.asynchronous
 
     @property
-    def num_lanes(self) -> int:
-        return self.inner.num_lanes
-
-    @property
-    def needs_link(self) -> bool:
-        return self.inner.needs_link
+    def requires(self) -> Requirements:
+        return self.inner.requires
 
     @property
     def elasticity(self) -> Elasticity:

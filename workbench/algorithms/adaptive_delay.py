@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, State, Ticket, Wait
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Card, Context
 
 
 @final
@@ -35,7 +36,7 @@ class AdaptiveDelayState(State):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveDelaySGD(Algorithm):
+class AdaptiveDelaySGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]),   d = ceil(t_c / t_compute), at most `max_delay`
 
     A gradient is started behind the backward of its step and applied d steps later, so its all-reduce of t_c seconds has

@@ -7,10 +7,11 @@ from functools import partial
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Ring, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, State, Ticket, Wait
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Card, Context
 from workbench.units import MIB
 
 
@@ -25,7 +26,7 @@ class DeARState(State):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeAR(Algorithm):
+class DeAR(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 comes to bucket l
 
     Backward t reduce-scatters each bucket as soon as it is final; step t+1 all-gathers the buckets in the order in which

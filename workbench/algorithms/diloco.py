@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
-from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
+from workbench.program import Card, Context, Elasticity, Replicas
 
 
 @final
@@ -29,7 +30,7 @@ class DiLoCoState(State):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiLoCo(Algorithm):
+class DiLoCo(CollectiveAlgorithm):
     """Every rank i steps alone; every H steps, for anchor a (the parameters all ranks share) and outer momentum m:
 
         D_i = a - w_i,   D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- a

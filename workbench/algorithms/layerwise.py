@@ -7,10 +7,11 @@ from enum import StrEnum
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, whole
 from workbench.ops import FREE, AllReduce, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Card, Context
 from workbench.units import MIB
 
 
@@ -31,7 +32,7 @@ class SendOrder(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerwiseSGD(Algorithm):
+class LayerwiseSGD(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l under the backward of buckets l+1, l+2, ...
 
     The same update as `SynchronousSGD`, to the last bit where the sum is taken in rank order; only backward can hide
@@ -73,6 +74,10 @@ class LayerwiseSGD(Algorithm):
     @property
     def applies_buckets(self) -> bool:
         return self.apply != ApplyOrder.ALL
+
+    @property
+    def num_lanes(self) -> int:
+        return self.lanes
 
     @property
     def symmetric(self) -> bool:

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
-from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
+from workbench.program import Card, Context, Elasticity, Replicas
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSGD(Algorithm):
+class LocalSGD(CollectiveAlgorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]),   and w_i[t+1] = mean_j w_j[t+1] after every H-th step
 
     Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there. Momentum

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Collective, Ring, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, Elasticity, Restart
+from workbench.program import Card, Context, Elasticity, Restart
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
 
@@ -30,7 +31,7 @@ class Quorum(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialAllReduce(Algorithm):
+class PartialAllReduce(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * sum_{(i,s) in S_t} g_i,s(w[s]) / |S_t|,   S_t: each rank's gradients not yet used when round t begins
 
     Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t: a number, a share of p, or a `Quorum`. All

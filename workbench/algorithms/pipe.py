@@ -8,10 +8,11 @@ from enum import StrEnum
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import AllReduce, Apply, Backward, Discard, EndStep, Program, Start, State, Ticket, Wait
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Card, Context
 
 
 class FirstSteps(StrEnum):
@@ -32,7 +33,7 @@ class PipeState(State):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipeSGD(Algorithm):
+class PipeSGD(CollectiveAlgorithm):
     """w[t] = w[t-1] - lr * mean_i g_i(w[t-K])
 
     The gradient of index s is taken at w[s], so K = 1 is `SynchronousSGD` and the staleness is K - 1. The first
@@ -78,6 +79,10 @@ class PipeSGD(Algorithm):
     @property
     def max_staleness(self) -> int:
         return self.width - 1
+
+    @property
+    def num_lanes(self) -> int:
+        return self.lanes
 
     @property
     def symmetric(self) -> bool:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from workbench.algorithms.staleness import Constant, Staleness
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, State, WriteParameters
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Card, Context
 from workbench.rng import generator
 
 
@@ -26,7 +27,7 @@ class StaleState(State):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleSGD(Algorithm):
+class StaleSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_t,i(w[t - s_t]),   s_t <= t drawn from `staleness`, the same on all ranks
 
     What staleness does to training, apart from what causes it: no gradient is late, so every minibatch is used once, in

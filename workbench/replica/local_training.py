@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm, Replicas, defaults_of
 from workbench.replica.backward import Micro
 from workbench.replica.build import build_replica
 from workbench.replica.gradient_guard import guard_of
@@ -233,8 +233,8 @@ def num_steps_of(settings: Settings, sampler: Sampler) -> int:
 
 def check_runtime(algorithm: Algorithm, runtime: str) -> None:
     """Raise `ConfigError` if the method works on another runtime only."""
-    if algorithm.runtime not in (None, runtime):
-        raise ConfigError(f"{algorithm} works on runtime={algorithm.runtime!r} alone, and this one is {runtime!r}")
+    if algorithm.requires.runtime not in (None, runtime):
+        raise ConfigError(f"{algorithm} works on runtime={algorithm.requires.runtime!r} alone, and this one is {runtime!r}")
 
 
 def check_what(algorithm: Any, problem: Any, runtime: str) -> None:
@@ -256,7 +256,7 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
         "clock": "virtual" if runtime == "simulated" else "wall",
         "method": {
             "name": type(algorithm).__name__,
-            "defaults": algorithm.defaults(),
+            "defaults": defaults_of(algorithm),
             "settings": {name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()},
         },
         "problem": {"name": problem.name, "note": problem.note, "optimizer": describe(settings.optimizer or problem.optimizer)},

@@ -78,7 +78,7 @@ class Shrinker:
         self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, lookout=members.detector))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         needs_link = (
-            self._controller.algorithm.needs_link
+            self._controller.algorithm.requires.link
         )  # measured anew: here, so that who leaves in the midst of that has left as at any time
         size = self._worker.replica.layout.message_bytes
         ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size) if needs_link else None

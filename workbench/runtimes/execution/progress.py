@@ -214,5 +214,7 @@ def _nobody(request: Request, task: int) -> Any:  # noqa: ARG001 - the signature
 
 def check_lanes(algorithm: Algorithm, progress: str) -> None:
     """Raise `ConfigError` for what would deadlock: looked after now and then, lanes would block in another order on each rank."""
-    if progress == "tests" and algorithm.num_lanes > 1:
-        raise ConfigError(f"progress='tests' looks after one lane, and this method has {algorithm.num_lanes}: use progress='thread'")
+    if progress == "tests" and algorithm.requires.num_lanes > 1:
+        raise ConfigError(
+            f"progress='tests' looks after one lane, and this method has {algorithm.requires.num_lanes}: use progress='thread'"
+        )

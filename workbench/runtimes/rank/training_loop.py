@@ -184,8 +184,8 @@ class TrainingLoop:
         if again:
             self._interpreter.begin_again(self._last_end.state)
             begin_again(ctx, self._last_end)
-        self._transport.open_lanes(self._algorithm.num_lanes)
-        if self._algorithm.needs_link and ctx.link is None:
+        self._transport.open_lanes(self._algorithm.requires.num_lanes)
+        if self._algorithm.requires.link and ctx.link is None:
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
 
     def _admit(self, rank: int, number: int) -> str | None:

@@ -124,9 +124,9 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
         raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; say detail='messages' on {network}")
     if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
-    if algorithm.num_lanes > 1:
+    if algorithm.requires.num_lanes > 1:
         raise ConfigError(
-            f"detail='formula': messages of {algorithm.num_lanes} lanes share the links, which no closed form knows; "
+            f"detail='formula': messages of {algorithm.requires.num_lanes} lanes share the links, which no closed form knows; "
             "say detail='messages', or lanes=1"
         )
     try:

@@ -149,14 +149,14 @@ class Trainer:
             self._collected.atexit = False
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
-            self._transport.open_lanes(algorithm.num_lanes)
+            self._transport.open_lanes(algorithm.requires.num_lanes)
             known = {**versions(), "method": str(algorithm), **facts_of_layout(self.replica.layout)}
             check_agreement(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
-        if algorithm.needs_link:
+        if algorithm.requires.link:
             self._ctx.link = measure_link(self._transport, self._deadline, self.replica.layout.message_bytes)
         self._algorithm, self._program = algorithm, lower(self._ctx, algorithm.worker(self._ctx))
         self._writer = LoopCheckpoints(algorithm, self._interpreter, self._ctx)
