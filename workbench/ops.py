@@ -91,7 +91,7 @@ class Backward(Request):
         on_bucket: given each bucket the moment its gradients are final, inside backward and in bucket order,
             returns the request, sub-program or `Start` of one to begin on it. The answer is then the tuple of tickets.
         before_forward: given a bucket's number the moment the forward pass first needs its parameters, returns a
-            sub-program that is run to its end before the pass goes on: wait for what must arrive, apply it.
+            sub-program that is run to its end before the pass continues: wait for what must arrive, apply it.
     """
 
     step: int
@@ -231,9 +231,9 @@ class Start(Request):
     """Begin a request or sub-program in the background; every rank must start the same ones in the same order.
 
     Args:
-        lane: works of one lane run one after the other, in order of starting; lanes run side by side. `FREE`: beside all.
-        priority: among free sub-programs that could go on, the one of the lowest number does.
-        shares_tags: its messages are the program's own: a server beside its worker. Other sub-programs have tags of their own.
+        lane: works of one lane run one after the other, in order of starting; lanes run side by side. `FREE`: a lane of its own.
+        priority: among free sub-programs that could continue, the one of the lowest number does.
+        shares_tags: its messages are the program's own: a server next to its worker. Other sub-programs have tags of their own.
     """
 
     work: Request | Program = field(repr=False)

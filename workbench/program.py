@@ -18,13 +18,13 @@ from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter
 @final
 @dataclass(slots=True)
 class Context:
-    """What a program is told when it begins.
+    """What a program is given when it begins.
 
     Attributes:
         rank, num_workers: plain numbers; arithmetic takes them, nothing else of the cluster is visible. `num_workers`
             counts all ranks, servers too.
         first_step: where to begin (more than 0 when resumed).
-        num_steps: where to end; None for as long as the caller goes on (`Trainer`).
+        num_steps: where to end; None while the caller continues (`Trainer`).
         resumed: the state of the last `EndStep`, its tickets completed; None at a fresh start.
         layout: how gradients are laid out: what a receiver must know. None in a test that needs none.
         seed: of the run, for random choices by (seed, stream, rank, step).
@@ -32,9 +32,9 @@ class Context:
             leaves over, a low-rank factor to start from. Every sub-program of one lane sees the same one; see `on_lane`.
         link: what the network costs, as measured or simulated; None where that is not required (`Algorithm.requires`).
         stopping: the run was asked to stop: a server ends it for all at one version.
-        may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
-        unused: a step that is finished -> gradients of this rank that are in none of the sums up to it: with what the next program of this
-            rank goes on where a rank has left (its `resumed`).
+        may_shrink: whether the others continue as fewer when a rank's process ends; then a program may set `unused`.
+        unused: a step that is finished -> gradients of this rank that are in none of the sums up to it. The next program of this
+            rank is given them as `resumed` where a rank has left.
     """
 
     rank: int
@@ -58,7 +58,7 @@ class Context:
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
     def steps(self) -> Iterator[int]:
-        """The steps to take; looks at `num_steps` anew each time, so that a caller can end the loop."""
+        """The steps to take; reads `num_steps` each time, so that a caller can end the loop."""
         step = self.first_step
         while self.num_steps is None or step < self.num_steps:
             yield step
@@ -164,7 +164,7 @@ class Card:
         staleness: in updates.
         bytes_per_step: that a rank sends, on average, with the defaults.
         memory: beyond the parameters and the optimizer's state.
-        roles: who computes and who serves.
+        roles: which ranks compute and which serve.
     """
 
     paper: str

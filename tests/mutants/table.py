@@ -523,8 +523,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "ssp-bound",
         "algorithms/stale_synchronous.py",
-        "clocks[held[-1]] - slowest <= self.bound",
-        "clocks[held[-1]] - slowest <= self.bound + 1",
+        "clocks[waiting[-1]] - slowest <= self.bound",
+        "clocks[waiting[-1]] - slowest <= self.bound + 1",
         "the fastest worker may be a step too far ahead",
         SERVERS,
     ),

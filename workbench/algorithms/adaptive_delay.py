@@ -39,7 +39,7 @@ class AdaptiveDelayState(State):
 class AdaptiveDelaySGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]),   d = ceil(t_c / t_compute), at most `max_delay`
 
-    A gradient is started behind the backward of its step and applied d steps later, so its all-reduce of t_c seconds has
+    A gradient is started after the backward of its step and applied d steps later, so its all-reduce of t_c seconds has
     d steps of t_compute = t_f + t_b + t_u seconds to hide in: it is hidden if d t_compute >= t_c, and a larger d makes
     gradients later and steps no shorter. d = 0 where t_c is at most `negligible` of t_compute: that little is not worth a
     stale gradient. As in the paper d all-reduces run side by side, one a lane; where they share one link's bandwidth t_c

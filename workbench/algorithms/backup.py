@@ -34,7 +34,7 @@ class BackupSGD(ServerAlgorithm):
     A worker sends (g, t). The server drops what was taken at an older version than its present one and answers at once
     with the present parameters, so a straggler catches up, skipping the steps it missed; nobody is cancelled. Staleness
     0; the mean is over the samples of the N. Each server takes its own first N (a worker may be late for one shard
-    only). b = 0 is PS-Sync, the synchronous method with the sum taken on servers: `ParameterServerSGD`. A worker that leaves
+    only). b = 0 is PS-Sync, synchronous SGD with the sum taken on servers: `ParameterServerSGD`. A worker that leaves
     is one of the b; where more than b have left, an update takes what the others have.
 
     Args:
@@ -43,7 +43,7 @@ class BackupSGD(ServerAlgorithm):
             of the gradients in units of one worker's batch (McCandlish et al. 2018), measured too: I(N) = I (1 + S/N) is
             the number of updates needed with N gradients in each.
         timeout_s: do not wait longer than this after the first gradient of an update, whatever N is: instead of backups,
-            or beside them.
+            or in addition to them.
         noise_scale: S, where it is known and not to be measured.
 
     Paper: chen2016revisiting, Alg. 3-4 and section 3.1; time-outs are suggested there. Choosing b online: after xu2020dynamic;

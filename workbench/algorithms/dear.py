@@ -34,7 +34,7 @@ class DeAR(CollectiveAlgorithm):
     at parameters that have all updates: the same as `SynchronousSGD`, with both halves of communication under compute.
     Staleness 0. After the last step what is scattered is gathered and applied. Two gradient buffers.
 
-    At the end of a step the update of its own gradient is still due: parameters read there are one update behind, equal
+    At the end of a step the update of its own gradient is still due: parameters read there lack that update, and are equal
     on all ranks. Evaluations see those. A checkpoint holds each rank's own block of the sums.
 
     Paper: zhang2023dear, Alg. 1.

@@ -142,11 +142,11 @@ class DiLoCo(CollectiveAlgorithm):
             yield from self._arrive(part, (yield from work))
 
     def _arrive(self, part: _Fragment, total: Tensor) -> Program:
-        """The sum is there: the outer step, and what the rank goes on from."""
+        """The sum has arrived: take the outer step, and set the rank's parameters by it."""
         part.summing = None
         values, tail = part.split(total)
         self._outer_step(part, values / tail[WEIGHT])
-        yield from self._go_on(part, tail[CONTROL])
+        yield from self._set_parameters(part, tail[CONTROL])
 
     def _step_eagerly(self, ctx: Context, part: _Fragment, step: int) -> Program:
         """The same with this rank's own part new and the others' of one turn ago."""
@@ -160,14 +160,14 @@ class DiLoCo(CollectiveAlgorithm):
         part.own = own
         part.summing = yield Start(_flat_sum(AllReduce(packed, self.collective)))
         self._outer_step(part, mean)
-        yield from self._go_on(part, word)
+        yield from self._set_parameters(part, word)
 
     def _outer_step(self, part: _Fragment, mean: Tensor) -> None:
         part.momentum.mul_(self.outer_momentum).add_(mean)
         step = mean + self.outer_momentum * part.momentum if self.nesterov else part.momentum
         part.anchor.sub_(step, alpha=self.outer_lr)
 
-    def _go_on(self, part: _Fragment, word: Tensor) -> Program:
+    def _set_parameters(self, part: _Fragment, word: Tensor) -> Program:
         """From the anchor, and from a share of where the rank is. `word`: of control, which all ranks have now heard."""
         packed = yield PackParameters(bucket=part.number)
         values, tail = part.split(packed.flat)

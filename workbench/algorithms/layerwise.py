@@ -35,7 +35,7 @@ class SendOrder(StrEnum):
 class LayerwiseSGD(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l under the backward of buckets l+1, l+2, ...
 
-    The same update as `SynchronousSGD`, to the last bit where the sum is taken in rank order; only backward can hide
+    The same update as `SynchronousSGD`, bit-identical where the sum is taken in rank order; only backward can hide
     communication. Staleness 0. `bucket_bytes=0` is the paper's one message a parameter; one bucket is SynchronousSGD.
     With `lanes` the all-reduces of that many buckets run side by side, bucket b on lane b mod `lanes`. By `"priority"`
     all do, and of those that could send, the bucket that forward needs first does.

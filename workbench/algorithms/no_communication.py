@@ -1,4 +1,4 @@
-"""No communication: every rank trains alone. What a method would reach if messages were free and instant."""
+"""No communication: every rank trains alone. What an algorithm would reach if messages were free and instant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 class NoCommunication(Algorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]) on each rank i for itself
 
-    The same compute as `SynchronousSGD` and no sum: the upper bound of every method's throughput. The replicas go apart,
+    The same compute as `SynchronousSGD` and no sum: the upper bound of every algorithm's throughput. The replicas go apart,
     so its accuracy is that of one worker with its share of the data, and says nothing of a cluster. With one worker it is
     `SynchronousSGD`. Staleness 0; no memory.
 

@@ -29,7 +29,7 @@ class SoftsyncSGD(ServerAlgorithm):
     """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   c = floor(p / n) gradients, whoever's come first
 
     A worker is answered at once, with whatever the parameters are, so that nobody waits; tau_i is the gradient's own
-    staleness, about n. `splits=1` updates once for every p gradients (not the synchronous method: a quick worker may be in one
+    staleness, about n. `splits=1` updates once for every p gradients (not synchronous SGD: a quick worker may be in one
     twice), `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. A rest of gradients at the end
     makes one last update.
 

@@ -31,7 +31,7 @@ class StaleSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_t,i(w[t - s_t]),   s_t <= t drawn from `staleness`, the same on all ranks
 
     What staleness does to training, apart from what causes it: no gradient is late, so every minibatch is used once, in
-    its order, and the last step leaves nothing behind. In the first `ramp_steps` steps s_t is scaled down: step t has
+    its order, and nothing is in flight after the last step. In the first `ramp_steps` steps s_t is scaled down: step t has
     t / ramp_steps of what was drawn, rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as
     `PipeSGD(width=d + 1)` does, but takes an update in each of the first d steps too, where Pipe-SGD waits. Parameters
     alone are set back, not a module's other state (BatchNorm's statistics). One vector of parameters for each update of

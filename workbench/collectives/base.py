@@ -91,7 +91,7 @@ class Collective(ABC):
 
     @property
     def calls_library(self) -> bool:
-        """Whether it may ask for the library's own all-reduce, which must not run beside other messages of the same rank."""
+        """Whether it may ask for the library's own all-reduce, which must not run next to other messages of the same rank."""
         return False
 
     @property

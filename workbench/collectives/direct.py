@@ -30,7 +30,7 @@ class Direct(Collective):
     processors are busy with gradients that is most of what a ring loses. Hosts in a chain are a ring's. Rank j adds those of
     j - 1, j - 2, ... (mod p) in this order.
 
-    With a codec each rank's block is encoded once, and its sum once by its owner, who keeps what it decodes of that. A block travels
+    With a codec each rank's block is encoded once, and its sum once by its owner, which keeps what it decodes of that. A block travels
     in `chunks` pieces, with 2 or more of which the wire does not wait for the last sum.
 
     Paper: thakur2005optimization (the pairwise exchange).

@@ -25,7 +25,7 @@ class HalvingDoubling(Collective):
     of q; doubling goes the same way back. Of the p - q other ranks, each hands its value to a neighbour first and is given the
     sum last: ranks 0, 2, 4, ... to 1, 3, 5, ...
 
-    With a codec every summing message is encoded anew; a complete block is encoded once, by its owner, and its message is
+    With a codec every summing message is encoded again; a complete block is encoded once, by its owner, and its message is
     passed on within those of later rounds as it is.
 
     Paper: thakur2005optimization ("Rabenseifner's algorithm").

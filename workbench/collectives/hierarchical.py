@@ -148,7 +148,7 @@ def _translated(ranks: Sequence[int], request: Request) -> Request:
 
 
 def _part(ctx: Context, ranks: range, purpose: str) -> Context:
-    """What a rank is told of a part of the ranks; noise drawn for one purpose is not drawn again for another.
+    """The context of a rank within a part of the ranks; noise drawn for one purpose is not drawn again for another.
 
     The library's own sum is of all ranks, and what it takes is of no use here: `Auto` would choose it.
     """

@@ -173,7 +173,7 @@ class PowerSGD(Collective):
     def _factor(self, ctx: Context, slot: Slot, side: str, flat: Tensor) -> Tensor:
         """The last step's, or the first: normal numbers, the same on all ranks."""
         name, shape = _name(side, slot), self.factor_shape(slot, side)
-        if name not in ctx.memory or ctx.memory[name].shape != shape:  # another rank than before begins anew
+        if name not in ctx.memory or ctx.memory[name].shape != shape:  # of another r than before: begin again
             if flat.is_meta:
                 ctx.memory[name] = flat.new_empty(shape)
             else:

@@ -33,7 +33,7 @@ COMMUNICATION = frozenset({ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter,
 
 @final
 class Interpreter:
-    """One rank's program counter, lanes and ledger.
+    """One rank's program counter, lanes and clock.
 
     Args:
         minibatch: step -> the micro-batches of this rank.
@@ -306,7 +306,7 @@ class Interpreter:
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
     """The record of one update of a server: the number it is, how stale each gradient in it was, whose they were, who was dropped."""
     of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
-    alone = len(of) == 1  # nearly always: a server of an asynchronous method writes one of these for every message
+    alone = len(of) == 1  # nearly always: a server of an asynchronous algorithm writes one of these for every message
     return {
         "update": update,
         "bucket": bucket,

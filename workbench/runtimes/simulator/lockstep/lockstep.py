@@ -1,6 +1,6 @@
 """Thousands of workers as one program: where all ask for the same, it is asked once, and time is a vector over workers.
 
-A symmetric method (`Algorithm.symmetric`) on identical replicas: every rank yields the same requests, whatever the time, and of
+A symmetric algorithm (`Algorithm.symmetric`) on identical replicas: every rank yields the same requests, whatever the time, and of
 gradients it wants sums alone. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the
 other, and adds each gradient to the sum as it arrives, in order of rank: what an all-reduce then answers is there already, to
 the last bit what the messages of `runtimes.simulator.simulation` make of it. Seconds are arrays of shape (p,): a worker's own compute, and
