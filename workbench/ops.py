@@ -8,6 +8,7 @@ time is wall or virtual, whether a peer is a process or a simulated worker, or w
 | `Backward` | the `Gradient` of this rank's next minibatch; with `on_bucket`, one ticket a bucket, in bucket order |
 | `AllReduce`, `Broadcast` | the same value, summed over ranks or replaced by the root's, in place |
 | `ReduceScatter`, `AllGather` | the same value, of which this rank's block is summed, or every rank's block is there |
+| ... with a `collective` | the same; the runtime decides how that collective's sum is taken (`program.lower`) |
 | `Barrier` | None |
 | `Send`, `Recv` | None; a `Message`, or `PeerLeft` where it was asked for |
 | `Local` | what its action returned: encoding, decoding and summing, by name |
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class Backward(Request):
         on_bucket: given each bucket the moment its gradients are final, inside backward and in bucket order,
             returns the request, sub-program or `Start` of one to begin on it. The answer is then the tuple of tickets.
         before_forward: given a bucket's number the moment the forward pass first needs its parameters, returns a
-            sub-program that is run to its end before the pass goes on: wait for what must arrive, apply it.
+            sub-program that is run to its end before the pass continues: wait for what must arrive, apply it.
     """
 
     step: int
@@ -98,12 +99,32 @@ class Backward(Request):
     before_forward: Callable[[int], Program] | None = field(default=None, repr=False)
 
 
+class Collective(Protocol):
+    """What takes a sum in place of the communication library (`workbench.collectives`); `ctx` is a `program.Context`."""
+
+    def all_reduce(self, ctx: Any, value: Value) -> Request | Program:
+        """Sum `value` over all ranks."""
+
+    def reduce_scatter(self, ctx: Any, value: Value) -> Request | Program:
+        """Sum this rank's block."""
+
+    def all_gather(self, ctx: Any, value: Value) -> Request | Program:
+        """Spread every rank's block."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class AllReduce(Request):
-    """Sum over all ranks. Consumes `value`: the sum is written into the same memory, which is the answer."""
+    """Sum over all ranks. Consumes `value`: the sum is written into the same memory, which is the answer.
+
+    Args:
+        collective: how the sum is taken; None for the library's own all-reduce.
+        lane: whose memory the collective uses (`Context.on_lane`): sums of one bucket that are in flight at once need one each.
+    """
 
     value: Value = field(repr=False)
+    collective: Collective | None = field(default=None, repr=False)
+    lane: int = field(default=0, repr=False)
 
 
 @final
@@ -112,6 +133,7 @@ class ReduceScatter(Request):
     """Sum over all ranks, each rank its own block (`gradients.block_bounds`). The other blocks' content is lost."""
 
     value: Value = field(repr=False)
+    collective: Collective | None = field(default=None, repr=False)
 
 
 @final
@@ -120,6 +142,7 @@ class AllGather(Request):
     """Give every rank each rank's own block: after `ReduceScatter`, the whole sum."""
 
     value: Value = field(repr=False)
+    collective: Collective | None = field(default=None, repr=False)
 
 
 @final
@@ -208,9 +231,9 @@ class Start(Request):
     """Begin a request or sub-program in the background; every rank must start the same ones in the same order.
 
     Args:
-        lane: works of one lane run one after the other, in order of starting; lanes run side by side. `FREE`: beside all.
-        priority: among free sub-programs that could go on, the one of the lowest number does.
-        shares_tags: its messages are the program's own: a server beside its worker. Other sub-programs have tags of their own.
+        lane: works of one lane run one after the other, in order of starting; lanes run side by side. `FREE`: a lane of its own.
+        priority: among free sub-programs that could continue, the one of the lowest number does.
+        shares_tags: its messages are the program's own: a server next to its worker. Other sub-programs have tags of their own.
     """
 
     work: Request | Program = field(repr=False)
@@ -310,6 +333,14 @@ class Now(Request):
     """Seconds since the run began, wall or virtual."""
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a program is resumed from: a frozen dataclass in the algorithm's file.
+
+    Its fields are tickets, gradients, tensors, plain numbers, None, or tuples of these: a checkpoint keeps them by name.
+    """
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class EndStep(Request):
@@ -317,10 +348,10 @@ class EndStep(Request):
 
     Args:
         step: the step that ends.
-        state: what the program must be given as `ctx.resumed` to go on from here: a tuple of tickets, tensors, numbers.
+        state: what the program is given as `ctx.resumed` to continue from here; a plain tuple where all items are of one kind.
         dropped: this rank's gradient of the step came too late and was not used.
     """
 
     step: int
-    state: tuple[Any, ...] = ()
+    state: State | tuple[Any, ...] = ()
     dropped: bool = False

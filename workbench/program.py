@@ -4,62 +4,44 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import wraps
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
 from workbench.gradients import Layout
-from workbench.ops import Program, Request, Ticket, Value
-
-Exchange = Callable[[tuple[int, ...], int, list[int]], Request | Program]
-"""(what it is of, step, stamps to send) -> what asks for it; the answer is the stamps that came back."""
-
-Answer = Callable[[int, int], Request | Program]
-"""(to whom, stamp) -> what asks for it; the answer is what was sent, and the ticket of its sending."""
-
-
-class Visits(Protocol):
-    """Learns what a worker and a server ask of each other, where values do not matter."""
-
-    def exchange(self, key: Any, program: Exchange) -> Exchange:
-        """The same, at less cost."""
-
-    def answer(self, key: Any, program: Answer) -> Answer:
-        """The same, at less cost."""
+from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter, Request, Start, State, Ticket
 
 
 @final
 @dataclass(slots=True)
 class Context:
-    """What a program is told when it begins.
+    """What a program is given when it begins.
 
     Attributes:
         rank, num_workers: plain numbers; arithmetic takes them, nothing else of the cluster is visible. `num_workers`
             counts all ranks, servers too.
         first_step: where to begin (more than 0 when resumed).
-        num_steps: where to end; None for as long as the caller goes on (`Trainer`).
+        num_steps: where to end; None while the caller continues (`Trainer`).
         resumed: the state of the last `EndStep`, its tickets completed; None at a fresh start.
         layout: how gradients are laid out: what a receiver must know. None in a test that needs none.
         seed: of the run, for random choices by (seed, stream, rank, step).
         memory: tensors by name that live as long as the run and are kept with its checkpoint: what error feedback
             leaves over, a low-rank factor to start from. Every sub-program of one lane sees the same one; see `on_lane`.
-        link: what the network costs, as measured or simulated; None where nobody asked (`Algorithm.needs_link`).
+        link: what the network costs, as measured or simulated; None where that is not required (`Algorithm.requires`).
         stopping: the run was asked to stop: a server ends it for all at one version.
-        may_shrink: whether the others go on as fewer when a rank's process ends; then a program may say by `unused` what it holds.
-        unused: a step that is finished -> gradients of this rank that are in none of the sums up to it: with what the next program of this
-            rank goes on where a rank has left (its `resumed`).
-        rehearsed: where values do not matter, gives a sub-program that asks for the same messages at less cost; see `by_heart`.
-        visits: the same for a worker's and a server's side of a visit; see `exchanged` and `answered`.
+        may_shrink: whether the others continue as fewer when a rank's process ends; then a program may set `unused`.
+        unused: a step that is finished -> gradients of this rank that are in none of the sums up to it. The next program of this
+            rank is given them as `resumed` where a rank has left.
     """
 
     rank: int
     num_workers: int
     first_step: int = 0
     num_steps: int | None = None
-    resumed: tuple[Any, ...] | None = None
+    resumed: Any = None
     layout: Layout | None = None
     seed: int = 0
     memory: MutableMapping[str, Tensor] = field(default_factory=dict)
@@ -67,8 +49,6 @@ class Context:
     stopping: bool = False
     may_shrink: bool = False
     unused: Callable[[int], tuple[Any, ...]] | None = None
-    rehearsed: Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program] | None = None
-    visits: Visits | None = None
 
     def on_lane(self, lane: int) -> Context:
         """The context of a sum on that lane, with a memory of its own; lane 0 has the plain one.
@@ -78,7 +58,7 @@ class Context:
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
     def steps(self) -> Iterator[int]:
-        """The steps to take; looks at `num_steps` anew each time, so that a caller can end the loop."""
+        """The steps to take; reads `num_steps` each time, so that a caller can end the loop."""
         step = self.first_step
         while self.num_steps is None or step < self.num_steps:
             yield step
@@ -131,17 +111,58 @@ class Replicas(StrEnum):
     NEVER = "never"
 
 
+class Elasticity(StrEnum):
+    """How a run continues when a rank's process ends."""
+
+    NONE = "none"  # not at all
+    LOSES_WORKERS = "loses workers"  # without a rank for which nobody waits (`Algorithm.can_lose`)
+    SHRINKS = "shrinks"  # as fewer ranks, from any step's end, where the run is asked to
+    SHRINKS_ALWAYS = "shrinks always"  # the same unasked: nobody waits for all ranks, so that none of them need end the run
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the others can continue with the replica of one of them, or with the mean where replicas differ between steps."""
+        return self in (Elasticity.SHRINKS, Elasticity.SHRINKS_ALWAYS)
+
+    @property
+    def shrinks_unasked(self) -> bool:
+        """Whether they do so without being asked."""
+        return self == Elasticity.SHRINKS_ALWAYS
+
+
+class Restart(StrEnum):
+    """How a program that is closed at a step's end is begun again."""
+
+    ANYWHERE = "anywhere"  # within a run too, with other settings or other ranks: it leaves nothing behind that runs on
+    FROM_CHECKPOINT = "from a checkpoint"  # its run must be stopped first
+    FROM_PARAMETERS = "from the parameters"  # the same, and chance decides what is in flight: neither kept nor replayed
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """What a runtime prepares before a run.
+
+    Attributes:
+        num_lanes: on which sums are started.
+        link: `ctx.link` must be measured.
+    """
+
+    num_lanes: int = 1
+    link: bool = False
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a table says of a method: p ranks, n bytes of one gradient.
+    """What a table says of an algorithm: p ranks, n bytes of one gradient.
 
     Attributes:
         paper: keys of `papers/`, with the section or equation.
         staleness: in updates.
         bytes_per_step: that a rank sends, on average, with the defaults.
         memory: beyond the parameters and the optimizer's state.
-        roles: who computes and who serves.
+        roles: which ranks compute and which serve.
     """
 
     paper: str
@@ -153,7 +174,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm(ABC):
-    """A data-parallel training method: settings as data, behaviour as one generator.
+    """A data-parallel training algorithm: settings as data, behaviour as one generator.
 
     Subclasses are frozen keyword-only dataclasses; what happens during a run lives in local variables of `worker`.
     """
@@ -163,6 +184,11 @@ class Algorithm(ABC):
     @abstractmethod
     def worker(self, ctx: Context) -> Program:
         """The program of one rank."""
+
+    @property
+    def state_type(self) -> type[State] | None:
+        """The class of its `EndStep.state`; None where that is a plain tuple."""
+        return None
 
     @property
     def bucket_bytes(self) -> float | None:
@@ -208,29 +234,20 @@ class Algorithm(ABC):
         return False
 
     @property
-    def replayable(self) -> bool:
-        """Whether all that chance decides in a run is in the answers that a record keeps."""
-        return True
+    def restart(self) -> Restart:
+        """How its program is begun again at a step's end."""
+        return Restart.ANYWHERE
 
     @property
-    def begins_anew(self) -> bool:
-        """Whether its program can be closed at a step's end and begun again, with other settings: it leaves nothing behind that goes on."""
-        return True
+    def elasticity(self) -> Elasticity:
+        """How a run continues when a rank's process ends."""
+        in_step = self.symmetric and self.replicas == Replicas.EVERY_STEP
+        return Elasticity.SHRINKS if in_step else Elasticity.NONE
 
     @property
-    def num_lanes(self) -> int:
-        """Lanes on which it starts collectives of the library."""
-        return int(getattr(self, "lanes", 1))
-
-    @property
-    def needs_link(self) -> bool:
-        """Whether `ctx.link` must be measured before the run."""
-        return bool(getattr(getattr(self, "collective", None), "needs_link", False))
-
-    @property
-    def runtime(self) -> str | None:
-        """The only runtime it works on; None: any."""
-        return getattr(getattr(self, "collective", None), "runtime", None)
+    def requires(self) -> Requirements:
+        """What a runtime prepares before the run."""
+        return Requirements()
 
     def num_computing(self, num_ranks: int) -> int:
         """How many ranks, from rank 0 on, compute gradients."""
@@ -243,77 +260,116 @@ class Algorithm(ABC):
         """
         return num_gradients / num_workers
 
-    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
-        """Whether the others can go on as they are when that rank's process ends; rank 0 keeps the record, and is always needed."""
-        return False
+    def can_lose(self, rank: int, num_ranks: int) -> bool:
+        """Return True if the others continue as they are when that rank's process ends. Rank 0 keeps the record: it is always needed."""
+        return self.elasticity == Elasticity.LOSES_WORKERS and 0 < rank < self.num_computing(num_ranks)
 
-    @property
-    def shrinks(self) -> bool:
-        """Whether a run can go on among fewer ranks from any step's end, with the replica of one of them and nothing else.
-
-        Where replicas differ between steps, with the mean of theirs, each with its own optimizer.
-        """
-        return self.symmetric and self.replicas == Replicas.EVERY_STEP
-
-    @property
-    def shrinks_anyway(self) -> bool:
-        """Whether it does so without being asked: nobody waits for all ranks, so that none of them need end it."""
-        return False
-
-    def check(self, num_ranks: int) -> None:
-        """Raise `ConfigError` unless the method can run on so many ranks."""
-        collective = getattr(self, "collective", None)
-        if collective is not None:
-            collective.check(num_ranks)
+    def check(self, num_ranks: int) -> None:  # noqa: B027 - most run on any number
+        """Raise `ConfigError` unless the algorithm can run on so many ranks."""
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
-        """Bytes that a rank sends in one step, all steps alike; None where that depends on the step or on chance."""
-        collective = getattr(self, "collective", None)
-        return None if collective is None else float(collective.bytes_of(rank, num_ranks, layout))
-
-    def defaults(self) -> list[str]:
-        """Names of fields that are at their default, without the one that a reader wants to see anyway: the method's own first."""
-        own = next((name for name in type(self).__annotations__ if name != "card"), None)
-        return [item.name for item in fields(self) if item.name != own and getattr(self, item.name) == item.default]
+        """Bytes that a rank sends in each step; None where that depends on the step or on chance."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Field names and values, as recorded with a run."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def by_heart(method: Callable[[Any, Context, Value], Request | Program]) -> Callable[[Any, Context, Value], Request | Program]:
-    """For a collective's method whose messages depend on the rank, on their number and on the value's size alone.
+def fields_of(state: State | tuple[Any, ...]) -> dict[str, Any]:
+    """A state's fields by name; a plain tuple is one field without a name."""
+    return {item.name: getattr(state, item.name) for item in fields(state)} if isinstance(state, State) else {"": state}
 
-    A simulation without values then runs it once and repeats what it asked (`runtimes.simulator.comm_schedule`).
+
+def leaves(state: State | tuple[Any, ...]) -> Iterator[Any]:
+    """The tickets, gradients, tensors and numbers of a state.
+
+    >>> list(leaves((1, 2)))
+    [1, 2]
     """
-
-    @wraps(method)
-    def begin(collective: Any, ctx: Context, value: Value) -> Request | Program:
-        if ctx.rehearsed is None:
-            return method(collective, ctx, value)
-        plain = replace(ctx, rehearsed=None)
-        return ctx.rehearsed((method, collective, ctx.rank, ctx.num_workers), lambda value: method(collective, plain, value), value)
-
-    return begin
+    for value in fields_of(state).values():
+        yield from value if isinstance(value, tuple) else (value,)
 
 
-def exchanged(ctx: Context, key: Any, program: Exchange) -> Exchange:
-    """For a step's exchange with others, whose messages depend on what it is of and on the settings in `key` alone, whatever the
-    rank: on the step only by that of its `Backward`, on the stamps only in that it sends them.
+def map_leaves(state: State | tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    """The same state with each of its `leaves` changed."""
+    changed = {name: tuple(map(change, value)) if isinstance(value, tuple) else change(value) for name, value in fields_of(state).items()}
+    return replace(state, **changed) if isinstance(state, State) else changed[""]
 
-    A simulation without values then runs it once and repeats what it asked (`runtimes.simulator.visits`).
+
+def complete(state: State | tuple[Any, ...]) -> Any:
+    """The state with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
+    return map_leaves(state, lambda item: Ticket.completed(item.value) if isinstance(item, Ticket) else item)
+
+
+def defaults_of(algorithm: Algorithm) -> list[str]:
+    """Names of the settings at their default, without the algorithm's own first one, which a reader wants to see anyway."""
+    own = next((name for name in type(algorithm).__annotations__ if name != "card"), None)
+    return [item.name for item in fields(algorithm) if item.name != own and getattr(algorithm, item.name) == item.default]
+
+
+Sum = AllReduce | ReduceScatter | AllGather
+
+
+def take_sum(ctx: Context, request: Sum) -> Request | Program:
+    """What takes a sum: the request itself where it names no collective, else what the collective gives for it."""
+    work: Request | Program = request
+    while isinstance(work, Sum) and (collective := work.collective) is not None:
+        match work:
+            case AllReduce(value):
+                work = collective.all_reduce(ctx, value)
+            case ReduceScatter(value):
+                work = collective.reduce_scatter(ctx, value)
+            case AllGather(value):
+                work = collective.all_gather(ctx, value)
+    return work
+
+
+def lower(ctx: Context, program: Program, take: Callable[[Context, Sum], Request | Program] = take_sum) -> Program:
+    """The same program in simpler requests: each sum that names a collective is taken as `take` says.
+
+    A runtime that is given only lowered programs needs to know no collectives. What the program starts is lowered too.
     """
-    return program if ctx.visits is None else ctx.visits.exchange(key, program)
+    answer: Any = None
+    with closing(program):
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            if type(request) in _LOWERED:
+                answer = yield from perform(_lowered(ctx, request, take))
+            else:
+                answer = yield request
 
 
-def answered(ctx: Context, key: Any, program: Answer) -> Answer:
-    """The same for an answer: parameters, packed and sent in the background."""
-    return program if ctx.visits is None else ctx.visits.answer(key, program)
+_LOWERED = frozenset({AllReduce, ReduceScatter, AllGather, Start, Backward})
 
 
-def complete(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`state` with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
-    return tuple(Ticket.completed(item.value) if isinstance(item, Ticket) else item for item in state)
+def _lowered(ctx: Context, work: Request | Program, take: Callable[[Context, Sum], Request | Program]) -> Request | Program:
+    """One request or sub-program, lowered."""
+    match work:
+        case AllReduce() | ReduceScatter() | AllGather():
+            if work.collective is None:
+                return work
+            here = ctx.on_lane(work.lane) if isinstance(work, AllReduce) else ctx
+            taken = take(here, work)
+            return taken if isinstance(taken, Request) else lower(here, taken, take)
+        case Start(inner):
+            lowered = _lowered(ctx, inner, take)
+            return work if lowered is inner else replace(work, work=lowered)
+        case Backward(_, on_bucket, before_forward):
+            if on_bucket is None and before_forward is None:
+                return work
+            return replace(
+                work,
+                on_bucket=None if on_bucket is None else lambda bucket: _lowered(ctx, on_bucket(bucket), take),
+                before_forward=None if before_forward is None else lambda bucket: lower(ctx, before_forward(bucket), take),
+            )
+        case Request():
+            return work
+        case _:
+            return lower(ctx, work, take)
 
 
 def perform(work: Request | Program) -> Program:

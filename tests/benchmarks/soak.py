@@ -197,7 +197,7 @@ def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
     run = begun(cluster, method)
     victim = soak.chance.choice(cluster.ranks)
     psutil.Process(victim["pid"]).kill()
-    if cluster.runtime == "torch" and victim["rank"] > 0 and method.goes_on_without(victim["rank"], NUM_RANKS):
+    if cluster.runtime == "torch" and method.can_lose(victim["rank"], NUM_RANKS):
         begin = time.monotonic()
         until(lambda: any(row["state"] == "gone" for row in cluster.status()), 30)
         fault.detect_s, at = time.monotonic() - begin, len(run.run.metrics[0])

@@ -354,7 +354,15 @@ def part(bias: float, mean: float) -> dict[str, Any]:
         "loss_scale": None,
         "master": None,
     }
-    return {"step": 3, "method": "m", "num_workers": 2, "layout": [], "replica": replica, "program": [], "memory": {}}
+    return {
+        "step": 3,
+        "method": "m",
+        "num_workers": 2,
+        "layout": [],
+        "replica": replica,
+        "program": {"kind": None, "fields": {"": []}},
+        "memory": {},
+    }
 
 
 @pytest.mark.parametrize("other", [0.0, 2**-23])

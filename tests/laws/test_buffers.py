@@ -18,6 +18,7 @@ from tests.laws.train import COMPUTE, NETWORK, REAL, Wrapper, make_job, on_all_r
 from tests.laws.variants import COLLECTIVES, name_of, representatives, variants
 from workbench.algorithms import DeAR, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Native, Ring, flat_of
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.gradients import BufferPool, Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Value, Wait, WaitAny
 from workbench.program import Algorithm, Context, perform
@@ -96,7 +97,7 @@ def unchanged(flat: Tensor, before: Tensor) -> None:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Careless(Algorithm):
+class Careless(CollectiveAlgorithm):
     """A planted bug: gives the gradient's buffer away while its sum is under way."""
 
     collective: Collective = Native()

@@ -94,7 +94,7 @@ def pairs() -> list[tuple[Algorithm, str]]:
         which, collective, name = row
         algorithm = algorithms(collective)[which]
         kind = (type(collective), repr(getattr(collective, "codec", collective)))
-        overtakes = algorithm.num_lanes > 1 and algorithm.max_staleness
+        overtakes = algorithm.requires.num_lanes > 1 and algorithm.max_staleness
         return [(which, name), (which, kind), (which, getattr(collective, "spread", "")), *([(which, collective)] if overtakes else [])]
 
     return [(algorithms(collective)[which], name) for which, collective, name in covering(rows, parts)]

@@ -14,7 +14,7 @@ from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD, SynchronousSGD
-from workbench.algorithms.servers import ServerAlgorithm
+from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.errors import ConfigError
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -43,7 +43,7 @@ def sources(run: Run) -> Counter[tuple[int, int]]:
 
 def last_lost(algorithm: ServerAlgorithm) -> int:
     """The last rank that can be lost."""
-    return next(rank for rank in reversed(range(RANKS)) if algorithm.goes_on_without(rank, RANKS))
+    return next(rank for rank in reversed(range(RANKS)) if algorithm.can_lose(rank, RANKS))
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)

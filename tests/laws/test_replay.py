@@ -111,5 +111,8 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
     partial_run = replace(recorded, info={**recorded.info, "method": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["method"]})
     with pytest.raises(ConfigError, match="in no message"):
         replay(partial_run, PartialAllReduce(), tiny.problem(), how)
+    for row in ({"number": 1, "set": {"lr": 0.1}, "step": 3}, {"number": 1, "pause": True, "step": 3}):
+        with pytest.raises(ConfigError, match=r"was steered.*cannot be replayed"):
+            replay(replace(recorded, info={**recorded.info, "steering": [row]}), AsyncSGD(), tiny.problem(), how)
     with pytest.raises(ConfigError, match="no events"):
         replay(replace(recorded, folder=None, recorded_events={}), AsyncSGD(), tiny.problem(), how)

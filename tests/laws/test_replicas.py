@@ -27,7 +27,7 @@ from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
 from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, PipeSGD, SynchronousSGD
-from workbench.algorithms.visits import REPLY, ServerPort
+from workbench.algorithms.parameter_server import REPLY, ServerPort, stamp_of
 from workbench.codecs import Codec
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
@@ -103,7 +103,7 @@ def remembering() -> list[Algorithm]:
     found: dict[tuple[Kind, str, str], Algorithm] = {}
     for row in rows():
         for algorithm, (_, version) in made(row):
-            overtakes = algorithm.num_lanes > 1 and algorithm.max_staleness
+            overtakes = algorithm.requires.num_lanes > 1 and algorithm.max_staleness
             if overtakes and versions(*row[1:3])[version].keeps_residual and not version.startswith(CODECS):
                 found.setdefault((row[0], row[1], version), algorithm)
     return list(found.values())
@@ -111,7 +111,7 @@ def remembering() -> list[Algorithm]:
 
 def situation(number: int, algorithm: Algorithm) -> Situation:
     """Ranks and pauses in turns; with lanes, sums are late and there are many; what has groups has two of at least two ranks."""
-    sizes, lanes = [size for size in SIZES if runs_on(algorithm, size)] or [1], algorithm.num_lanes > 1
+    sizes, lanes = [size for size in SIZES if runs_on(algorithm, size)] or [1], algorithm.requires.num_lanes > 1
     collective = getattr(algorithm, "collective", None)
     if isinstance(collective, Hierarchical):
         sizes = [collective.group + 2]
@@ -198,7 +198,7 @@ def test_the_list_has_all_that_the_package_lists() -> None:
     wanted = [collectives.find(name).__name__ for name in collectives.names()]
     wanted += [type(codecs.get(name)).__name__ for name in codecs.names()]
     assert not [name for name in wanted if f"{name}(" not in texts]
-    assert {algorithm.num_lanes for algorithm in found} >= set(LANES)
+    assert {algorithm.requires.num_lanes for algorithm in found} >= set(LANES)
     assert {algorithm.replicas for algorithm in found} == set(Replicas)
 
 
@@ -307,12 +307,14 @@ def test_noise_of_whoever_decodes_breaks_it(collective: Collective) -> None:
 
 
 def test_a_server_that_answers_one_rank_otherwise_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrongly(desk: ServerPort, to: int, stamp: int) -> Program:
-        packed = yield PackParameters(desk.shard, master=True)
-        packed.flat[0] += 1e-9 * (to == 2)
-        return packed, (yield Start(Send(to, packed.flat, tag=REPLY + desk.shard, stamp=stamp)))
+    def wrongly(port: ServerPort, source: int, version: int, flags: int = 0) -> Program:
+        port._version = version
+        packed = yield PackParameters(port.shard, master=True)
+        packed.flat[0] += 1e-9 * (source == 2)
+        port._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + port.shard, stamp=stamp_of(version, flags)))
+        return packed
 
-    monkeypatch.setattr(ServerPort, "_send", wrongly)
+    monkeypatch.setattr(ServerPort, "reply", wrongly)
     told = broken(BackupSGD(backups=0))
     assert "version 1 of bucket 0, by rank and step {0: 0, 1: 0, 2: 0}, rank 2 beside rank 0, coordinate 0 is" in told, told
     assert "version 21 of bucket 0" in broken(AsyncSGD()), "until the end each version goes to one rank alone"

@@ -146,5 +146,5 @@ def test_a_checkpoint_says_what_it_holds() -> None:
     for rank in range(3):
         saved = torch.load(Path(first.checkpoint) / f"checkpoint-{rank:05d}.pt", weights_only=True)
         assert saved["step"] == 3
-        assert [item["value"]["step"] for item in saved["program"]] == [2, 3]
+        assert [item["value"]["step"] for item in saved["program"]["fields"]["in_flight"]] == [2, 3]
     assert json.loads((Path(first.checkpoint) / "run.json").read_text())["status"] == "stopped"

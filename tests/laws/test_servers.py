@@ -14,7 +14,7 @@ from tests.laws.sentences import assert_near
 from tests.laws.train import COMPUTE, NETWORK, RUNTIMES, Trained, assert_same, on_all_runtimes, on_real_runtimes, relative_error, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, ParameterServerSGD
-from workbench.algorithms.servers import LAST, stamp_of
+from workbench.algorithms.parameter_server import LAST, stamp_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, build_layout, trainable
 from workbench.ops import Apply, Local, Message, PackParameters, Recv

@@ -28,7 +28,7 @@ from tests.laws.simpy_cluster import (
     tree,
 )
 from workbench.algorithms import AsyncSGD, BackupSGD, ParameterServerSGD, PipeSGD, SynchronousSGD
-from workbench.algorithms.servers import ServerAlgorithm
+from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.collectives import Collective, HalvingDoubling, Native, Ring, Tree
 from workbench.costs import AnyNetwork, Compute, Lognormal, Network, SlowMachines, Topology
 from workbench.gradients import Layout

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.distributed.pool import shared_pool
 from tests.laws.sentences import assert_near
 from workbench.costs import Compute, Lognormal, Network
-from workbench.ops import EndStep, Program, ReadParameters
+from workbench.ops import EndStep, Program, ReadParameters, State
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart
 from workbench.replica.local_training import run_info
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.simulator.simulation import Simulation
@@ -50,6 +50,10 @@ class Wrapper(Algorithm):
         return self.inner.bucket_bytes
 
     @property
+    def state_type(self) -> type[State] | None:
+        return self.inner.state_type
+
+    @property
     def num_buckets(self) -> int | None:
         return self.inner.num_buckets
 
@@ -77,31 +81,19 @@ class Wrapper(Algorithm):
         return self.inner.asynchronous
 
     @property
-    def num_lanes(self) -> int:
-        return self.inner.num_lanes
+    def requires(self) -> Requirements:
+        return self.inner.requires
 
     @property
-    def needs_link(self) -> bool:
-        return self.inner.needs_link
+    def elasticity(self) -> Elasticity:
+        return self.inner.elasticity
 
     @property
-    def shrinks(self) -> bool:
-        return self.inner.shrinks
+    def restart(self) -> Restart:
+        return self.inner.restart
 
-    @property
-    def shrinks_anyway(self) -> bool:
-        return self.inner.shrinks_anyway
-
-    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
-        return self.inner.goes_on_without(rank, num_ranks)
-
-    @property
-    def begins_anew(self) -> bool:
-        return self.inner.begins_anew
-
-    @property
-    def replayable(self) -> bool:
-        return self.inner.replayable
+    def can_lose(self, rank: int, num_ranks: int) -> bool:
+        return self.inner.can_lose(rank, num_ranks)
 
     def num_computing(self, num_ranks: int) -> int:
         return self.inner.num_computing(num_ranks)

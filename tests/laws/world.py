@@ -12,8 +12,8 @@ from torch import Tensor
 
 from workbench.collectives import Collective, flat_of
 from workbench.costs import Network
-from workbench.ops import Local, Message, Program, Recv, Request, Send, Start, Ticket, Value, Wait
-from workbench.program import Context, perform
+from workbench.ops import AllReduce, Local, Message, Program, Recv, Request, Send, Start, Ticket, Value, Wait
+from workbench.program import Context, lower, perform
 from workbench.runtimes.simulator.fabric import Clock, Fabric
 
 
@@ -208,7 +208,7 @@ def world(collective: Collective, values: list[Value], seed: int, **told: Any) -
 
 
 def summed(collective: Collective, ctx: Context, value: Value) -> Program:
-    """The collective's sub-program."""
-    answer = yield from perform(collective.all_reduce(ctx, value))
+    """The sum that the collective takes, as a sub-program."""
+    answer = yield from lower(ctx, perform(AllReduce(value, collective)))
     assert answer is value, "the sum is written in place"
     return answer

@@ -19,7 +19,7 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
 
 
 def delays(driver: ReferenceRuntime) -> list[list[int]]:
-    return [[end.state[0] for end in rank.ends] for rank in driver.ranks]
+    return [[end.state.delay for end in rank.ends] for rank in driver.ranks]
 
 
 def run(

@@ -105,7 +105,7 @@ def test_a_name_of_two_makers_has_the_card_of_what_it_makes() -> None:
 
 
 NEAR = [
-    ("methods", algorithms, "_METHODS", {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo}, "pipe-sdg", "pipe-sgd"),
+    ("methods", algorithms, "_ALGORITHMS", {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo}, "pipe-sdg", "pipe-sgd"),
     ("collectives", collectives, "_COLLECTIVES", {"ring": collectives.Ring, "linear": collectives.Linear}, "rign", "ring"),
     ("codecs", codecs, "_CODECS", {"top-k": codecs.TopK, "linear8": codecs.Linear8}, "top_q", "top-k"),
 ]

@@ -240,8 +240,12 @@ def changed(tree: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 
 def shorter(tree: dict[str, Any]) -> dict[str, Any]:
-    first, *others = tree["program"]
-    return {**tree, "program": [{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others]}
+    first, *others = tree["program"]["fields"]["in_flight"]
+    return with_state(tree, in_flight=[{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others])
+
+
+def with_state(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**tree, "program": {**tree["program"], "fields": {**tree["program"]["fields"], **fields}}}
 
 
 UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -251,8 +255,8 @@ UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "no optimizer at all": lambda tree: changed(tree, optimizer=7),
     "updates of nothing": lambda tree: changed(tree, updates=None),
     "a short gradient in flight": shorter,
-    "a gradient without values": lambda tree: {**tree, "program": [{"ticket": True, "value": {"step": 1}}]},
-    "another state": lambda tree: {**tree, "program": [1, 2]},
+    "a gradient without values": lambda tree: with_state(tree, in_flight=[{"ticket": True, "value": {"step": 1}}]),
+    "another state": lambda tree: {**tree, "program": {"in_flight": []}},
     "another memory": lambda tree: {**tree, "memory": {"a": 1}},
     "another place in the data": lambda tree: {**tree, "data": {"samples": 1, "global_batch": 4, "origin": [0]}},
     "no generator's state": lambda tree: {**tree, "random": {"torch": torch.zeros(3)}},

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.unit.hostile import FEW, OFTEN, calm
 from workbench import ops
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, SoftsyncSGD, StaleSynchronousSGD
-from workbench.algorithms.servers import ServerAlgorithm
+from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.errors import RankMismatch
 from workbench.gradients import Gradient, build_layout
 from workbench.program import Context
@@ -236,7 +236,7 @@ def test_a_push_that_no_worker_can_have_sent_is_refused(method: ServerAlgorithm,
 def test_a_push_behind_the_last_is_refused(method: ServerAlgorithm) -> None:
     server = Served(method)
     server.push(1, 1)
-    with pytest.raises(RankMismatch, match="rank 1 pushed a gradient of shard 0 behind its last one"):
+    with pytest.raises(RankMismatch, match="rank 1 pushed a gradient of shard 0 after its last one"):
         server.push(1, 1)
 
 

@@ -78,7 +78,7 @@ def test_without_communication_every_rank_goes_its_own_way() -> None:
 def test_serial_gradients_wait_in_a_queue(delay: int, expected: list[int]) -> None:
     driver = ReferenceRuntime(SerialSGD(delay=delay), 1, lambda rank, step, w: (step + 1) * numbered(w), lr=1.0, start=0.0).run(4)
     assert [common_factor(one) for one in [*driver.ranks[0].seen, driver.ranks[0].parameters]] == expected
-    assert [len(end.state) for end in driver.ranks[0].ends] == [min(step + 1, delay) for step in range(4)]
+    assert [len(end.state.waiting) for end in driver.ranks[0].ends] == [min(step + 1, delay) for step in range(4)]
 
 
 def test_serial_is_for_one() -> None:

@@ -19,7 +19,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.program import Context, perform
 from workbench.runtimes.reference import Costs, ReferenceRuntime
-from workbench.runtimes.simulator.comm_schedule import RECEIVE, SEND, rehearse
+from workbench.runtimes.simulator.comm_schedule import RECEIVE, SEND, record_schedule
 
 STEPS = 6
 
@@ -145,7 +145,7 @@ def test_more_than_there_are_is_refused() -> None:
 def test_no_hop_of_a_sum_has_a_tag_of_the_rounds_own_messages(num_ranks: int) -> None:
     """Rounds and their sums share the tags of the program: a ring of 497 ranks has hops 0 to 991, and READY was 990."""
     for rank in (0, num_ranks - 1):
-        tape = rehearse(perform(Ring().all_reduce(Context(rank, num_ranks), torch.empty(num_ranks, device="meta"))))
+        tape = record_schedule(perform(Ring().all_reduce(Context(rank, num_ranks), torch.empty(num_ranks, device="meta"))))
         assert tape is not None
         used = {tag for op, _, _, tag, _ in tape.instructions if op in (SEND, RECEIVE)}
         assert len(used) > 400 and not used & {READY, GO, DONE}

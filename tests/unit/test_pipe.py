@@ -69,7 +69,9 @@ def test_duplicates_are_as_stale_as_they_are() -> None:
 
 def test_the_copy_is_kept_no_longer_than_it_is_needed() -> None:
     """In flight, and the copy: 0 + 1, 1 + 1, then 2 + 0."""
-    assert [len(end.state) for end in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].ends] == [1, 2, 2, 2, 2]
+    states: list[Any] = [end.state for end in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].ends]
+    assert [len(state.in_flight) for state in states] == [0, 1, 2, 2, 2]
+    assert [state.spare is not None for state in states] == [True, True, False, False, False]
 
 
 def test_no_gradient_is_left_over() -> None:

@@ -19,9 +19,9 @@ from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Lin
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
-from workbench.ops import Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
-from workbench.program import Algorithm, Card, Context, by_heart, perform
-from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, CommSchedule, ScheduleCache, rehearse
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
+from workbench.program import Algorithm, Card, Context, perform
+from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, CommSchedule, ScheduleCache, record_schedule
 from workbench.runtimes.simulator.simulate import run_simulation
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -60,7 +60,10 @@ class WaitsInForward(Algorithm):
 class HalfRing(Collective):
     """Sends to the right, and waits for a message that the left one does not send."""
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         assert isinstance(value, Gradient)
         ticket = yield Start(Recv((ctx.rank - 1) % ctx.num_workers, like=value.flat, tag=7))
@@ -95,9 +98,9 @@ def test_what_a_forward_waits_for_is_named_too() -> None:
         simulate(WaitsInForward(), 2)
 
 
-def test_so_is_what_a_collective_waits_for_that_is_known_by_heart() -> None:
+def test_so_is_what_a_collective_of_a_fixed_schedule_waits_for() -> None:
     with pytest.raises(Stalled, match=r"rank 0: Recv from rank 2 \(tag 7, \d+ bytes\); rank 1: Recv from rank 0 \(tag 7"):
-        simulate(Waits(first=HalfRing().all_reduce))
+        simulate(Waits(first=lambda ctx, value: AllReduce(value, HalfRing())))
 
 
 def test_a_simulation_is_a_pure_function_of_its_inputs() -> None:
@@ -138,37 +141,36 @@ def test_who_diverges_is_named() -> None:
 
 
 @pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3), Tree(), Linear(), HalvingDoubling(), Hierarchical(group=2)], ids=repr)
-def test_what_is_known_by_heart_is_what_is_asked(collective: Any) -> None:
-    """The tape of each rank sends what the collective says it sends, and ranks have instructions in common."""
+def test_a_cached_schedule_is_what_is_asked(collective: Any) -> None:
+    """The schedule of each rank sends what the collective says it sends, and ranks have instructions in common."""
     p, numel = 6, 60
     shared: dict[Any, Any] = {}
     for rank in range(p):
-        known = ScheduleCache(rank, p, shared, NETWORK.local_s)
-        ctx = Context(rank, p, rehearsed=known)
+        cache, ctx = ScheduleCache(rank, p, shared, NETWORK.local_s), Context(rank, p)
         value = torch.empty(numel, device="meta")
-        program = collective.all_reduce(ctx, value)
-        tape = next(program)
-        assert isinstance(tape, CommSchedule)
-        assert sum(size for op, _, _, _, size in tape.instructions if op == SEND) == collective.bytes_sent(rank, p, numel, 4)
+        program: Any = cache.take(ctx, AllReduce(value, collective))
+        schedule = next(program)
+        assert isinstance(schedule, CommSchedule)
+        assert sum(size for op, _, _, _, size in schedule.instructions if op == SEND) == collective.bytes_sent(rank, p, numel, 4)
         with pytest.raises(StopIteration) as ended:
             program.send(None)
         assert ended.value.value is value
-        again = next(collective.all_reduce(ctx, torch.empty(numel, device="meta")))
-        assert again.instructions is tape.instructions
+        again: Any = cache.take(ctx, AllReduce(torch.empty(numel, device="meta"), collective))
+        assert next(again).instructions is schedule.instructions
     if collective == Ring():
-        assert sum(isinstance(key, tuple) and isinstance(key[0], tuple) for key in shared) == 1, "equal blocks: one tape for all ranks"
+        assert sum(isinstance(key, tuple) and isinstance(key[0], tuple) for key in shared) == 1, "equal blocks: one schedule for all ranks"
 
 
 @pytest.mark.parametrize("collective", [Ring(codec=Truncate16()), Tree()], ids=repr)
 def test_a_run_that_is_not_traced_takes_as_long(collective: Any) -> None:
-    """What takes no time is left out of a tape then, and nothing else."""
+    """What takes no time is left out of a schedule then, and nothing else."""
     slow = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-4, encode_s_per_byte=2e-4)
     runs = [simulate(wb.PipeSGD(collective=collective), 4, network=slow, trace_steps=traced) for traced in (None, 0)]
     assert runs[0].metrics == runs[1].metrics and len(runs[0].spans.table) > len(runs[1].spans.table) == 0
     assert runs[0].info["result"] == runs[1].info["result"]
 
 
-def test_what_depends_on_time_or_chance_is_not_learned_by_heart() -> None:
+def test_what_depends_on_time_or_chance_has_no_fixed_schedule() -> None:
     from workbench.ops import ANY, Now, WaitAny
 
     def program(*requests: Any) -> Program:
@@ -177,9 +179,9 @@ def test_what_depends_on_time_or_chance_is_not_learned_by_heart() -> None:
 
     like = torch.empty(4, device="meta")
     for request in (Now(), Recv(ANY, like=like), WaitAny(()), Send(1, like, stamp=3), Start(program())):
-        assert rehearse(program(Recv(1, like=like), request)) is None
-    tape = rehearse(program(Recv(1, like=like)))
-    assert tape is not None and [op for op, *_ in tape.instructions][-1] == WAIT
+        assert record_schedule(program(Recv(1, like=like), request)) is None
+    schedule = record_schedule(program(Recv(1, like=like)))
+    assert schedule is not None and [op for op, *_ in schedule.instructions][-1] == WAIT
 
 
 def test_a_simulation_is_gone_when_its_run_is_there() -> None:

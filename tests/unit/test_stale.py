@@ -69,7 +69,7 @@ def test_resumed_at_any_step(stop: int) -> None:
     algorithm = StaleSGD(staleness=Uniform(0, 4))
     unbroken = ReferenceRuntime(algorithm, 3, pull, lr=0.2).run(7)
     first = ReferenceRuntime(algorithm, 3, pull, lr=0.2).run(7, stop_after=stop)
-    assert all(len(state) == min(stop + 1, 5) for state in first.states)
+    assert all(len(state.history) == min(stop + 1, 5) for state in first.states)
     second = ReferenceRuntime(algorithm, 3, pull, lr=0.2)
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.parameters.copy_(before.parameters)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from workbench.algorithms import StaleSynchronousSGD
-from workbench.algorithms.visits import LAST, stamp_of
+from workbench.algorithms.parameter_server import LAST, stamp_of
 from workbench.gradients import Gradient, build_layout
 from workbench.ops import Apply, Message, PackParameters, PeerLeft, Recv, Send, Start, Ticket, Wait
 from workbench.program import Context
@@ -156,6 +156,6 @@ def test_an_update_costs_the_same_whatever_the_number_of_workers() -> None:
                 server.push(worker, last=step == 2)
         assert server.over
 
-    files = ["algorithms/stale_synchronous.py", "algorithms/visits.py"]
+    files = ["algorithms/stale_synchronous.py", "algorithms/parameter_server.py"]
     few, many = (opcodes(partial(three_steps, num_workers), files) for num_workers in (50, 200))
     assert many < 4.5 * few

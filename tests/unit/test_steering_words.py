@@ -138,7 +138,7 @@ def test_an_object_that_ranks_could_not_read_is_refused() -> None:
 
 def test_a_collective_of_messages_needs_a_progress_that_moves_them() -> None:
     with pytest.raises(ConfigError, match="library's own sums"):
-        changed(PipeSGD(), {"collective": Ring()}, 3, "mpi", "library")
+        changed(PipeSGD(), {"collective": Ring()}, 3, "library")
 
 
 @pytest.mark.parametrize("algorithm", [case[2] for case in CHANGED], ids=str)
@@ -306,7 +306,7 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
     """And takes none of it twice when the file shows it too."""
     folder = folder_of(runs, PipeSGD(width=2))
     ranks = OfTwo([[{"set": {"lr": 0.05, "width": 3}}], [{"set": {"lr": 0.025}}]])
-    controller = RunController(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
+    controller = RunController(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder)  # type: ignore[arg-type]
     agreed = controller.agree(EndStep(4), left=True)
     assert (agreed.algorithm, agreed.num_commands, agreed.any_left) == (PipeSGD(width=3), 1, True)
     assert (controller.algorithm, ranks.lr, controller.num_taken) == (PipeSGD(width=3), 0.05, 1)
@@ -323,7 +323,7 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
 def test_held_it_goes_on_when_told_to_and_takes_words_meanwhile(runs: Path) -> None:
     folder = folder_of(runs, PipeSGD())
     ranks = OfTwo([[PAUSE], [], [{"set": {"lr": 0.5}}], [RESUME]])
-    controller = RunController(PipeSGD(), Settings(steps=9), ranks, ranks, folder, "mpi")  # type: ignore[arg-type]
+    controller = RunController(PipeSGD(), Settings(steps=9), ranks, ranks, folder)  # type: ignore[arg-type]
     agreed = controller.agree(EndStep(2), left=True)
     while agreed.paused:
         agreed = controller.pause(agreed, left=True)

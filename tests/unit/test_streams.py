@@ -25,7 +25,7 @@ from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Program, Value
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm, Context, lower
 from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.rank_state import placed
@@ -164,7 +164,7 @@ class Watched:
 
     def train(self, algorithm: Algorithm, num_steps: int) -> None:
         ctx = Context(0, 1, num_steps=num_steps, layout=self.replica.layout)
-        program = algorithm.worker(ctx)
+        program = lower(ctx, algorithm.worker(ctx))
         while (self.interpreter.advance(program)) is not None:
             pass
         self.interpreter.close()

@@ -1,4 +1,4 @@
-"""Every training method, one file each."""
+"""Every training algorithm, one file each."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ __all__ = [
     "recorded",
 ]
 
-_METHODS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, seldom, for comparison
+_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, seldom, for comparison
     "synchronous-sgd": SynchronousSGD,
     "layerwise-sgd": LayerwiseSGD,
     "dear": DeAR,
@@ -91,22 +91,22 @@ def names() -> tuple[str, ...]:
     >>> names()[:4]
     ('synchronous-sgd', 'layerwise-sgd', 'dear', 'pipe-sgd')
     """
-    return tuple(_METHODS)
+    return tuple(_ALGORITHMS)
 
 
 def find(name: str) -> Callable[..., Algorithm]:
-    """The class of a method by name; of a method that is another one with some settings, the function that makes it.
+    """The class of an algorithm by name; for one that is another with some settings, the function that makes it.
 
     >>> find("dear")
     <class 'workbench.algorithms.dear.DeAR'>
 
     Raises:
-        ConfigError: no such method.
+        ConfigError: no such algorithm.
     """
     plain = name.lower().replace("_", "-")
-    if plain not in _METHODS:
-        raise unknown("method", name, _METHODS)
-    return _METHODS[plain]
+    if plain not in _ALGORITHMS:
+        raise unknown("method", name, _ALGORITHMS)
+    return _ALGORITHMS[plain]
 
 
 def named(settings: dict[str, Any]) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def _named(make: Callable[[str], Any], text: str) -> Any:
 
 
 def _parts() -> dict[str, Callable[..., Any]]:
-    """What a method's settings are made of: name -> class."""
+    """What an algorithm's settings are made of: name -> class."""
     classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
     return classes | {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
 
 
 def get(name: str, **settings: Any) -> Algorithm:
-    """A method by name; a collective or a distribution of staleness may be named too.
+    """An algorithm by name; a collective or a distribution of staleness may be named too.
 
     >>> get("pipe-sgd", width=3, collective="ring").width
     3
@@ -141,18 +141,18 @@ def get(name: str, **settings: Any) -> Algorithm:
     Uniform(low=0, high=8)
 
     Raises:
-        ConfigError: no such method, no such setting, or a value it cannot have.
+        ConfigError: no such algorithm, no such setting, or a value it cannot have.
     """
     make = find(name)
     settings = named(settings)
     plain = name.lower().replace("_", "-")
     check_kinds(plain, make, settings)
-    method: Algorithm = call_checked(plain, make, settings)
-    return method
+    algorithm: Algorithm = call_checked(plain, make, settings)
+    return algorithm
 
 
 def recorded(method: dict[str, Any]) -> Algorithm | None:
-    """The method that a `run.json` describes; None where it, or an object in its settings, is not the package's own.
+    """The algorithm that a `run.json` describes; None where it, or an object in its settings, is not the package's own.
 
     >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
     3

@@ -11,18 +11,35 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, State, Ticket, Wait
+from workbench.program import Card, Context
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveDelaySGD(Algorithm):
+class AdaptiveDelayState(State):
+    """Between two steps.
+
+    Attributes:
+        sums: since the last report: seconds and number of all-reduces, of backwards, of updates.
+        report: the all-reduce of the last report.
+    """
+
+    delay: int
+    sums: tuple[float, ...]
+    report: Ticket | None
+    in_flight: tuple[Ticket, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveDelaySGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]),   d = ceil(t_c / t_compute), at most `max_delay`
 
-    A gradient is started behind the backward of its step and applied d steps later, so its all-reduce of t_c seconds has
+    A gradient is started after the backward of its step and applied d steps later, so its all-reduce of t_c seconds has
     d steps of t_compute = t_f + t_b + t_u seconds to hide in: it is hidden if d t_compute >= t_c, and a larger d makes
     gradients later and steps no shorter. d = 0 where t_c is at most `negligible` of t_compute: that little is not worth a
     stale gradient. As in the paper d all-reduces run side by side, one a lane; where they share one link's bandwidth t_c
@@ -57,6 +74,10 @@ class AdaptiveDelaySGD(Algorithm):
             raise ConfigError(f"negligible={self.negligible}: a share of a step's compute time, from 0 to below 1")
 
     @property
+    def state_type(self) -> type[AdaptiveDelayState]:
+        return AdaptiveDelayState
+
+    @property
     def max_staleness(self) -> int:
         return self.max_delay
 
@@ -79,15 +100,14 @@ class AdaptiveDelaySGD(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         delay: int = min(1, self.max_delay)
-        sums = [0.0] * 6  # since the last report: seconds and number of all-reduces, of backwards, of updates
+        sums = [0.0] * 6  # as in the state
         report: Ticket | None = None
         in_flight: deque[Ticket] = deque()
         if ctx.resumed is not None:
-            delay, *rest = ctx.resumed
-            delay = min(delay, self.max_delay)
-            sums, reported = list(rest[:6]), rest[6]
-            report = rest[7] if reported else None
-            in_flight.extend(rest[7 + reported :])
+            resumed: AdaptiveDelayState = ctx.resumed
+            delay = min(resumed.delay, self.max_delay)
+            sums, report = list(resumed.sums), resumed.report
+            in_flight.extend(resumed.in_flight)
         fold_lanes(ctx.memory, self.num_lanes)
         taken: deque[float] = deque()  # seconds of each all-reduce, written on its lane
         for step in ctx.steps():
@@ -96,8 +116,7 @@ class AdaptiveDelaySGD(Algorithm):
             sums[2] += (yield Now()) - begin
             sums[3] += 1
             lane = step % self.num_lanes  # and not of `delay` lanes: where it falls, no lane keeps what it owes
-            work = self.collective.all_reduce(ctx.on_lane(lane), gradient)
-            in_flight.append((yield Start(_timed(work, taken), lane=lane)))
+            in_flight.append((yield Start(_timed(AllReduce(gradient, self.collective, lane), taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())
                 if taken:  # not of a gradient that came with a checkpoint
@@ -112,7 +131,8 @@ class AdaptiveDelaySGD(Algorithm):
                     delay = self._chosen((yield Wait(report)), delay)
                 report = yield Start(AllReduce(torch.tensor(sums, dtype=torch.float64, device=_where(ctx))))
                 sums = [0.0] * 6
-            yield EndStep(step, state=(delay, *sums, int(report is not None), *([report] if report else []), *in_flight))
+            state = AdaptiveDelayState(delay=delay, sums=tuple(sums), report=report, in_flight=tuple(in_flight))
+            yield EndStep(step, state=state)
         while in_flight:
             yield Apply((yield Wait(in_flight.popleft())))
         if report is not None:
@@ -127,10 +147,10 @@ class AdaptiveDelaySGD(Algorithm):
         return self.useful_delay(communication_s, backward_s + update_s)
 
 
-def _timed(work: Request | Program, taken: deque[float]) -> Program:
-    """Do the work on its lane and write down how long it took."""
+def _timed(request: Request, taken: deque[float]) -> Program:
+    """Take a sum on its lane and write down how long it took."""
     begin = yield Now()
-    value = yield from perform(work)
+    value = yield request
     taken.append((yield Now()) - begin)
     return value
 

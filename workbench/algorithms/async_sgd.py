@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerAlgorithm, check_positive, take_steps
-from workbench.algorithms.visits import DROPPED, FINAL, LAST, NO_GRADIENT, ServerPort
+from workbench.algorithms.parameter_server import DROPPED, FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, check_positive, take_steps
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -46,15 +45,15 @@ class AsyncSGD(ServerAlgorithm):
             check_positive("cutoff", self.cutoff, int, 0, "the largest staleness that is applied, 0 or more, or None")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = ServerPort(self, ctx, shard)
-        version = yield from desk.open()
+        port = ServerPort(self, ctx, shard)
+        version = yield from port.open()
         last: dict[int, bool] = {}  # worker -> whether its last push came too late
         dropped: list[tuple[int, int]] = []
-        while len(last) < desk.num_workers:
-            message = yield desk.hear()
-            if desk.lost(message, last):
+        while len(last) < port.num_workers:
+            message = yield port.next_push()
+            if port.departed(message, last):
                 continue
-            gradient, flags = desk.read(message)
+            gradient, flags = port.read(message)
             if flags & NO_GRADIENT:
                 last[message.source] = False
                 continue
@@ -69,10 +68,10 @@ class AsyncSGD(ServerAlgorithm):
             if flags & LAST:
                 last[message.source] = late
             else:
-                yield from desk.reply(message.source, version, DROPPED * late)
+                yield from port.reply(message.source, version, DROPPED * late)
         for source, late in last.items():  # all have ended: what they get now is the same for all
-            yield from desk.reply(source, version, FINAL | DROPPED * late)
-        yield from desk.close()
+            yield from port.reply(source, version, FINAL | DROPPED * late)
+        yield from port.close()
 
     def work(self, ctx: Context) -> Program:
         yield from take_steps(self, ctx, self.clip_norm)

@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, final
 
+from workbench.algorithms.parameter_server import (
+    DROPPED,
+    FINAL,
+    LATE,
+    ServerAlgorithm,
+    ServerPort,
+    WorkerPort,
+    add,
+    body_of,
+    check_positive,
+    ended,
+    fresh,
+)
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
-from workbench.algorithms.servers import ServerAlgorithm, add, body_of, check_positive, ended, fresh
-from workbench.algorithms.visits import DROPPED, FINAL, LATE, ServerPort, WorkerPort
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
@@ -23,7 +34,7 @@ class BackupSGD(ServerAlgorithm):
     A worker sends (g, t). The server drops what was taken at an older version than its present one and answers at once
     with the present parameters, so a straggler catches up, skipping the steps it missed; nobody is cancelled. Staleness
     0; the mean is over the samples of the N. Each server takes its own first N (a worker may be late for one shard
-    only). b = 0 is PS-Sync, the synchronous method with the sum taken on servers: `ParameterServerSGD`. A worker that leaves
+    only). b = 0 is PS-Sync, synchronous SGD with the sum taken on servers: `ParameterServerSGD`. A worker that leaves
     is one of the b; where more than b have left, an update takes what the others have.
 
     Args:
@@ -32,7 +43,7 @@ class BackupSGD(ServerAlgorithm):
             of the gradients in units of one worker's batch (McCandlish et al. 2018), measured too: I(N) = I (1 + S/N) is
             the number of updates needed with N gradients in each.
         timeout_s: do not wait longer than this after the first gradient of an update, whatever N is: instead of backups,
-            or beside them.
+            or in addition to them.
         noise_scale: S, where it is known and not to be measured.
 
     Paper: chen2016revisiting, Alg. 3-4 and section 3.1; time-outs are suggested there. Choosing b online: after xu2020dynamic;
@@ -80,33 +91,33 @@ class BackupSGD(ServerAlgorithm):
         return ServerAlgorithm.bytes_per_step(self, rank, num_ranks, layout)
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
-        version = yield from desk.open()
-        times, noise = ArrivalTimes(desk.num_workers), NoiseScale(self.noise_scale)
-        quorum = desk.num_workers - (0 if self.backups == "online" else self.backups)
-        answered = dict.fromkeys(range(desk.num_workers), (yield Now()))
+        port, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
+        version = yield from port.open()
+        times, noise = ArrivalTimes(port.num_workers), NoiseScale(self.noise_scale)
+        quorum = port.num_workers - (0 if self.backups == "online" else self.backups)
+        answered = dict.fromkeys(range(port.num_workers), (yield Now()))
         of: list[tuple[int, int]] = []
         dropped: list[tuple[int, int]] = []
         total: Gradient | None = None
         first_s = 0.0
         hearing: Ticket | None = None
-        left = set(range(desk.num_workers)) if version < end else set()  # workers that have not been sent the last version
+        left = set(range(port.num_workers)) if version < end else set()  # workers that have not been sent the last version
         while left:
-            hearing = hearing or (yield Start(desk.hear()))
+            hearing = hearing or (yield Start(port.next_push()))
             found = yield WaitAny((hearing,), timeout_s=(yield from self._deadline(of, first_s)))
-            if found is not None and desk.lost(found[1]):
+            if found is not None and port.departed(found[1]):
                 hearing = None
                 left.discard(found[1].rank)
                 times.forget(found[1].rank)
             elif found is not None:
                 message: Message = found[1]
-                hearing, (gradient, _), now = None, desk.read(message), (yield Now())
+                hearing, (gradient, _), now = None, port.read(message), (yield Now())
                 if self.backups == "online":
                     times.add(message.source, now - answered[message.source])
                 if gradient.version < version:
                     dropped.append((message.source, gradient.version))
                     left -= {message.source} if version >= end else set()
-                    yield from desk.reply(message.source, version, DROPPED | FINAL * (version >= end))
+                    yield from port.reply(message.source, version, DROPPED | FINAL * (version >= end))
                     answered[message.source] = now
                     continue
                 if self.backups == "online" and self.noise_scale is None:
@@ -116,7 +127,7 @@ class BackupSGD(ServerAlgorithm):
                 else:
                     yield add(total, gradient)
                 of.append((message.source, version))
-            if found is not None and (total is None or len(of) < desk.at_most(quorum, of)):
+            if found is not None and (total is None or len(of) < port.at_most(quorum, of)):
                 continue
             assert total is not None, "a time-out before the first gradient"
             if self.backups == "online":
@@ -126,18 +137,18 @@ class BackupSGD(ServerAlgorithm):
             end = min(end, version + 1) if ctx.stopping else end
             now = yield Now()
             for source, _ in of:
-                yield from desk.reply(source, version, FINAL * (version >= end))
+                yield from port.reply(source, version, FINAL * (version >= end))
                 answered[source] = now
             left -= {source for source, _ in of} if version >= end else set()
             of, dropped, total = [], [], None
             if self.backups == "online":
                 known = times.means()
-                quorum = desk.num_workers if known is None else best_quorum(known, noise.value())
+                quorum = port.num_workers if known is None else best_quorum(known, noise.value())
                 if self.noise_scale is None:
-                    quorum = min(max(quorum, 2), desk.num_workers)  # noise is measured between gradients: one alone would be the last word
+                    quorum = min(max(quorum, 2), port.num_workers)  # noise is measured between gradients: one alone would be the last word
         if hearing is not None:
             yield Wait(hearing)
-        yield from desk.close()
+        yield from port.close()
 
     def _deadline(self, of: list[tuple[int, int]], first_s: float) -> Program:
         """Seconds left for the present update; None without a limit, or before its first gradient."""
@@ -146,11 +157,11 @@ class BackupSGD(ServerAlgorithm):
         return max(0.0, first_s + self.timeout_s - (yield Now()))
 
     def work(self, ctx: Context) -> Program:
-        caller, known = WorkerPort(self, ctx), fresh(ctx)
+        port, known = WorkerPort(self, ctx), fresh(ctx)
         versions = {shard: version for shard, version in known.items() if version < (ctx.num_steps or 0)}
         while versions:
             step = min(versions.values())
-            replies = yield from caller.push_pull(step, versions)
+            replies = yield from port.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
             yield EndStep(step, state=tuple(known.values()), dropped=not LATE.isdisjoint(replies.values()))

@@ -8,8 +8,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.servers import ServerAlgorithm, body_of, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
+from workbench.algorithms.parameter_server import FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, body_of, check_positive, take_steps
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context
@@ -42,16 +41,16 @@ class DelayCompensatedSGD(ServerAlgorithm):
         check_positive("strength", self.strength, (int, float), 0, "lambda, 0 (no compensation) or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk, last = ServerPort(self, ctx, shard), list[int]()
-        first: Gradient = yield from desk.parameters()
+        port, last = ServerPort(self, ctx, shard), list[int]()
+        first: Gradient = yield from port.parameters()
         version = first.version
-        read: dict[int, Gradient] = dict.fromkeys(range(desk.num_workers), first)
-        while len(last) < desk.num_workers:
-            message = yield desk.hear()
-            if desk.lost(message, last):
+        read: dict[int, Gradient] = dict.fromkeys(range(port.num_workers), first)
+        while len(last) < port.num_workers:
+            message = yield port.next_push()
+            if port.departed(message, last):
                 read.pop(message.rank)
                 continue
-            gradient, flags = desk.read(message)
+            gradient, flags = port.read(message)
             if flags & NO_GRADIENT:
                 last.append(message.source)
                 continue
@@ -63,10 +62,10 @@ class DelayCompensatedSGD(ServerAlgorithm):
             if flags & LAST:
                 last.append(message.source)
             else:
-                read[message.source] = yield from desk.reply(message.source, version)
+                read[message.source] = yield from port.reply(message.source, version)
         for source in last:
-            yield from desk.reply(source, version, FINAL)
-        yield from desk.close()
+            yield from port.reply(source, version, FINAL)
+        yield from port.close()
 
     def _compensate(self, gradient: Gradient, present: Tensor, read: Tensor) -> None:
         """On the mean over the worker's samples, of which the share is a part."""

@@ -7,16 +7,26 @@ from functools import partial
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Ring, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, State, Ticket, Wait
+from workbench.program import Card, Context
 from workbench.units import MIB
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeAR(Algorithm):
+class DeARState(State):
+    """Between two steps: the gradient whose update is due, and the reduce-scatter of each of its buckets."""
+
+    gradient: Gradient
+    scattered: tuple[Ticket, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeAR(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 comes to bucket l
 
     Backward t reduce-scatters each bucket as soon as it is final; step t+1 all-gathers the buckets in the order in which
@@ -24,7 +34,7 @@ class DeAR(Algorithm):
     at parameters that have all updates: the same as `SynchronousSGD`, with both halves of communication under compute.
     Staleness 0. After the last step what is scattered is gathered and applied. Two gradient buffers.
 
-    At the end of a step the update of its own gradient is still due: parameters read there are one update behind, equal
+    At the end of a step the update of its own gradient is still due: parameters read there lack that update, and are equal
     on all ranks. Evaluations see those. A checkpoint holds each rank's own block of the sums.
 
     Paper: zhang2023dear, Alg. 1.
@@ -43,6 +53,10 @@ class DeAR(Algorithm):
             raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
 
     @property
+    def state_type(self) -> type[DeARState]:
+        return DeARState
+
+    @property
     def applies_buckets(self) -> bool:
         return True
 
@@ -54,38 +68,36 @@ class DeAR(Algorithm):
         return True
 
     def worker(self, ctx: Context) -> Program:
-        due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()] = ctx.resumed or ()
+        due: DeARState | None = ctx.resumed
         for step in ctx.steps():
-            arriving = yield from self._gather(ctx, due)
+            arriving = yield from self._gather(due)
             begun: list[Gradient] = []
-            tickets = yield Backward(step, on_bucket=partial(self._scatter, ctx, begun), before_forward=partial(_update, arriving))
+            tickets = yield Backward(step, on_bucket=partial(self._scatter, begun), before_forward=partial(_update, arriving))
             yield from _update_all(arriving)
             gradient = begun[0].owner
             assert gradient is not None
-            due = (gradient, *tickets)
+            due = DeARState(gradient=gradient, scattered=tickets)
             yield EndStep(step, state=due)
-        yield from _update_all((yield from self._gather(ctx, due)))
+        yield from _update_all((yield from self._gather(due)))
 
-    def _scatter(self, ctx: Context, begun: list[Gradient], bucket: Gradient) -> Program:
+    def _scatter(self, begun: list[Gradient], bucket: Gradient) -> Program:
         """Sum this rank's block of a bucket. Answers nothing: the gradient itself is kept, so that a checkpoint holds it whole."""
         begun.append(bucket)
-        return _silent(perform(self.collective.reduce_scatter(ctx, bucket)))
+        return _silent(ReduceScatter(bucket, self.collective))
 
-    def _gather(self, ctx: Context, due: tuple[Gradient, *tuple[Ticket, ...]] | tuple[()]) -> Program:
+    def _gather(self, due: DeARState | None) -> Program:
         """Start to spread the sums, first what forward needs first; answers the buckets' tickets, by number."""
         arriving: dict[int, Ticket] = {}
-        if due:
-            gradient, *scattered = due
-            for bucket in reversed(range(len(scattered))):  # the last bucket holds the first layers
-                yield Wait(
-                    scattered[bucket]
-                )  # its error is raised here; and forward cannot begin before the last one begun, which comes first
-                arriving[bucket] = yield Start(self.collective.all_gather(ctx, gradient.part(bucket)))
+        if due is not None:
+            for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers
+                # An error is raised here. Forward cannot begin before the reduce-scatter that was begun last, which comes first.
+                yield Wait(due.scattered[bucket])
+                arriving[bucket] = yield Start(AllGather(due.gradient.part(bucket), self.collective))
         return arriving
 
 
-def _silent(work: Program) -> Program:
-    yield from work
+def _silent(request: Request) -> Program:
+    yield request
 
 
 def _update(arriving: dict[int, Ticket], bucket: int) -> Program:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
-from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Start, Ticket, UnpackParameters, Wait
-from workbench.program import Algorithm, Card, Context, Replicas, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
+from workbench.program import Card, Context, Elasticity, Replicas
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiLoCo(Algorithm):
+class DiLoCoState(State):
+    """Between two steps, by fragment: see `_Fragment`."""
+
+    anchors: tuple[Tensor, ...]
+    momenta: tuple[Tensor, ...]
+    own: tuple[Tensor, ...]
+    due: tuple[int, ...]
+    summing: tuple[Ticket | None, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiLoCo(CollectiveAlgorithm):
     """Every rank i steps alone; every H steps, for anchor a (the parameters all ranks share) and outer momentum m:
 
         D_i = a - w_i,   D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- a
@@ -76,6 +88,10 @@ class DiLoCo(Algorithm):
             raise ConfigError(f"delay={self.delay}, mix={self.mix} with eager=True, which has delays of its own: leave both at 0")
 
     @property
+    def state_type(self) -> type[DiLoCoState]:
+        return DiLoCoState
+
+    @property
     def num_buckets(self) -> int:
         return self.fragments
 
@@ -85,9 +101,9 @@ class DiLoCo(Algorithm):
         return Replicas.EVERY_STEP if always else Replicas.AT_END
 
     @property
-    def shrinks(self) -> bool:
+    def elasticity(self) -> Elasticity:
         """To the mean of those that remain, which is the new anchor; the outer momentum begins at 0 again."""
-        return True
+        return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Most steps send nothing."""
@@ -96,9 +112,12 @@ class DiLoCo(Algorithm):
         assert ctx.layout is not None
         num_fragments = len(ctx.layout.buckets)
         parts: list[_Fragment] = []
-        resumed = deque(ctx.resumed or ())
+        resumed: DiLoCoState | None = ctx.resumed
         for number in range(num_fragments):
-            parts.append(_Fragment.load(number, resumed) if resumed else _Fragment.begin(number, (yield PackParameters(bucket=number))))
+            if resumed is None:
+                parts.append(_Fragment.begin(number, (yield PackParameters(bucket=number))))
+            else:
+                parts.append(_Fragment.load(number, resumed))
         num_done = ctx.first_step
         for step in ctx.steps():
             yield Apply((yield Backward(step)), local=True)
@@ -108,26 +127,26 @@ class DiLoCo(Algorithm):
                     yield from self._arrive(part, (yield Wait(part.summing)))
             for part in parts:
                 if num_done % self.every == part.number * self.every // num_fragments:
-                    yield from (self._step_eagerly(ctx, part, step) if self.eager else self._begin(ctx, part, num_done))
-            yield EndStep(step, state=tuple(item for part in parts for item in part.state()))
-        yield from self._end(ctx, parts, num_done)
+                    yield from (self._step_eagerly(ctx, part, step) if self.eager else self._begin(part, num_done))
+            yield EndStep(step, state=_state_of(parts))
+        yield from self._end(parts, num_done)
 
-    def _begin(self, ctx: Context, part: _Fragment, num_done: int) -> Program:
+    def _begin(self, part: _Fragment, num_done: int) -> Program:
         """A fragment's turn: sum how far the ranks went."""
         packed = yield PackParameters(bucket=part.number, step=num_done - 1)
         part.set_off(packed)
-        work = _flat_sum(perform(self.collective.all_reduce(ctx, packed)))
+        work = _flat_sum(AllReduce(packed, self.collective))
         if self.delay:
             part.summing, part.due = (yield Start(work)), num_done + self.delay
         else:
             yield from self._arrive(part, (yield from work))
 
     def _arrive(self, part: _Fragment, total: Tensor) -> Program:
-        """The sum is there: the outer step, and what the rank goes on from."""
+        """The sum has arrived: take the outer step, and set the rank's parameters by it."""
         part.summing = None
         values, tail = part.split(total)
         self._outer_step(part, values / tail[WEIGHT])
-        yield from self._go_on(part, tail[CONTROL])
+        yield from self._set_parameters(part, tail[CONTROL])
 
     def _step_eagerly(self, ctx: Context, part: _Fragment, step: int) -> Program:
         """The same with this rank's own part new and the others' of one turn ago."""
@@ -139,16 +158,16 @@ class DiLoCo(Algorithm):
             mean.add_(values / tail[WEIGHT] - part.own)
             word = tail[CONTROL]
         part.own = own
-        part.summing = yield Start(_flat_sum(perform(self.collective.all_reduce(ctx, packed))))
+        part.summing = yield Start(_flat_sum(AllReduce(packed, self.collective)))
         self._outer_step(part, mean)
-        yield from self._go_on(part, word)
+        yield from self._set_parameters(part, word)
 
     def _outer_step(self, part: _Fragment, mean: Tensor) -> None:
         part.momentum.mul_(self.outer_momentum).add_(mean)
         step = mean + self.outer_momentum * part.momentum if self.nesterov else part.momentum
         part.anchor.sub_(step, alpha=self.outer_lr)
 
-    def _go_on(self, part: _Fragment, word: Tensor) -> Program:
+    def _set_parameters(self, part: _Fragment, word: Tensor) -> Program:
         """From the anchor, and from a share of where the rank is. `word`: of control, which all ranks have now heard."""
         packed = yield PackParameters(bucket=part.number)
         values, tail = part.split(packed.flat)
@@ -156,7 +175,7 @@ class DiLoCo(Algorithm):
         tail[CONTROL] = word
         yield UnpackParameters(packed)
 
-    def _end(self, ctx: Context, parts: list[_Fragment], num_done: int) -> Program:
+    def _end(self, parts: list[_Fragment], num_done: int) -> Program:
         """Take the outer steps in flight (eager ones were taken), and make all ranks equal."""
         for part in parts:
             if part.summing is not None:
@@ -166,7 +185,7 @@ class DiLoCo(Algorithm):
         late = self.eager or self.delay or self.mix or len(parts) > 1
         if num_done and (late or num_done % self.every):
             packed = yield PackParameters(step=num_done)
-            yield UnpackParameters((yield from perform(self.collective.exact.all_reduce(ctx, packed))))
+            yield UnpackParameters((yield AllReduce(packed, self.collective.exact)))
 
 
 @final
@@ -188,18 +207,16 @@ class _Fragment:
         return cls(number, anchor, torch.zeros_like(anchor), torch.zeros_like(anchor))
 
     @classmethod
-    def load(cls, number: int, state: deque[Any]) -> _Fragment:
-        """From what `state` gave, which is taken off the queue; its tensors may be read again by another run."""
-        anchor, momentum, own, due, summing = (state.popleft() for _ in range(5))
-        part = cls(number, anchor.clone(), momentum.clone(), own.clone(), due)
-        if isinstance(summing, Ticket):
+    def load(cls, number: int, state: DiLoCoState) -> _Fragment:
+        """Its part of a state, whose tensors may be read again by another run."""
+        anchor, momentum, own = state.anchors[number], state.momenta[number], state.own[number]
+        part = cls(number, anchor.clone(), momentum.clone(), own.clone(), state.due[number])
+        summing = state.summing[number]
+        if summing is not None:
             total = summing.value.clone()
             part.split(total)[1][CONTROL] = 0.0  # the word that stopped that run is not for this one
             part.summing = Ticket.completed(total)
         return part
-
-    def state(self) -> tuple[Any, ...]:
-        return (self.anchor, self.momentum, self.own, self.due, 0 if self.summing is None else self.summing)
 
     def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """A packed fragment's values and its tail; they share its memory."""
@@ -212,6 +229,16 @@ class _Fragment:
         return values
 
 
-def _flat_sum(work: Program) -> Program:
+def _state_of(parts: list[_Fragment]) -> DiLoCoState:
+    return DiLoCoState(
+        anchors=tuple(part.anchor for part in parts),
+        momenta=tuple(part.momentum for part in parts),
+        own=tuple(part.own for part in parts),
+        due=tuple(part.due for part in parts),
+        summing=tuple(part.summing for part in parts),
+    )
+
+
+def _flat_sum(request: AllReduce) -> Program:
     """The sum as a plain tensor, which a checkpoint can hold."""
-    return (yield from work).flat
+    return (yield request).flat

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, whole
-from workbench.ops import FREE, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
-from workbench.program import Algorithm, Card, Context
+from workbench.ops import FREE, AllReduce, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
+from workbench.program import Card, Context
 from workbench.units import MIB
 
 
@@ -32,10 +32,10 @@ class SendOrder(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerwiseSGD(Algorithm):
+class LayerwiseSGD(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l under the backward of buckets l+1, l+2, ...
 
-    The same update as `SynchronousSGD`, to the last bit where the sum is taken in rank order; only backward can hide
+    The same update as `SynchronousSGD`, bit-identical where the sum is taken in rank order; only backward can hide
     communication. Staleness 0. `bucket_bytes=0` is the paper's one message a parameter; one bucket is SynchronousSGD.
     With `lanes` the all-reduces of that many buckets run side by side, bucket b on lane b mod `lanes`. By `"priority"`
     all do, and of those that could send, the bucket that forward needs first does.
@@ -76,12 +76,16 @@ class LayerwiseSGD(Algorithm):
         return self.apply != ApplyOrder.ALL
 
     @property
+    def num_lanes(self) -> int:
+        return self.lanes
+
+    @property
     def symmetric(self) -> bool:
         return self.apply != ApplyOrder.ANY and self.order == SendOrder.READY
 
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
-            tickets = yield Backward(step, on_bucket=partial(self._begin, ctx))
+            tickets = yield Backward(step, on_bucket=self._begin)
             match self.apply:
                 case ApplyOrder.ALL:
                     buckets = []
@@ -99,9 +103,9 @@ class LayerwiseSGD(Algorithm):
                         yield Apply(bucket)
             yield EndStep(step)
 
-    def _begin(self, ctx: Context, bucket: Gradient) -> Request | Program:
+    def _begin(self, bucket: Gradient) -> Request:
         """What to begin on a bucket whose gradients are final."""
-        work, number = self.collective.all_reduce(ctx, bucket), bucket.bucket or 0
+        work, number = AllReduce(bucket, self.collective), bucket.bucket or 0
         if self.order == SendOrder.PRIORITY:
             return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)  # the last bucket holds the first layers
         return work if self.lanes == 1 else Start(work, lane=number % self.lanes)

@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
-from workbench.program import Algorithm, Card, Context, Replicas, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
+from workbench.program import Card, Context, Elasticity, Replicas
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSGD(Algorithm):
+class LocalSGD(CollectiveAlgorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]),   and w_i[t+1] = mean_j w_j[t+1] after every H-th step
 
     Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there. Momentum
-    stays with its rank and is not averaged. Every rank counts alike, whatever its samples. With every=1, plain SGD and
+    stays with its rank and is not averaged. Every rank has the same weight, whatever its samples. With every=1, plain SGD and
     full batches it is `SynchronousSGD` up to rounding. The end of a run averages, wherever it falls. Staleness 0 (of a
     rank's own updates); one parameter vector while averaging. Parameters are averaged without loss; see `DiLoCo` for compression.
 
@@ -54,9 +55,9 @@ class LocalSGD(Algorithm):
         return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
 
     @property
-    def shrinks(self) -> bool:
+    def elasticity(self) -> Elasticity:
         """To the mean of those that remain, as after every H-th step."""
-        return True
+        return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Most steps send nothing."""
@@ -67,16 +68,16 @@ class LocalSGD(Algorithm):
             gradient = yield Backward(step)
             num_done = step + 1
             if step < self.after:
-                yield Apply((yield from perform(self.collective.all_reduce(ctx, gradient))))
+                yield Apply((yield AllReduce(gradient, self.collective)))
             else:
                 yield Apply(gradient, local=True)
                 if (num_done - self.after) % self.every == 0:
-                    yield from self._average(ctx)
+                    yield from self._average()
             yield EndStep(step)
         if num_done > self.after and (num_done - self.after) % self.every:
-            yield from self._average(ctx)
+            yield from self._average()
 
-    def _average(self, ctx: Context) -> Program:
+    def _average(self) -> Program:
         packed = yield PackParameters()
-        total = yield from perform(self.collective.all_reduce(ctx, packed))
+        total = yield AllReduce(packed, self.collective)
         yield UnpackParameters(total)  # the tail has summed the weights, one a rank

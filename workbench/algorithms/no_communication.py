@@ -1,4 +1,4 @@
-"""No communication: every rank trains alone. What a method would reach if messages were free and instant."""
+"""No communication: every rank trains alone. What an algorithm would reach if messages were free and instant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from workbench.gradients import Layout
 from workbench.ops import Apply, Backward, EndStep, Program
-from workbench.program import Algorithm, Card, Context, Replicas
+from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 
 
 @final
@@ -15,7 +15,7 @@ from workbench.program import Algorithm, Card, Context, Replicas
 class NoCommunication(Algorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]) on each rank i for itself
 
-    The same compute as `SynchronousSGD` and no sum: the upper bound of every method's throughput. The replicas go apart,
+    The same compute as `SynchronousSGD` and no sum: the upper bound of every algorithm's throughput. The replicas go apart,
     so its accuracy is that of one worker with its share of the data, and says nothing of a cluster. With one worker it is
     `SynchronousSGD`. Staleness 0; no memory.
 
@@ -32,9 +32,10 @@ class NoCommunication(Algorithm):
     def asynchronous(self) -> bool:
         return True
 
-    def goes_on_without(self, rank: int, num_ranks: int) -> bool:
+    @property
+    def elasticity(self) -> Elasticity:
         """Nobody waits for anybody."""
-        return rank > 0
+        return Elasticity.LOSES_WORKERS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         return 0.0

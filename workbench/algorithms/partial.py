@@ -1,4 +1,4 @@
-"""Partial all-reduce: a round begins when enough ranks have a gradient; who is late takes part in a later one."""
+"""Partial all-reduce: a round begins when enough ranks have a gradient; a late rank takes part in a later one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Collective, Ring, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
-from workbench.ops import ANY, FREE, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
+from workbench.program import Card, Context, Elasticity, Restart
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
 
@@ -30,21 +31,21 @@ class Quorum(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialAllReduce(Algorithm):
+class PartialAllReduce(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * sum_{(i,s) in S_t} g_i,s(w[s]) / |S_t|,   S_t: each rank's gradients not yet used when round t begins
 
     Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t: a number, a share of p, or a `Quorum`. All
-    ranks take part in its all-reduce, beside their compute: with their gradient, with older ones that came too late for their
-    rounds, or with nothing. A late rank then applies the rounds it missed, in order, and goes on with the step that follows:
+    ranks take part in its all-reduce, while they compute: with their gradient, with older ones that came too late for their
+    rounds, or with nothing. A late rank then applies the rounds it missed, in order, and continues with the step that follows:
     the minibatches between are not computed. So all ranks apply the same sums in the same order, no gradient is used twice, a
-    fast rank waits for the quorum and for nobody else, and a round counts each minibatch in it alike. With the quorum p it is
+    fast rank waits for the quorum alone, and each minibatch of a round has the same weight. With the quorum p it is
     `SynchronousSGD`; then staleness is 0, else without a bound: late gradients are used, and left over only at the end.
 
-    Every rank runs its rounds beside its worker, and rank 0 a coordinator that counts who is ready; control messages have one
+    Every rank runs its rounds next to its worker, and rank 0 a coordinator that counts ready ranks; control messages have one
     byte. Every rank ends every step, by applying its round: parameters are equal there on all ranks. `dropped` marks the steps
     whose minibatch this rank did not compute, or whose gradient was left over. One gradient buffer a round not yet applied.
 
-    Where a rank leaves, the others go on as fewer, from the last step that any of them has finished; only that rank's own gradients are
+    Where a rank leaves, the others continue as fewer, from the last step that any of them has finished; only that rank's own gradients are
     lost, those that no finished step had used: the others keep what they give to a round until it is over, and give it again. A quorum
     that is a number must be one of those that remain. A process that takes the rank's place begins with the next round.
 
@@ -66,7 +67,7 @@ class PartialAllReduce(Algorithm):
         check_collective(self.collective)
         if self.collective.calls_library:
             raise ConfigError(
-                f"rounds run beside other messages of the same rank, and {self.collective} may use the library's own all-reduce, "
+                f"rounds run next to other messages of the same rank, and {self.collective} may use the library's own all-reduce, "
                 "which cannot: use Ring(), or give it inner=Ring()"
             )
         quorum = self.quorum
@@ -98,22 +99,14 @@ class PartialAllReduce(Algorithm):
                 return math.ceil(float(self.quorum) * num_ranks - 1e-9)  # 0.07 * 100 is a little more than 7
 
     @property
-    def replayable(self) -> bool:
-        return self._is_synchronous
+    def restart(self) -> Restart:
+        """Its rounds and their coordinator run next to the worker, and may be using what that has handed over."""
+        return Restart.FROM_CHECKPOINT if self._is_synchronous else Restart.FROM_PARAMETERS
 
     @property
-    def begins_anew(self) -> bool:
-        """Its rounds and their coordinator go on beside the worker."""
-        return False
-
-    @property
-    def shrinks(self) -> bool:
-        """Parameters are equal at a step's end, and whoever is behind takes those of who is not."""
-        return True
-
-    @property
-    def shrinks_anyway(self) -> bool:
-        return not self._is_synchronous
+    def elasticity(self) -> Elasticity:
+        """Parameters are equal at a step's end; a rank that is late takes those of one that is not."""
+        return Elasticity.SHRINKS if self._is_synchronous else Elasticity.SHRINKS_ALWAYS
 
     @property
     def max_staleness(self) -> int | None:
@@ -141,14 +134,14 @@ class PartialAllReduce(Algorithm):
         token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)
         box = _Box(waiting=deque(ctx.resumed or ()))
         ctx.unused = box.unused if ctx.may_shrink else None
-        beside = [(yield Start(self._rounds(ctx, ctx.num_steps, box, token), lane=FREE, shares_tags=True))]
+        tasks = [(yield Start(self._rounds(ctx, ctx.num_steps, box, token), lane=FREE, shares_tags=True))]
         if ctx.rank == 0:
-            beside.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
+            tasks.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
         step = ctx.first_step  # the round to come
         while step < ctx.num_steps:
             begun = step
             box.waiting.append((yield Backward(begun)))
-            if not box.done:  # its round has not been held without it
+            if not box.done:  # its round has not taken place without it
                 yield Send(0, token, tag=READY, stamp=begun)
             while step == begun or box.done:
                 yield Recv(ctx.rank, like=token, tag=DONE)
@@ -158,24 +151,24 @@ class PartialAllReduce(Algorithm):
                 yield EndStep(step, state=tuple(box.waiting), dropped=unused if step == begun else True)
                 step += 1
         yield Send(0, token, tag=READY, stamp=ctx.num_steps)
-        for ticket in beside:
+        for ticket in tasks:
             yield Wait(ticket)
         while box.waiting:
             yield Discard(box.waiting.popleft())
 
     def _rounds(self, ctx: Context, num_steps: int, box: _Box, token: Tensor) -> Program:
         """One all-reduce a round, with whatever this rank then has."""
-        told: list[Ticket] = []
+        notices: list[Ticket] = []
         for number in range(ctx.first_step, num_steps):
             yield Recv(0, like=token, tag=GO)
             mine = [box.waiting.popleft() for _ in range(len(box.waiting))]
             merged = _merged(ctx, mine, number)
             if mine and ctx.may_shrink:
                 box.keep(number, merged)
-            total = yield from perform(self.collective.all_reduce(ctx, merged))
+            total = yield AllReduce(merged, self.collective)
             box.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
-            told.append((yield Start(Send(ctx.rank, token, tag=DONE))))
-        for ticket in told:
+            notices.append((yield Start(Send(ctx.rank, token, tag=DONE))))
+        for ticket in notices:
             yield Wait(ticket)
 
     def _coordinate(self, ctx: Context, num_steps: int, token: Tensor) -> Program:

@@ -8,10 +8,11 @@ from enum import StrEnum
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Apply, Backward, Discard, EndStep, Program, Start, Ticket, Wait
-from workbench.program import Algorithm, Card, Context
+from workbench.ops import AllReduce, Apply, Backward, Discard, EndStep, Program, Start, State, Ticket, Wait
+from workbench.program import Card, Context
 
 
 class FirstSteps(StrEnum):
@@ -23,7 +24,16 @@ class FirstSteps(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipeSGD(Algorithm):
+class PipeState(State):
+    """Between two steps: the all-reduces in flight, oldest first, and the gradient to apply again while the pipeline fills."""
+
+    in_flight: tuple[Ticket, ...] = ()
+    spare: Gradient | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeSGD(CollectiveAlgorithm):
     """w[t] = w[t-1] - lr * mean_i g_i(w[t-K])
 
     The gradient of index s is taken at w[s], so K = 1 is `SynchronousSGD` and the staleness is K - 1. The first
@@ -63,24 +73,31 @@ class PipeSGD(Algorithm):
             raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
     @property
+    def state_type(self) -> type[PipeState]:
+        return PipeState
+
+    @property
     def max_staleness(self) -> int:
         return self.width - 1
+
+    @property
+    def num_lanes(self) -> int:
+        return self.lanes
 
     @property
     def symmetric(self) -> bool:
         return True
 
     def worker(self, ctx: Context) -> Program:
-        resumed = ctx.resumed or ()
-        in_flight: deque[Ticket] = deque(item for item in resumed if isinstance(item, Ticket))
-        spare: Gradient | None = next((item for item in resumed if isinstance(item, Gradient)), None)
+        resumed: PipeState = ctx.resumed or PipeState()
+        in_flight, spare = deque(resumed.in_flight), resumed.spare
         duplicates = self.first == FirstSteps.DUPLICATE and self.width > 1
         num_synchronous = max(self.warmup_steps, 1) if duplicates else self.warmup_steps
         fold_lanes(ctx.memory, self.lanes)
         for step in ctx.steps():
             gradient = yield Backward(step)
             lane = step % self.lanes
-            in_flight.append((yield Start(self.collective.all_reduce(ctx.on_lane(lane), gradient), lane=lane)))
+            in_flight.append((yield Start(AllReduce(gradient, self.collective, lane), lane=lane)))
             filling = len(in_flight) < self.width and step >= num_synchronous
             while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
                 total = yield Wait(in_flight.popleft())
@@ -92,7 +109,7 @@ class PipeSGD(Algorithm):
             if spare is not None and step >= num_synchronous and len(in_flight) >= self.width - 1:
                 yield Discard(spare)  # the pipeline is full
                 spare = None
-            yield EndStep(step, state=(*in_flight, *([] if spare is None else [spare])))
+            yield EndStep(step, state=PipeState(in_flight=tuple(in_flight), spare=spare))
         if spare is not None:
             yield Discard(spare)
         while in_flight:

@@ -106,7 +106,7 @@ class NoiseScale:
         self._signal = self._noise = 0.0
 
     def add(self, gradient: Tensor) -> None:
-        """One worker's gradient of the present update; all alike in weight."""
+        """One worker's gradient of the present update; all have the same weight."""
         if not gradient.is_meta:
             self._squares += float(gradient.double().square().sum())
 

@@ -8,8 +8,16 @@ from typing import ClassVar, final
 
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import Apply, Backward, EndStep, Program
+from workbench.ops import Apply, Backward, EndStep, Program, State
 from workbench.program import Algorithm, Card, Context
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialState(State):
+    """Between two steps: the gradients that wait, oldest first."""
+
+    waiting: tuple[Gradient, ...] = ()
 
 
 @final
@@ -35,6 +43,10 @@ class SerialSGD(Algorithm):
             raise ConfigError(f"delay={self.delay}: a number of steps, 0 or more")
 
     @property
+    def state_type(self) -> type[SerialState]:
+        return SerialState
+
+    @property
     def max_staleness(self) -> int:
         return self.delay
 
@@ -46,11 +58,12 @@ class SerialSGD(Algorithm):
         return 0.0
 
     def worker(self, ctx: Context) -> Program:
-        waiting: deque[Gradient] = deque(ctx.resumed or ())
+        resumed: SerialState = ctx.resumed or SerialState()
+        waiting = deque(resumed.waiting)
         for step in ctx.steps():
             waiting.append((yield Backward(step)))
             while len(waiting) > self.delay:
                 yield Apply(waiting.popleft())
-            yield EndStep(step, state=tuple(waiting))
+            yield EndStep(step, state=SerialState(waiting=tuple(waiting)))
         while waiting:
             yield Apply(waiting.popleft())

@@ -6,8 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerAlgorithm, add, body_of, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
+from workbench.algorithms.parameter_server import (
+    FINAL,
+    LAST,
+    NO_GRADIENT,
+    ServerAlgorithm,
+    ServerPort,
+    add,
+    body_of,
+    check_positive,
+    take_steps,
+)
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Local, Program
@@ -20,7 +29,7 @@ class SoftsyncSGD(ServerAlgorithm):
     """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   c = floor(p / n) gradients, whoever's come first
 
     A worker is answered at once, with whatever the parameters are, so that nobody waits; tau_i is the gradient's own
-    staleness, about n. `splits=1` updates once for every p gradients (not the synchronous method: a quick worker may be in one
+    staleness, about n. `splits=1` updates once for every p gradients (not synchronous SGD: a quick worker may be in one
     twice), `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. A rest of gradients at the end
     makes one last update.
 
@@ -52,15 +61,15 @@ class SoftsyncSGD(ServerAlgorithm):
             raise ConfigError(f"splits={self.splits} on {self.num_computing(num_ranks)} workers: at most one update a gradient")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = ServerPort(self, ctx, shard)
-        version = yield from desk.open()
+        port = ServerPort(self, ctx, shard)
+        version = yield from port.open()
         last: list[int] = []
         of: list[tuple[int, int]] = []
         total: Gradient | None = None
-        while len(last) < desk.num_workers:
-            message = yield desk.hear()
-            left = desk.lost(message, last)
-            gradient, flags = (None, 0) if left else desk.read(message)
+        while len(last) < port.num_workers:
+            message = yield port.next_push()
+            left = port.departed(message, last)
+            gradient, flags = (None, 0) if left else port.read(message)
             if gradient is not None and not flags & NO_GRADIENT:
                 of.append((message.source, gradient.version))
                 stale = version - gradient.version
@@ -72,16 +81,16 @@ class SoftsyncSGD(ServerAlgorithm):
                     yield add(total, gradient)
             if flags & LAST:
                 last.append(message.source)
-            group = max(1, desk.num_workers // self.splits)
-            if total is not None and (len(of) >= group or len(last) == desk.num_workers):
+            group = max(1, port.num_workers // self.splits)
+            if total is not None and (len(of) >= group or len(last) == port.num_workers):
                 yield Apply(total, master=True, of=tuple(of))
                 version += 1
                 of, total = [], None
             if not left and not flags & LAST:
-                yield from desk.reply(message.source, version)
+                yield from port.reply(message.source, version)
         for source in last:
-            yield from desk.reply(source, version, FINAL)
-        yield from desk.close()
+            yield from port.reply(source, version, FINAL)
+        yield from port.close()
 
     def work(self, ctx: Context) -> Program:
         yield from take_steps(self, ctx)

@@ -10,19 +10,28 @@ from torch import Tensor
 
 from workbench.algorithms.staleness import Constant, Staleness
 from workbench.collectives import Collective, Native, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
-from workbench.ops import Apply, Backward, EndStep, Program, ReadParameters, WriteParameters
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, State, WriteParameters
+from workbench.program import Card, Context
 from workbench.rng import generator
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleSGD(Algorithm):
+class StaleState(State):
+    """Between two steps: the last vectors of parameters, the newest last."""
+
+    history: tuple[Tensor, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_t,i(w[t - s_t]),   s_t <= t drawn from `staleness`, the same on all ranks
 
     What staleness does to training, apart from what causes it: no gradient is late, so every minibatch is used once, in
-    its order, and the last step leaves nothing behind. In the first `ramp_steps` steps s_t is scaled down: step t has
+    its order, and nothing is in flight after the last step. In the first `ramp_steps` steps s_t is scaled down: step t has
     t / ramp_steps of what was drawn, rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as
     `PipeSGD(width=d + 1)` does, but takes an update in each of the first d steps too, where Pipe-SGD waits. Parameters
     alone are set back, not a module's other state (BatchNorm's statistics). One vector of parameters for each update of
@@ -50,6 +59,10 @@ class StaleSGD(Algorithm):
             raise ConfigError(f"ramp_steps={self.ramp_steps}: over how many steps staleness grows to what is drawn, 0 or more")
 
     @property
+    def state_type(self) -> type[StaleState]:
+        return StaleState
+
+    @property
     def max_staleness(self) -> int:
         return self.staleness.longest
 
@@ -63,7 +76,8 @@ class StaleSGD(Algorithm):
         return True
 
     def worker(self, ctx: Context) -> Program:
-        history: deque[Tensor] = deque(ctx.resumed or (), maxlen=self.staleness.longest + 1)  # the last ones, newest at the right
+        resumed: StaleState = ctx.resumed or StaleState()
+        history = deque(resumed.history, maxlen=self.staleness.longest + 1)
         for step in ctx.steps():
             newest = yield ReadParameters()
             history.append(newest)
@@ -74,5 +88,5 @@ class StaleSGD(Algorithm):
             if late:
                 yield WriteParameters(newest)
             gradient.version -= late  # where it was taken: what its staleness is counted from
-            yield Apply((yield from perform(self.collective.all_reduce(ctx, gradient))))
-            yield EndStep(step, state=tuple(history))
+            yield Apply((yield AllReduce(gradient, self.collective)))
+            yield EndStep(step, state=StaleState(history=tuple(history)))

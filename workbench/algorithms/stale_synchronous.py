@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.servers import ServerAlgorithm, check_positive, take_steps
-from workbench.algorithms.visits import FINAL, LAST, NO_GRADIENT, ServerPort
+from workbench.algorithms.parameter_server import FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, check_positive, take_steps
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -20,7 +19,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
     A worker's clock is the steps it has taken. Between its read and its push at most 2 bound + 1 pushes of any other are
     applied, so staleness is at most (p - 1)(2 bound + 1). `bound=0` keeps workers in step: every one waits for all, and
     each gradient is still an update of its own. One worker is serial SGD. A resumed run counts from where each worker stood.
-    Nobody waits for who has left.
+    Nobody waits for a worker that has left.
 
     Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """
@@ -40,23 +39,23 @@ class StaleSynchronousSGD(ServerAlgorithm):
         check_positive("bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        desk = ServerPort(self, ctx, shard)
-        version = yield from desk.open()
-        clocks = dict.fromkeys(range(desk.num_workers), 0)  # of the workers that have not pushed their last
+        port = ServerPort(self, ctx, shard)
+        version = yield from port.open()
+        clocks = dict.fromkeys(range(port.num_workers), 0)  # of the workers that have not pushed their last
         counts = Counter(clocks.values())  # clock -> how many of them stand there
         slowest = 0
-        held: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
+        waiting: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
         last: dict[int, None] = {}  # in the order of their last pushes
-        while len(last) < desk.num_workers:
-            message = yield desk.hear()
-            if desk.lost(message, last):
+        while len(last) < port.num_workers:
+            message = yield port.next_push()
+            if port.departed(message, last):
                 if message.rank in clocks:
                     counts[clocks.pop(message.rank)] -= 1
-                if message.rank in held:
-                    held.remove(message.rank)
+                if message.rank in waiting:
+                    waiting.remove(message.rank)
             else:
                 source = message.source
-                gradient, flags = desk.read(message)
+                gradient, flags = port.read(message)
                 if not flags & NO_GRADIENT:
                     yield Apply(gradient, master=True, of=((source, gradient.version),))
                     version += 1
@@ -67,21 +66,21 @@ class StaleSynchronousSGD(ServerAlgorithm):
                 else:
                     clocks[source] += 1
                     counts[clocks[source]] += 1
-                    held.append(source)
+                    waiting.append(source)
             before = slowest
             while clocks and not counts[slowest]:  # clocks only grow, so each is passed once
                 del counts[slowest]
                 slowest += 1
             released: list[int] = []
             if slowest > before:
-                released, held = held, released
-            elif held and clocks[held[-1]] - slowest <= self.bound:  # the one that has just pushed
-                released.append(held.pop())
+                released, waiting = waiting, released
+            elif waiting and clocks[waiting[-1]] - slowest <= self.bound:  # the one that has just pushed
+                released.append(waiting.pop())
             for worker in released:
-                yield from desk.reply(worker, version)
+                yield from port.reply(worker, version)
         for source in last:
-            yield from desk.reply(source, version, FINAL)
-        yield from desk.close()
+            yield from port.reply(source, version, FINAL)
+        yield from port.close()
 
     def work(self, ctx: Context) -> Program:
         yield from take_steps(self, ctx)

@@ -50,7 +50,7 @@ class Constant(Staleness):
 @final
 @dataclass(frozen=True, slots=True)
 class Uniform(Staleness):
-    """`low`, ..., `high`, each alike."""
+    """`low`, ..., `high`, all equally likely."""
 
     low: int
     high: int
@@ -93,7 +93,7 @@ class Geometric(Staleness):
 @final
 @dataclass(frozen=True, slots=True)
 class Empirical(Staleness):
-    """`values` as often as `weights` say, all alike if None: the staleness that a run was measured to have."""
+    """`values` as often as `weights` say, equally often if None: the staleness that a run was measured to have."""
 
     values: tuple[int, ...]
     weights: tuple[float, ...] | None = None

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.collectives import Collective, Native, check_collective
-from workbench.ops import Apply, Backward, EndStep, Program
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.collectives.algorithm import CollectiveAlgorithm
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program
+from workbench.program import Card, Context
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SynchronousSGD(Algorithm):
+class SynchronousSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t])
 
     Every rank waits for the sum of all gradients before it updates, so all replicas stay equal and the result is
@@ -37,6 +38,6 @@ class SynchronousSGD(Algorithm):
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():
             gradient = yield Backward(step)
-            total = yield from perform(self.collective.all_reduce(ctx, gradient))
+            total = yield AllReduce(gradient, self.collective)
             yield Apply(total)
             yield EndStep(step)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from workbench.collectives import Collective
-from workbench.ops import Program
-from workbench.program import Context, perform
+from workbench.ops import AllReduce, Program
+from workbench.program import Context, lower
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.transport.base import Transport
@@ -43,15 +43,13 @@ class Sums:
 
     def all_reduce(self, collective: Collective, value: Tensor) -> None:
         """Sum a tensor in place; all ranks call it."""
-        self._interpreter.advance(self._program(collective, value))
+        self.repeat(collective, value, 1)
 
     def repeat(self, collective: Collective, value: Tensor, times: int) -> None:
-        """Repeat the sum, in one program."""
-        self._interpreter.advance(self._programs(collective, value, times))
+        """The same sum so many times, by one program."""
+        self._interpreter.advance(lower(self._ctx, _sums(collective, value, times)))
 
-    def _programs(self, collective: Collective, value: Tensor, times: int) -> Program:
-        for _ in range(times):
-            yield from perform(collective.all_reduce(self._ctx, value))
 
-    def _program(self, collective: Collective, value: Tensor) -> Program:
-        return (yield from perform(collective.all_reduce(self._ctx, value)))
+def _sums(collective: Collective, value: Tensor, times: int) -> Program:
+    for _ in range(times):
+        yield AllReduce(value, collective)

@@ -47,7 +47,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     from workbench.algorithms import SynchronousSGD
     from workbench.bench import peers
     from workbench.ops import EndStep
-    from workbench.program import Context
+    from workbench.program import Context, lower
     from workbench.replica.local_training import LocalTraining
     from workbench.runtimes.checkpoint.rank_state import take_checkpoint
     from workbench.runtimes.checkpoint.staging import StagingBuffers
@@ -69,7 +69,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     interpreter = Interpreter(transport, worker.replica, NullRecorder(), worker.minibatch, timeout_s=settings.timeout_s)
     writer = CheckpointWriter(worker, interpreter, Path(folder))
     interpreter.context = Context(transport.rank, transport.num_workers, layout=worker.replica.layout)
-    program = algorithm.worker(interpreter.context)
+    program = lower(interpreter.context, algorithm.worker(interpreter.context))
     snapshot = StagingBuffers()
     last = EndStep(-1)
 

@@ -59,7 +59,7 @@ def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
         plain = encoded(None, objects)
     else:
         progress = str((info.get("settings") or {}).get("progress", "auto"))
-        context = (int(info["num_workers"]), str(info.get("runtime", "mpi")), progress)
+        context = (int(info["num_workers"]), progress)
         algorithm = _current_algorithm(algorithm, read_commands(folder), context)
         plain = encoded(algorithm, objects)
         changed(algorithm, plain, *context)
@@ -67,7 +67,7 @@ def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _current_algorithm(algorithm: Algorithm, commands: list[Command], context: tuple[int, str, str]) -> Algorithm:
+def _current_algorithm(algorithm: Algorithm, commands: list[Command], context: tuple[int, str]) -> Algorithm:
     """The algorithm with all earlier changes, whether the ranks have applied them or not."""
     for command in commands:
         try:

@@ -30,7 +30,7 @@ def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], ru
     from workbench.replica.local_training import check_what, run_info
     from workbench.runtimes.rank.main import Job
 
-    check_what(algorithm, problem, runtime)
+    check_what(algorithm, problem)
     algorithm.check(num_ranks)
     resume = settings.pop("resume", None)
     chosen = settings_of(settings)

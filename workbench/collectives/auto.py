@@ -19,8 +19,8 @@ from workbench.units import MIB
 MARGIN = 1.4  # what is measured at a run's beginning is off by a third now and then
 WIRE_MARGIN = 1.2  # but by less where a wire binds
 WIRE_BINDS = 50.0  # it carries so many times less than a processor adds up
-OF_MESSAGES_S = 2e-4  # what a sum of messages costs beside its messages: sub-programs are Python
-PIECE_BYTES = 8 * MIB  # of a long ring's messages: memory for these is used again, that for much longer ones is mapped anew
+OF_MESSAGES_S = 2e-4  # what a sum of messages costs in addition to its messages: sub-programs are Python
+PIECE_BYTES = 8 * MIB  # of a long ring's messages: memory for these is used again, that for much longer ones is mapped each time
 NEW_BYTES = 32 * MIB  # of one message: from here on its memory is new each time, and pages come to it one by one,
 NEW_S_PER_BYTE = 1e-9  # which takes about so long
 
@@ -30,7 +30,7 @@ NEW_S_PER_BYTE = 1e-9  # which takes about so long
 class Auto(Collective):
     """argmin over `candidates` of `seconds`: short values are bound by latency, long ones by bandwidth.
 
-    A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all choose alike. Of candidates
+    A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all make the same choice. Of candidates
     that take the same time the first is chosen. A gradient of several buckets is judged as a whole.
 
     On ranks that run, the library's own all-reduce was measured with the link (`native_s`), and so was what a ring takes over its
@@ -53,7 +53,7 @@ class Auto(Collective):
                 raise ConfigError(
                     f"candidates: {candidate!r} has no formula of its own: choose among Tree(), HalvingDoubling(), Ring(), ..."
                 )
-            candidate.seconds(1.0, 2, PlainLink())  # who has none says so now
+            candidate.seconds(1.0, 2, PlainLink())  # one without a formula raises here
 
     @property
     def needs_link(self) -> bool:
@@ -110,21 +110,26 @@ class Auto(Collective):
         pieces = max(1, math.ceil(num_bytes / num_workers / PIECE_BYTES))
         return [replace(candidate, chunks=pieces) if candidate == Ring() else candidate for candidate in self.candidates]
 
-    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+    def select(self, ctx: Context, value: Value) -> Collective:
         if ctx.num_workers == 1:
-            return self.candidates[0].all_reduce(ctx, value)  # there is nothing to choose, and no link
+            return self.candidates[0]  # there is nothing to choose, and no link
         if ctx.link is None:
             raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
         flat = flat_of(value)
         num_bytes = flat.numel() * flat.element_size()
         try:
-            collective = _chosen(self, num_bytes, ctx.num_workers, ctx.link)
+            return _chosen(self, num_bytes, ctx.num_workers, ctx.link)
         except TypeError:  # someone's own collective, codec or link that has no hash
-            collective = self.chosen(num_bytes, ctx.num_workers, ctx.link)
-        return collective.all_reduce(ctx, value)
+            return self.chosen(num_bytes, ctx.num_workers, ctx.link)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
+        return self.select(ctx, value).all_reduce(ctx, value)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """What all candidates, and the library, send alike; else NaN, since it is not known before the link is: ask `chosen` with one."""
+        """What all candidates, and the library, send, if it is the same.
+
+        Else NaN: it depends on the link, so ask `chosen` with one.
+        """
         sent = {candidate.bytes_sent(rank, num_workers, numel, itemsize, tail) for candidate in self.candidates}
         if not self.lossy:
             sent.add(Native().bytes_sent(rank, num_workers, numel, itemsize, tail))

@@ -55,11 +55,6 @@ class Collective(ABC):
         return False
 
     @property
-    def runtime(self) -> str | None:
-        """The only runtime it works on; None: any."""
-        return None
-
-    @property
     def lossy(self) -> bool:
         """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
         return getattr(self, "codec", None) is not None
@@ -91,13 +86,25 @@ class Collective(ABC):
 
     @property
     def calls_library(self) -> bool:
-        """Whether it may ask for the library's own all-reduce, which must not run beside other messages of the same rank."""
+        """Whether it may ask for the library's own all-reduce, which must not run next to other messages of the same rank."""
         return False
 
     @property
     def splits(self) -> bool:
         """Whether it has halves: `reduce_scatter` and `all_gather`."""
         return False
+
+    @property
+    def fixed_schedule(self) -> bool:
+        """Whether its messages depend on the rank, the number of ranks and the value's size alone.
+
+        A simulation without values then asks for them once and repeats the schedule.
+        """
+        return False
+
+    def select(self, ctx: Context, value: Value) -> Collective:
+        """The collective that takes this sum: itself, unless it chooses one."""
+        return self
 
     @abstractmethod
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:

@@ -14,7 +14,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_chunks, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Ticket, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 SUMMING, SPREADING = 0, 1  # hops
 AHEAD = 2  # receives that are open: the next one, so that nobody waits to be heard
@@ -30,7 +30,7 @@ class Direct(Collective):
     processors are busy with gradients that is most of what a ring loses. Hosts in a chain are a ring's. Rank j adds those of
     j - 1, j - 2, ... (mod p) in this order.
 
-    With a codec each rank's block is encoded once, and its sum once by its owner, who keeps what it decodes of that. A block travels
+    With a codec each rank's block is encoded once, and its sum once by its owner, which keeps what it decodes of that. A block travels
     in `chunks` pieces, with 2 or more of which the wire does not wait for the last sum.
 
     Paper: thakur2005optimization (the pairwise exchange).
@@ -47,15 +47,16 @@ class Direct(Collective):
     def splits(self) -> bool:
         return True
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, sums=True, spreads=True)
 
-    @by_heart
     def reduce_scatter(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, sums=True, spreads=False)
 
-    @by_heart
     def all_gather(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, sums=False, spreads=True)
 

@@ -11,7 +11,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 FOLD_IN, FIRST = 0, 1  # hops
 
@@ -25,7 +25,7 @@ class HalvingDoubling(Collective):
     of q; doubling goes the same way back. Of the p - q other ranks, each hands its value to a neighbour first and is given the
     sum last: ranks 0, 2, 4, ... to 1, 3, 5, ...
 
-    With a codec every summing message is encoded anew; a complete block is encoded once, by its owner, and its message is
+    With a codec every summing message is encoded again; a complete block is encoded once, by its owner, and its message is
     passed on within those of later rounds as it is.
 
     Paper: thakur2005optimization ("Rabenseifner's algorithm").
@@ -36,7 +36,10 @@ class HalvingDoubling(Collective):
     def __post_init__(self) -> None:
         check_codec(self.codec)
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         place = Place.of(ctx.rank, ctx.num_workers)
         for wire in wires(ctx, value, self.codec):

@@ -14,7 +14,7 @@ from workbench.collectives.rooted import Rooted
 from workbench.collectives.wire import check_codec
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program, Recv, Request, Send, Start, Value, Wait
-from workbench.program import Context, by_heart, perform
+from workbench.program import Context, lower, perform
 from workbench.rng import derive_seed
 
 
@@ -79,10 +79,13 @@ class Hierarchical(Collective):
     def calls_library(self) -> bool:
         return self.outer.calls_library
 
+    @property
+    def fixed_schedule(self) -> bool:
+        return self.outer.fixed_schedule
+
     def check(self, num_workers: int) -> None:
         self.outer.check(-(-num_workers // self.group))
 
-    @by_heart
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         inner, outer = self._levels()
         first = ctx.rank // self.group * self.group
@@ -92,7 +95,8 @@ class Hierarchical(Collective):
         if grouped:
             yield from among(members, inner.reduce(_part(ctx, members, f"within {first}"), value))
         if ctx.rank == first:
-            yield from among(leaders, perform(outer.all_reduce(_part(ctx, leaders, "leaders"), value)))
+            part = _part(ctx, leaders, "leaders")
+            yield from among(leaders, lower(part, perform(outer.all_reduce(part, value))))
         if grouped:  # in every group, be it of one: leaders hold the same sum and encode it with the same noise
             yield from among(members, inner.broadcast(_part(ctx, members, "back"), value))
         return value
@@ -144,7 +148,7 @@ def _translated(ranks: Sequence[int], request: Request) -> Request:
 
 
 def _part(ctx: Context, ranks: range, purpose: str) -> Context:
-    """What a rank is told of a part of the ranks; noise drawn for one purpose is not drawn again for another.
+    """The context of a rank within a part of the ranks; noise drawn for one purpose is not drawn again for another.
 
     The library's own sum is of all ranks, and what it takes is of no use here: `Auto` would choose it.
     """

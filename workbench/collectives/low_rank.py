@@ -16,8 +16,8 @@ from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_o
 from workbench.collectives.once import check_inner
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
-from workbench.ops import Local, Program, Value
-from workbench.program import Context, perform
+from workbench.ops import AllReduce, Local, Program, Value
+from workbench.program import Context
 from workbench.rng import derive_seed
 
 
@@ -98,7 +98,7 @@ class PowerSGD(Collective):
         for piece, flat in value.slices():
             matrices = self.matrices(piece)
             if value.step < self.start_step or not matrices:
-                yield from perform(self.inner.all_reduce(ctx, flat))
+                yield AllReduce(flat, self.inner)
             else:
                 yield from self._compressed(ctx, value, piece, matrices)
         return value
@@ -145,7 +145,7 @@ class PowerSGD(Collective):
         for side in sides:
             others = [self._factor(ctx, slot, "q" if side == "p" else "p", value.flat) for slot in slots] if side == sides[0] else factors
             message, own, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
-            message = yield from perform(self.inner.all_reduce(ctx, message))
+            message = yield AllReduce(message, self.inner)
             factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
         for slot, factor in zip(slots, factors, strict=True):  # one that is not finite would stay so
             before = self._factor(ctx, slot, sides[-1], value.flat)
@@ -173,7 +173,7 @@ class PowerSGD(Collective):
     def _factor(self, ctx: Context, slot: Slot, side: str, flat: Tensor) -> Tensor:
         """The last step's, or the first: normal numbers, the same on all ranks."""
         name, shape = _name(side, slot), self.factor_shape(slot, side)
-        if name not in ctx.memory or ctx.memory[name].shape != shape:  # another rank than before begins anew
+        if name not in ctx.memory or ctx.memory[name].shape != shape:  # of another r than before: begin again
             if flat.is_meta:
                 ctx.memory[name] = flat.new_empty(shape)
             else:

@@ -1,4 +1,4 @@
-"""What collectives remember from step to step in `Context.memory`, and what of it holds where other ranks go on.
+"""What collectives remember from step to step in `Context.memory`, and what of it stays valid when the ranks change.
 
 Residuals are in units of the mean that is applied: a sum S of shares of weight W is applied as S / W. A rank sends C(v) of
 v = g + a e, where the share a is what W is expected to be, and once the summed tail says what W is,
@@ -163,7 +163,7 @@ def outcome_on_device(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int],
 
 
 def spans_of(piece: BucketSlice) -> tuple[tuple[int, int], ...]:
-    """Where each parameter lies in its bucket's values; nowhere, where no tail counts who used it."""
+    """Where each parameter lies in its bucket's values; nothing where no tail counts its users."""
     if piece.tail == piece.stop:
         return ()
     return tuple((slot.offset - piece.start, slot.offset - piece.start + slot.numel) for slot in piece.slots)

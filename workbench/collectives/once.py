@@ -17,8 +17,8 @@ from workbench.collectives.base import Collective, Native
 from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, count_sum, outcome_of, share_of, spans_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
-from workbench.ops import Local, Program, Recv, Send, Start, Value, Wait
-from workbench.program import Context, perform
+from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait
+from workbench.program import Context
 from workbench.rng import derive_seed
 
 
@@ -54,13 +54,13 @@ class Once(Collective):
     |---|---|---|
     | "encoded" | C(block j of g_i) to rank j; then C(sum over i of what it decoded of block i) to all | about 2 (p-1) w(n/p) |
     | "raw" | the same, but the sum of block i as it is | (p-1) w(n/p) + (p-1) n/p |
-    | "gather" | C(g_i) to all, who sum for themselves | (p-1) w(n) |
+    | "gather" | C(g_i) to all, which sum for themselves | (p-1) w(n) |
     | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n values of so many bits |
 
     None chooses "encoded", or "gather" where the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank order,
-    in the value's dtype, and every rank decodes the same bytes, its own too: replicas stay equal to the last bit. Unlike a codec
+    in the value's dtype, and every rank decodes the same bytes, its own too: replicas stay bit-identical. Unlike a codec
     inside a ring's hops, the error does not grow with every hop: one encoding of each g_i, and with "encoded" one of the sum.
-    One rank alone encodes and decodes too. Tails travel raw beside the last block's messages, or the scales.
+    One rank alone encodes and decodes too. Tails travel raw with the last block's messages, or with the scales.
 
     With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a block's sum.
     They are in units of the mean that is applied (`collectives.memory`), and stay where no rank used a parameter.
@@ -148,7 +148,7 @@ class Once(Collective):
     # -- ways to sum -------------------------------------------------------------------------------------------
 
     def _two_shots(self, ctx: Context, piece: Piece) -> Program:
-        """Block j of every rank to rank j, who sums; then block j's sum to every rank."""
+        """Block j of every rank to rank j, which sums; then block j's sum to every rank."""
         p, rank, last = ctx.num_workers, ctx.rank, ctx.num_workers - 1
         blocks, tails = _cut(piece.body, p), [piece.tail[:0]] * last + [piece.tail]
         own, itemsize = blocks[rank], piece.body.element_size()
@@ -192,7 +192,7 @@ class Once(Collective):
             outcome.settle(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
-        """Everybody's encoded value to everybody, who all sum the same in the same order."""
+        """Every rank's encoded value to every rank; all sum in the same order."""
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
         share = share_of(piece.tail, ctx.num_workers, piece.total_weight)
         encode = partial(self._encode, piece.body, residual, share, self._noise(ctx, piece, "value"))
@@ -227,12 +227,12 @@ class Once(Collective):
         shared = torch.zeros(p + piece.tail.numel(), dtype=body.dtype, device=body.device)
         shared[ctx.rank : ctx.rank + 1] = magnitude
         shared[p:] = piece.tail
-        shared = yield from perform(self.inner.all_reduce(ctx, shared))
+        shared = yield AllReduce(shared, self.inner)
         scale = shared[:p].amax().view(1).float()  # a NaN of any rank is everyone's
         piece.tail.copy_(shared[p:])
         if body.numel():
             integers, left = yield Local("encode", piece.nbytes, encode)
-            total = yield from perform(self.inner.all_reduce(ctx, integers))
+            total = yield AllReduce(integers, self.inner)
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
             if residual is not None:
                 outcome_of(piece.tail, body, piece.spans).settle(residual, left, share)

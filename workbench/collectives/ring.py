@@ -12,7 +12,7 @@ from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_chunks, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
 from workbench.ops import Program, Ticket, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 
 @final
@@ -23,7 +23,7 @@ class Ring(Collective):
     In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p, which it adds while h < p - 1: so
     block i is complete at rank i after p - 1 hops and is passed round. Blocks differ by one element at most, and may be empty.
 
-    With a codec every summing hop decodes, sums and encodes again; a complete block is encoded once, by its owner, who keeps what
+    With a codec every summing hop decodes, sums and encodes again; a complete block is encoded once, by its owner, which keeps what
     it decodes of that, and is forwarded as it is. A block travels in `chunks` pieces: encoding, decoding and summing of one run
     while the next is on the wire.
 
@@ -41,15 +41,16 @@ class Ring(Collective):
     def splits(self) -> bool:
         return True
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, 0, 2 * (ctx.num_workers - 1))
 
-    @by_heart
     def reduce_scatter(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, 0, ctx.num_workers - 1)
 
-    @by_heart
     def all_gather(self, ctx: Context, value: Value) -> Program:
         return self._over(ctx, value, ctx.num_workers - 1, 2 * (ctx.num_workers - 1))
 
@@ -67,7 +68,7 @@ class Ring(Collective):
         sending: deque[Ticket | None] = deque()
         receiving: deque[Ticket | None] = deque()
         # Receives are asked for before what is sent at the same time: a library that has one stream of bytes to a neighbour
-        # (gloo) would tell it so behind the message itself, and a neighbour on both sides would wait for that to pass.
+        # (gloo) would send the request after the message itself, and a neighbour on both sides would wait for that to pass.
         for later, its_part in hops[: self.chunks]:
             receiving.append((yield from wire.start_receive(left, its_part, later)))
         for part in self._chunks(bounds, rank - first - 1) if hops else ():

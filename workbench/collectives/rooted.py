@@ -9,7 +9,7 @@ from workbench.codecs.base import Codec
 from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import check_codec, message_bytes
 from workbench.ops import Program, Value
-from workbench.program import Context, by_heart
+from workbench.program import Context
 
 SUMMING, SPREADING = 0, 1  # hops
 
@@ -26,7 +26,10 @@ class Rooted(Collective):
     def __post_init__(self) -> None:
         check_codec(self.codec)
 
-    @by_heart
+    @property
+    def fixed_schedule(self) -> bool:
+        return True
+
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if ctx.num_workers > 1:
             yield from self.reduce(ctx, value)

@@ -2,7 +2,7 @@
 
 A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself, nothing is
 copied, and sums are taken in place. With one, the range's parameters are encoded and its part of the bucket's tail travels raw
-behind them in the same message: weights, words of control and counts must be summed exactly (`gradients`).
+after them in the same message: weights, control flags and counts must be summed exactly (`gradients`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One bucket on its way. Every method but `like` is a sub-program; empty ranges make no message.
+    """One bucket on its way. Every function but `like` is a sub-program; empty ranges make no message.
 
     Attributes:
         flat: (n,) the bucket's buffer: parameters, then its tail.

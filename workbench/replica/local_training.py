@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm, Replicas, defaults_of
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import uncompiled
@@ -286,20 +286,13 @@ def num_steps_of(settings: Settings, sampler: Sampler) -> int:
     return settings.steps or sampler.steps_of(settings.epochs or 0)
 
 
-def check_runtime(algorithm: Algorithm, runtime: str) -> None:
-    """Raise `ConfigError` if the algorithm needs another runtime."""
-    if algorithm.runtime not in (None, runtime):
-        raise ConfigError(f"{algorithm} needs runtime={algorithm.runtime!r}, and this one is {runtime!r}")
-
-
-def check_what(algorithm: Any, problem: Any, runtime: str) -> None:
-    """Raise `ConfigError` unless these are an algorithm for this runtime, and a problem; the message suggests a fix."""
+def check_what(algorithm: Any, problem: Any) -> None:
+    """Raise `ConfigError` unless these are an algorithm and a problem; the message suggests a fix."""
     for what, kind, value in (("algorithm", Algorithm, algorithm), ("problem", Problem, problem)):
         if not isinstance(value, kind):
             name = getattr(value, "__name__", None)
             hint = f"call it: {name}()" if callable(value) and name else f"give a {kind.__name__}"
             raise ConfigError(f"{what}= is {name or f'a {type(value).__name__}'}, not a {kind.__name__}: {hint}")
-    check_runtime(algorithm, runtime)
 
 
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
@@ -311,7 +304,7 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
         "clock": "virtual" if runtime == "simulated" else "wall",
         "method": {
             "name": type(algorithm).__name__,
-            "defaults": algorithm.defaults(),
+            "defaults": defaults_of(algorithm),
             "settings": {name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()},
         },
         "problem": {"name": problem.name, "note": problem.note, "optimizer": describe(settings.optimizer or problem.optimizer)},

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from workbench import ops
 from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout, block_bounds, build_layout
-from workbench.ops import Message, Program, Request, Ticket
-from workbench.program import Algorithm, Context, complete, perform
+from workbench.ops import Message, Program, Request, State, Ticket
+from workbench.program import Algorithm, Context, complete, lower, perform
 
 GradientOf = Callable[[int, int, Tensor], Tensor]  # (rank, step, parameters) -> this rank's mean gradient
 
@@ -161,12 +161,12 @@ class ReferenceRuntime:
         self.receives: list[tuple[Any, ...]] = []  # (key, tag, source, to, like, stamped, ticket or process, now)
         self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
         self.stop_after: int | None = None
-        self.states: list[tuple[Any, ...]] = [()] * num_ranks
+        self.states: list[State | tuple[Any, ...]] = [()] * num_ranks
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(
-        self, num_steps: int, *, first_step: int = 0, resumed: list[tuple[Any, ...]] | None = None, stop_after: int | None = None
+        self, num_steps: int, *, first_step: int = 0, resumed: list[State | tuple[Any, ...]] | None = None, stop_after: int | None = None
     ) -> ReferenceRuntime:
         """Run every program to its end, or to its first `EndStep` from step `stop_after` on.
 
@@ -179,7 +179,7 @@ class ReferenceRuntime:
         for rank, state in enumerate(self.ranks):
             ctx = Context(rank, len(self.ranks), first_step=first_step, num_steps=num_steps, layout=state.layout, seed=self.seed)
             ctx.resumed = None if resumed is None else complete(resumed[rank])
-            self.processes.append(Process(rank, self.algorithm.worker(ctx), 0, 0.0, None))
+            self.processes.append(Process(rank, lower(ctx, self.algorithm.worker(ctx)), 0, 0.0, None))
         while self.processes:
             for process in list(self.processes):
                 if not process.ready and not process.blocked:
@@ -374,7 +374,7 @@ class ReferenceRuntime:
                 self.sends.append((process.key, tag, rank, to, flat, stamp, ticket or process, now))
             case ops.Recv(source, like, tag, stamped):
                 self.receives.append((process.key, tag, source, rank, like, stamped, ticket or process, now))
-            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
+            case ops.AllReduce(_, None) | ops.ReduceScatter(_, None) | ops.AllGather(_, None) | ops.Broadcast() | ops.Barrier():
                 process.num_native += 1
                 arrived = self.joins[type(request), process.key, process.num_native]
                 arrived[rank] = (process, request, now)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import EndStep, Ticket
+from workbench.ops import EndStep, State, Ticket
 from workbench.problems.base import Sampler
-from workbench.program import Algorithm, Context, complete
+from workbench.program import Algorithm, Context, Restart, complete, fields_of
 from workbench.replica.replica import Replica
 
 
@@ -24,7 +25,7 @@ def take_checkpoint(
     """All that is needed to continue after this step: tensors and plain values that `torch.load(weights_only=True)` reads.
 
     The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before training continues.
-    An algorithm that works in the background of its worker may still use gradients of its state; these are left out.
+    Gradients in flight are left out if chance decides what is in flight (`Restart.FROM_PARAMETERS`).
     """
     return {
         "step": end.step,
@@ -32,7 +33,7 @@ def take_checkpoint(
         "num_workers": num_workers,
         "layout": _layout_of(replica),
         "replica": replica.state(),
-        "program": _pack(end.state if algorithm.begins_anew or algorithm.replayable else ()),
+        "program": _pack(() if algorithm.restart == Restart.FROM_PARAMETERS else end.state),
         "memory": dict(memory),
         "data": None if sampler is None else position_of(sampler, end.step),
     }
@@ -56,7 +57,7 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
             what = "" if key == "layout" else f": {saved[key]!r}, and not {value!r}"
             raise ConfigError(f"the stopped run cannot be resumed with another {names[key]}{what}")
     replica.load(saved["replica"])
-    ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], replica)
+    ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], algorithm, replica) or None
     ctx.memory.update({name: placed(value, replica.layout.device).clone() for name, value in saved["memory"].items()})
 
 
@@ -109,28 +110,40 @@ def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
         raise ValueError(f"a gradient in flight of shape {tuple(value['flat'].shape)}, and ({numel},) is expected")
 
 
-def _pack(state: tuple[Any, ...]) -> list[Any]:
-    packed: list[Any] = []
-    for item in state:
-        value = item.value if isinstance(item, Ticket) else item
-        if isinstance(value, Gradient):
-            value = {"flat": value.flat, "step": value.step, "version": value.version, "bucket": value.bucket}
-        packed.append({"ticket": isinstance(item, Ticket), "value": value})
-    return packed
+def _pack(state: State | tuple[Any, ...]) -> dict[str, Any]:
+    """A program's state as a plain mapping: the name of its class, and its fields by name."""
+    packed = {
+        name: [_pack_item(item) for item in value] if isinstance(value, tuple) else _pack_item(value)
+        for name, value in fields_of(state).items()
+    }
+    return {"kind": type(state).__name__ if isinstance(state, State) else None, "fields": packed}
 
 
-def _unpack(packed: list[Any], replica: Replica) -> tuple[Any, ...]:
-    """The inverse: gradients are in the replica's buffers, and tickets are complete."""
+def _pack_item(item: Any) -> dict[str, Any]:
+    value = item.value if isinstance(item, Ticket) else item
+    if isinstance(value, Gradient):
+        value = {"flat": value.flat, "step": value.step, "version": value.version, "bucket": value.bucket}
+    return {"ticket": isinstance(item, Ticket), "value": value}
 
+
+def _unpack(packed: dict[str, Any], algorithm: Algorithm, replica: Replica) -> State | tuple[Any, ...]:
+    """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
     owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state
 
-    def restore() -> Iterator[Any]:
-        for item in packed:
-            value = item["value"]
-            if isinstance(value, dict):
-                _check_gradient(value, replica)
-                value = replica.gradient_from(value["flat"], value["step"], value["version"], value["bucket"], owners)
-            value = placed(value, replica.layout.device)
-            yield Ticket.completed(value) if item["ticket"] else value
+    def restore(item: dict[str, Any]) -> Any:
+        value = item["value"]
+        if isinstance(value, dict):
+            _check_gradient(value, replica)
+            value = replica.gradient_from(value["flat"], value["step"], value["version"], value["bucket"], owners)
+        value = placed(value, replica.layout.device)
+        return Ticket.completed(value) if item["ticket"] else value
 
-    return tuple(restore())
+    given = {name: tuple(map(restore, value)) if isinstance(value, list) else restore(value) for name, value in packed["fields"].items()}
+    kind = algorithm.state_type
+    if packed["kind"] is None:
+        return given[""]
+    if kind is None or packed["kind"] != kind.__name__ or given.keys() != {item.name for item in fields(kind)}:
+        raise ConfigError(
+            f"the checkpoint keeps the state {packed['kind']} of another version of {type(algorithm).__name__}: train again from the start"
+        )
+    return kind(**given)

@@ -22,7 +22,7 @@ KINDS: dict[str, type] = {
     "num_workers": int,
     "layout": list,
     "replica": dict,
-    "program": list,
+    "program": dict,
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")

@@ -22,7 +22,7 @@ SUM = "alike"
 
 def is_replicated(algorithm: Algorithm) -> bool:
     """Whether parameters and optimizer state are equal on all ranks after every step."""
-    return algorithm.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
+    return algorithm.elasticity.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
 
 
 def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> dict[str, Any]:

@@ -43,13 +43,10 @@ class RunController:
         num_taken: commands that all ranks have carried out.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, settings: Settings, interpreter: Interpreter, recorder: Recorder, folder: Path, runtime: str
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, settings: Settings, interpreter: Interpreter, recorder: Recorder, folder: Path) -> None:
         self.algorithm = algorithm
         self.num_taken = 0
         self._settings, self._interpreter, self._recorder, self._folder = settings, interpreter, recorder, folder
-        self._runtime = runtime
         self._transport = interpreter.transport
         self._replica: Replica = interpreter.replica
         self._reader = CommandReader(folder)
@@ -174,7 +171,7 @@ class RunController:
 
     def _set(self, changes: dict[str, Any]) -> None:
         num_ranks, progress = self._transport.num_workers, self._settings.progress
-        self.algorithm, lr = changed(self.algorithm, changes, num_ranks, self._runtime, progress)
+        self.algorithm, lr = changed(self.algorithm, changes, num_ranks, progress)
         if lr is not None:
             self._replica.set_lr(lr)
 

@@ -39,7 +39,7 @@ Step table, for ranks in step (the first row that applies; a due `Checkpoint` co
 | what is known | instructions |
 |---|---|
 | it is the step after which the run is to stop | `Checkpoint`, `Stop` |
-| a process waits to join, and the program cannot end early (`begins_anew` is false) | `Admit`, with the state that the program keeps |
+| a process waits to join, and the program cannot end early (`Algorithm.restart`) | `Admit`, with the state that the program keeps |
 | the algorithm has other settings | `BeginGeneration` from the step's state |
 | a process waits to join | `Continue`, and the next step is the program's last |
 | otherwise | `Continue` |
@@ -59,8 +59,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from workbench.ops import EndStep
-from workbench.program import Algorithm, Replicas
+from workbench.ops import EndStep, State
+from workbench.program import Algorithm, Replicas, Restart, leaves
 from workbench.runtimes.control.commands import Command
 
 # -- a generation ----------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Generation:
     end_step: int
     num_steps: int
     sync_point: int
-    state: tuple[Any, ...] = ()
+    state: State | tuple[Any, ...] = ()
     waiting: tuple[int, int] | None = None
     stop_after: int | None = None
     checkpoint_every: int | None = None
@@ -123,7 +123,7 @@ class Generation:
         """
         new = replace(self, first_step=end.step + 1, state=end.state, **changes)
         new = replace(new, end_step=new.sync_point)
-        return new.ending_after(end.step + 1) if new.waiting and new.algorithm.begins_anew else new
+        return new.ending_after(end.step + 1) if new.waiting and new.algorithm.restart == Restart.ANYWHERE else new
 
 
 def first_sync_point(generation: Generation, furthest_step: int) -> int:
@@ -388,8 +388,8 @@ def _in_step(generation: Generation, algorithm: Algorithm, end: EndStep) -> tupl
     if end.step == generation.stop_after:
         return (Checkpoint(None), Stop())
     saved = (Checkpoint(end.step),) if generation.checkpoint_due(end.step) else ()
-    if generation.waiting and not algorithm.begins_anew:
-        return (*saved, Admit(end.state))
+    if generation.waiting and algorithm.restart != Restart.ANYWHERE:
+        return (*saved, Admit(tuple(leaves(end.state))))
     if algorithm is not generation.algorithm:
         return (*saved, BeginGeneration(generation.following(end, algorithm=algorithm)))
     return (*saved, Continue(generation.ending_after(end.step + 1) if generation.waiting else generation))
@@ -429,9 +429,9 @@ def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction,
 
 def _admitted(generation: Generation, boundary: Admitted) -> Instruction:
     num_ranks, num_steps = boundary.num_ranks, boundary.num_steps
-    if not generation.algorithm.begins_anew and not boundary.joined:
+    if generation.algorithm.restart != Restart.ANYWHERE and not boundary.joined:
         return Continue(replace(generation, waiting=None))
-    end = EndStep(boundary.end.step) if generation.algorithm.begins_anew else boundary.end
+    end = EndStep(boundary.end.step) if generation.algorithm.restart == Restart.ANYWHERE else boundary.end
     return BeginGeneration(generation.following(end, num_ranks=num_ranks, num_steps=num_steps, sync_point=num_steps, waiting=None))
 
 

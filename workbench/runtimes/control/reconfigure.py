@@ -18,8 +18,7 @@ from workbench import codecs, collectives
 from workbench.collectives import Collective, Native, with_codec
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import build, check_kinds, did_you_mean
-from workbench.program import Algorithm
-from workbench.replica.local_training import check_runtime
+from workbench.program import Algorithm, Restart
 from workbench.runtimes.execution.progress import check_lanes
 
 LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # how gradients lie in memory, and who serves: fixed when ranks begin
@@ -33,7 +32,7 @@ def changeable(algorithm: Algorithm) -> list[str]:
     >>> changeable(PipeSGD(width=2))
     ['lr', 'width', 'warmup_steps', 'first', 'collective', 'lanes', 'codec', 'delay']
     """
-    if not algorithm.begins_anew:
+    if algorithm.restart != Restart.ANYWHERE:
         return ["lr"]
     own = [item.name for item in fields(algorithm) if item.name not in LAID_OUT]
     more = ["codec"] if isinstance(getattr(algorithm, "collective", None), Collective) and "codec" not in own else []
@@ -41,9 +40,7 @@ def changeable(algorithm: Algorithm) -> list[str]:
     return ["lr", *own, *more, *(["delay"] if delayed else [])]
 
 
-def changed(
-    algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, runtime: str = "mpi", progress: str = "auto"
-) -> tuple[Algorithm, float | None]:
+def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progress: str = "auto") -> tuple[Algorithm, float | None]:
     """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
@@ -64,7 +61,6 @@ def changed(
         return algorithm, float(lr)
     new = _replaced(algorithm, values)
     new.check(num_ranks)
-    check_runtime(new, runtime)
     check_lanes(new, progress)
     collective = getattr(new, "collective", None)
     if progress == "library" and collective is not None and not isinstance(collective, Native):
@@ -119,7 +115,7 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
         if name in can:
             continue
         meant = did_you_mean(name, can, cutoff=0.6)
-        if not algorithm.begins_anew:
+        if algorithm.restart != Restart.ANYWHERE:
             raise ConfigError(f"{name}: of {method} only lr can change while it runs, for it begins more than its worker. stop() it first")
         why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
         raise ConfigError(f"{name} of {method} {why}: {meant}There are {', '.join(can)}")

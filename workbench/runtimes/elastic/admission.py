@@ -20,6 +20,7 @@ import torch
 
 from workbench.errors import PeerFailed, Stalled
 from workbench.ops import EndStep
+from workbench.program import leaves
 from workbench.runtimes.control.commands import read_commands
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.execution.endpoint import RankClock
@@ -70,7 +71,7 @@ class JoinState:
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
             step=end.step,
-            state=tuple(map(int, end.state)),
+            state=tuple(map(int, leaves(end.state))),
             sync_point=sync_point,
             paused_s=paused_s + clock.held(),
             place=controller.place,

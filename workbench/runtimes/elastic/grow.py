@@ -4,7 +4,7 @@ The process asks by a command to the run (`join`). When all ranks have agreed on
 end, each program takes one more step. It knows that this is its last, so it applies what is in
 flight. Then all ranks hold what the process can be given: parameters, optimizer and place in the
 data of the lowest rank, and those memories of collectives that are not a rank's own. A program that
-cannot end at a step which it did not know when it began (`Algorithm.begins_anew` is false)
+cannot end at a step which it did not know when it began (`Algorithm.restart`)
 continues from the first step's end: nothing is in flight there.
 """
 

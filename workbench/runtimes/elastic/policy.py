@@ -20,8 +20,8 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
         ConfigError: the run is to shrink, and cannot.
     """
     num_ranks = transport.num_workers
-    shrinks = transport.can_shrink and (on_failure == "shrink" or algorithm.shrinks_anyway)
-    without = [transport.outlives_peers and algorithm.goes_on_without(rank, num_ranks) and rank > 0 for rank in range(num_ranks)]
+    shrinks = transport.can_shrink and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
+    without = [transport.outlives_peers and algorithm.can_lose(rank, num_ranks) for rank in range(num_ranks)]
     check_shrinks(algorithm, on_failure)
     if on_failure == "shrink" and not transport.can_shrink:
         raise ConfigError(
@@ -34,8 +34,8 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
 
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
     """Return True if the run continues when that rank's process is killed, and admits another in its place (torch)."""
-    shrinks = algorithm.shrinks and (on_failure == "shrink" or algorithm.shrinks_anyway)
-    return shrinks or (rank > 0 and algorithm.goes_on_without(rank, num_ranks))
+    shrinks = algorithm.elasticity.shrinks and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
+    return shrinks or algorithm.can_lose(rank, num_ranks)
 
 
 def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runtime: str) -> list[int]:
@@ -55,5 +55,5 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
 
 def check_shrinks(algorithm: Algorithm, on_failure: str) -> None:
     """Raise `ConfigError` if a run is to shrink, and its algorithm cannot."""
-    if on_failure == "shrink" and not algorithm.shrinks:
+    if on_failure == "shrink" and not algorithm.elasticity.shrinks:
         raise ConfigError(f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint")

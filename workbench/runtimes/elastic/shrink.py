@@ -83,7 +83,7 @@ class Shrinker:
         self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, lookout=members.detector))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         ctx.link = None
-        if self._controller.algorithm.needs_link:  # measured here, where a rank that leaves meanwhile is noticed as at any time
+        if self._controller.algorithm.requires.link:  # measured here, where a rank that leaves meanwhile is noticed as at any time
             size = self._worker.replica.layout.message_bytes
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size)
         kept = ctx.unused(step) if ctx.unused else ()

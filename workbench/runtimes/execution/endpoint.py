@@ -119,13 +119,13 @@ class Endpoint:
         """A communication request, to its end, on the calling thread."""
         transport, clock = self._transport, self._clock
         begin = clock.now()
-        if type(request) is ops.AllReduce:  # first, and without a pattern: what a short step has most of
+        if type(request) is ops.AllReduce and request.collective is None:  # first, and without a pattern: short steps have most of these
             transport.all_reduce(flat_of(request.value), self._deadline("the all-reduce", clock.step))
             return self._book_sum(request.value, begin, clock.now())
         match request:
-            case ops.ReduceScatter(value):
+            case ops.ReduceScatter(value, None):
                 transport.reduce_scatter(flat_of(value), self._deadline("the reduce-scatter", clock.step))
-            case ops.AllGather(value):
+            case ops.AllGather(value, None):
                 transport.all_gather(flat_of(value), self._deadline("the all-gather", clock.step))
             case ops.Local(kind, num_bytes, action):
                 answer = action()
@@ -138,7 +138,7 @@ class Endpoint:
             case ops.Send() | ops.Recv():
                 return self.finish(self._start_point(request))
             case _:
-                raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
+                raise not_lowered(request)
         return self._book(request, begin, clock.now())
 
     def _deadline(self, what: str, step: int | None = None) -> Deadline:
@@ -149,6 +149,8 @@ class Endpoint:
         if isinstance(request, ops.Send | ops.Recv):
             return self._start_point(request)
         if isinstance(request, ops.AllReduce):
+            if request.collective is not None:
+                raise not_lowered(request)
             handle = self._transport.start_all_reduce(flat_of(request.value), always=always)
             return None if handle is None else Ticket(0, request, handle)
         return None
@@ -238,6 +240,14 @@ class Endpoint:
         if isinstance(value, Gradient):
             step, bucket = value.step, bucket_of(value)
         self._clock.recorder.span(kind, self._lane, begin, end, step, bucket, int(num_bytes), peer)
+
+
+def not_lowered(request: Request) -> TypeError:
+    """What a request is that the transport cannot answer."""
+    collective = getattr(request, "collective", None)
+    if collective is None:
+        return TypeError(f"{type(request).__name__} is not a request that can be answered here")
+    return TypeError(f"{type(request).__name__} names {collective}, which a runtime replaces by messages first: use program.lower")
 
 
 def bucket_of(value: Any) -> int:

@@ -14,8 +14,8 @@ import torch
 from workbench import ops
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Program, Request, Ticket
-from workbench.program import Context
+from workbench.ops import Program, Request, State, Ticket
+from workbench.program import Context, leaves
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of
@@ -32,7 +32,7 @@ COMMUNICATION = frozenset({ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter,
 
 @final
 class Interpreter:
-    """One rank's program counter, lanes and ledger.
+    """One rank's program counter, lanes and clock.
 
     Args:
         minibatch: step -> the micro-batches of this rank.
@@ -79,7 +79,7 @@ class Interpreter:
         self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
-    def begin_again(self, state: tuple[Any, ...]) -> None:
+    def begin_again(self, state: State | tuple[Any, ...]) -> None:
         """Another program is to begin, from that state of the one before."""
         self.complete_all(state)
         self._mailbox.forget_departures()
@@ -293,9 +293,9 @@ class Interpreter:
         """Whether nothing is left in the background after `close`."""
         return self._background.ended
 
-    def complete_all(self, state: tuple[Any, ...]) -> None:
+    def complete_all(self, state: State | tuple[Any, ...]) -> None:
         """Wait for every ticket in a program's state, so that it can be kept."""
-        for item in state:
+        for item in leaves(state):
             if isinstance(item, Ticket):
                 self._wait(item)
 
@@ -312,7 +312,7 @@ class Interpreter:
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
     """The record of one update of a server: the number it is, how stale each gradient in it was, whose they were, who was dropped."""
     of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
-    alone = len(of) == 1  # nearly always: a server of an asynchronous method writes one of these for every message
+    alone = len(of) == 1  # nearly always: a server of an asynchronous algorithm writes one of these for every message
     return {
         "update": update,
         "bucket": bucket,

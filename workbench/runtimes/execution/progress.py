@@ -206,5 +206,5 @@ def _nobody(request: Request, task: int) -> Any:  # noqa: ARG001 - the signature
 
 def check_lanes(algorithm: Algorithm, progress: str) -> None:
     """Raise `ConfigError` for a deadlock: with "tests", lanes would block in a different order on each rank."""
-    if progress == "tests" and algorithm.num_lanes > 1:
-        raise ConfigError(f"progress='tests' drives one lane, and this algorithm has {algorithm.num_lanes}: use progress='thread'")
+    if progress == "tests" and algorithm.requires.num_lanes > 1:
+        raise ConfigError(f"progress='tests' drives one lane, and this algorithm has {algorithm.requires.num_lanes}: use progress='thread'")

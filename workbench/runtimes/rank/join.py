@@ -60,7 +60,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
         transport: Transport = TorchTransport.late(rank, num_ranks, saved["num_lanes"], timeout_s)
-        members = Membership(detector, lambda other: job.algorithm.goes_on_without(other, num_ranks), shrinks=shrinks)
+        members = Membership(detector, lambda other: job.algorithm.can_lose(other, num_ranks), shrinks=shrinks)
         transport.members = members
         for name in COUNTS:
             setattr(members, name, saved[name])
@@ -94,7 +94,7 @@ def _train(
             worker.replica.model.load_state_dict(told["model"])
             late = JoinState.of(told)
             ctx.first_step, ctx.resumed = late.step + 1, late.state or None
-        controller = RunController(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
         summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
         record_departures(folder, transport)
         return summary

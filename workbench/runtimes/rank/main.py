@@ -21,7 +21,7 @@ from workbench.errors import ConfigError, LaunchError, PeerFailed, WorkbenchErro
 from workbench.machine import num_cores
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
-from workbench.replica.local_training import LocalTraining, check_runtime, model_info, run_info, share_cores, trace_note
+from workbench.replica.local_training import LocalTraining, model_info, run_info, share_cores, trace_note
 from workbench.runtimes.checkpoint.restore import restore
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.elastic.policy import enable_elasticity
@@ -266,7 +266,6 @@ def record_departures(folder: Path, transport: Transport) -> None:
 def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[int]) -> dict[str, Any]:
     rank, num_workers, settings, folder = transport.rank, transport.num_workers, job.settings, detector.folder
     share_cores(settings.threads, _ranks_on_this_machine(transport, settings.timeout_s, detector))
-    check_runtime(job.algorithm, job.runtime)
     job.algorithm.check(num_workers)
     worker = LocalTraining(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
@@ -281,10 +280,10 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         differing = check_agreement(known, transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
         check_lanes(job.algorithm, settings.progress)
-        transport.open_lanes(job.algorithm.num_lanes)
+        transport.open_lanes(job.algorithm.requires.num_lanes)
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
         ctx.may_shrink = transport.members is not None and transport.members.shrinks
-        if job.algorithm.needs_link:
+        if job.algorithm.requires.link:
             ctx.link = measure_link(transport, interpreter.clock.deadline, replica.layout.message_bytes)
         words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
         if rank == 0:
@@ -306,7 +305,7 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
                 num_workers=num_workers,
                 notes=notes,
             )
-        controller = RunController(job.algorithm, settings, interpreter, recorder, folder, job.runtime)
+        controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
         session = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after)
         summary = session.run(ctx, at)
         record_departures(folder, transport)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
@@ -212,14 +212,14 @@ class TrainingLoop:
         if resumes:
             self._interpreter.begin_again(self._end.state)
             begin_again(ctx, self._end)
-        self._transport.open_lanes(self._algorithm.num_lanes)
-        if self._algorithm.needs_link and ctx.link is None:
+        self._transport.open_lanes(self._algorithm.requires.num_lanes)
+        if self._algorithm.requires.link and ctx.link is None:
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
         ctx.num_steps = self._generation.end_step
 
     def _run_generation(self, ctx: Context, at: list[int]) -> Outcome:
         """Run the program until something else follows."""
-        with closing(self._generation.algorithm.worker(ctx)) as program:
+        with closing(lower(ctx, self._generation.algorithm.worker(ctx))) as program:
             while (end := self._interpreter.advance(program)) is not None:
                 self._end = end
                 outcome = self._follow(self._end_step(end), ctx)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from workbench.ops import EndStep, Ticket
+from workbench.ops import EndStep, State, Ticket
+from workbench.program import leaves
 from workbench.runtimes.checkpoint.rank_state import take_checkpoint
 from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.control.generations import needs_sync_point, sync_point_after
-from workbench.runtimes.simulator.course import take_turn, when_complete
 from workbench.runtimes.simulator.worker import SimWorker
 
 if TYPE_CHECKING:
     from workbench.runtimes.simulator.process import SimProcess
     from workbench.runtimes.simulator.simulation import Simulation
+
+
+def when_complete(state: State | tuple[Any, ...], action: Callable[[], None]) -> None:
+    """Call `action` when no ticket of a step's state is in flight any more."""
+    in_flight = [item for item in leaves(state) if isinstance(item, Ticket) and not item.done]
+
+    def one_is_done() -> None:
+        if all(ticket.done for ticket in in_flight):
+            action()
+
+    for ticket in in_flight:
+        ticket.runtime.append(one_is_done)
+    if not in_flight:
+        action()
 
 
 @final
@@ -73,13 +88,11 @@ class SimCheckpoints:
         return within and not needs_sync_point(simulation.algorithm)
 
     def behind(self, thread: SimProcess, end: EndStep) -> bool:
-        """Keep a checkpoint if one is due, take what was set there; whether the program waits for that."""
-        due = self._due(end.step)
-        if due:
-            when_complete(end.state, lambda: self.keep(thread.worker, end, end.step))
-        if take_turn(thread, end):
-            return True
-        if not due or all(item.done for item in end.state if isinstance(item, Ticket)):
+        """Keep a checkpoint if one is due; whether the program waits for that."""
+        if not self._due(end.step):
+            return False
+        when_complete(end.state, lambda: self.keep(thread.worker, end, end.step))
+        if all(item.done for item in leaves(end.state) if isinstance(item, Ticket)):
             return False
         when_complete(end.state, lambda: thread.resume(None))  # a checkpoint is of sums that are complete
         return True

@@ -1,18 +1,22 @@
-"""Collectives learned by heart: in a timing-only simulation a collective's requests are the same every time, so they are asked for once.
+"""Cached schedules of collectives: in a timing-only simulation a collective asks for the same messages every time.
 
-What a rank of a ring sends, receives and sums depends on its rank, on how many there are and on the size of the value, and
-on nothing else. `rehearse` runs its sub-program once, answers every request at once, and writes down what it asked; a
-`SchedulePlayer` then goes through that tape in virtual time: the same messages at the same times, without a generator.
+What a rank of a ring sends, receives and sums depends on its rank, on the number of ranks and on the size of the value, and on
+nothing else (`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and writes
+down what it asks for. A `SchedulePlayer` then goes through that schedule in virtual time: the same messages at the same times,
+without a generator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from workbench import ops
+from workbench.collectives import Collective
 from workbench.gradients import Gradient
 from workbench.ops import Message, Program, Request, Ticket, Value
+from workbench.program import Context, Sum, take_sum
 from workbench.runtimes.execution.endpoint import size_of
 
 if TYPE_CHECKING:
@@ -25,13 +29,13 @@ share instructions."""
 
 
 @final
-class CommSchedule(ops.Request):
-    """What a sub-program asks, from its begin to its end; as a request, to be gone through in its place. The answer is `value`."""
+class CommSchedule:
+    """What a collective asks for, from its beginning to its end. The simulator's own marker: yielded in the collective's place."""
 
-    __slots__ = ("instructions", "num_slots", "value")
+    __slots__ = ("instructions", "num_slots")
 
-    def __init__(self, instructions: tuple[Instruction, ...], num_slots: int, value: Any = None) -> None:
-        self.instructions, self.num_slots, self.value = instructions, num_slots, value
+    def __init__(self, instructions: tuple[Instruction, ...], num_slots: int) -> None:
+        self.instructions, self.num_slots = instructions, num_slots
 
     def __repr__(self) -> str:
         return f"a collective of {len(self.instructions)} requests"
@@ -39,10 +43,10 @@ class CommSchedule(ops.Request):
 
 @final
 class ScheduleCache:
-    """The tapes of one rank.
+    """The schedules of one rank.
 
     Args:
-        shared: instructions and whole tapes that ranks have in common; the same dictionary for all ranks of a simulation.
+        shared: instructions and whole schedules that ranks have in common; the same dictionary for all ranks of a simulation.
         seconds: of local work, by kind and bytes; what takes none is left out, unless it is `traced`.
     """
 
@@ -53,35 +57,41 @@ class ScheduleCache:
         self._seconds, self._traced = seconds, traced
         self._known: dict[Any, CommSchedule | None] = {}
 
-    def __call__(self, key: Any, begin: Callable[[Value], Request | Program], value: Value) -> Request | Program:
-        """The sub-program `begin(value)`, or its tape; `key` names what it depends on beside the value's size."""
+    def take(self, ctx: Context, request: Sum) -> Request | Program:
+        """What takes a sum (`program.lower`): a schedule where the collective has a fixed one, else its sub-program."""
+        value, collective = request.value, request.collective
+        assert isinstance(collective, Collective)
+        chosen = replace(request, collective=collective.select(ctx, value))
+        if not isinstance(chosen.collective, Collective) or not chosen.collective.fixed_schedule:
+            return take_sum(ctx, chosen)
         size = (value.bucket, value.layout.numel) if isinstance(value, Gradient) else (value.numel(), value.dtype)
-        if (key, size) not in self._known:
-            self._known[key, size] = self._learn(begin(value))
-        known = self._known[key, size]
-        return begin(value) if known is None else _play(known, value)
+        key = (type(request), chosen.collective, ctx.rank, ctx.num_workers, size)
+        if key not in self._known:
+            self._known[key] = self._learn(take_sum(ctx, chosen))
+        known = self._known[key]
+        return take_sum(ctx, chosen) if known is None else _play(known, value)
 
     def _learn(self, work: Request | Program) -> CommSchedule | None:
-        tape = rehearse(work)
-        if tape is None:
+        schedule = record_schedule(work)
+        if schedule is None:
             return None
         rank, p, shared = self._rank, self._num_workers, self._shared
-        relative = ((op, slot, (peer - rank) % p if op < WAIT else 0, tag, size) for op, slot, peer, tag, size in tape.instructions)
+        relative = ((op, slot, (peer - rank) % p if op < WAIT else 0, tag, size) for op, slot, peer, tag, size in schedule.instructions)
         kept = (item for item in relative if item[0] != WORK or self._traced or self._seconds(item[4], item[1]) > 0)
         instructions = tuple(shared.setdefault(item, item) for item in kept)
-        return CommSchedule(shared.setdefault(instructions, instructions), tape.num_slots)
+        return CommSchedule(shared.setdefault(instructions, instructions), schedule.num_slots)
 
 
-def _play(tape: CommSchedule, value: Value) -> Program:
-    yield CommSchedule(tape.instructions, tape.num_slots)
+def _play(schedule: CommSchedule, value: Value) -> Program:
+    yield schedule  # type: ignore[misc]  # the simulator's own marker, which no algorithm sees
     return value
 
 
-def rehearse(work: Request | Program) -> CommSchedule | None:
-    """The tape of a sub-program that asks for messages and local work alone; None of any other."""
+def record_schedule(work: Request | Program) -> CommSchedule | None:
+    """The schedule of a sub-program that asks for messages and local work alone; None of any other."""
     if isinstance(work, Request):
         return None
-    tape: list[Instruction] = []
+    instructions: list[Instruction] = []
     num_slots = 0
     slots: dict[int, int] = {}  # of tickets
     answer: Any = None
@@ -89,21 +99,21 @@ def rehearse(work: Request | Program) -> CommSchedule | None:
         try:
             request = work.send(answer)
         except StopIteration:
-            return CommSchedule(tuple(tape), num_slots)
+            return CommSchedule(tuple(instructions), num_slots)
         inner = request.work if isinstance(request, ops.Start) else request
         answer = None
         match inner:
             case ops.Send(to, value, tag, None):
-                tape.append((SEND, num_slots, to, tag, size_of(value)))
+                instructions.append((SEND, num_slots, to, tag, size_of(value)))
             case ops.Recv(source, like, tag, False) if source != ops.ANY:
-                tape.append((RECEIVE, num_slots, source, tag, size_of(like)))
+                instructions.append((RECEIVE, num_slots, source, tag, size_of(like)))
                 answer = Message(source, like if like.is_contiguous() else like.new_empty(like.numel()))  # one byte, expanded, is none
             case ops.Wait(ticket) if ticket.key in slots:
-                tape.append((WAIT, slots[ticket.key], 0, 0, None))
+                instructions.append((WAIT, slots[ticket.key], 0, 0, None))
                 answer = ticket.value
                 continue
             case ops.Local(kind, num_bytes, action):
-                tape.append((WORK, num_bytes, 0, 0, kind))
+                instructions.append((WORK, num_bytes, 0, 0, kind))
                 answer = None if kind == "sum" else action()
                 continue
             case _:
@@ -114,31 +124,31 @@ def rehearse(work: Request | Program) -> CommSchedule | None:
             ticket.value, slots[num_slots] = answer, num_slots
             answer = ticket
         else:
-            tape.append((WAIT, num_slots, 0, 0, None))
+            instructions.append((WAIT, num_slots, 0, 0, None))
         num_slots += 1
 
 
 @final
 class SchedulePlayer:
-    """Goes through a tape for a simulated program, and says when it is through."""
+    """Goes through a schedule for a simulated program, and calls `then` at its end."""
 
-    __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_key", "_position", "_since_s", "_tape", "_then", "_thread", "_traced")
+    __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_instructions", "_key", "_position", "_since_s", "_then", "_thread", "_traced")
 
-    def __init__(self, thread: SimProcess, tape: CommSchedule, then: Callable[[Any], None]) -> None:
+    def __init__(self, thread: SimProcess, schedule: CommSchedule, then: Callable[[Any], None]) -> None:
         simulation = thread.simulation
         self._thread, self._then = thread, then
-        self._tape = tape.instructions
+        self._instructions = schedule.instructions
         self._fabric = simulation.fabric
         self._key = (thread.key, thread.priority, thread.worker.rank, simulation.num_workers)
         self._position = 0
         self._since_s = 0.0
         self._blocked = -1  # the slot that it waits for
-        self._done = bytearray(tape.num_slots)
+        self._done = bytearray(schedule.num_slots)
         self._traced = thread.worker.traced
-        self._begun: list[float] = [0.0] * tape.num_slots if self._traced else []
+        self._begun: list[float] = [0.0] * schedule.num_slots if self._traced else []
 
     def __repr__(self) -> str:
-        for op, slot, peer, tag, size in self._tape:
+        for op, slot, peer, tag, size in self._instructions:
             if op < WAIT and slot == self._blocked:
                 peer = (peer + self._key[2]) % self._key[3]
                 return f"{'Send to' if op == SEND else 'Recv from'} rank {peer} (tag {tag}, {size} bytes)"
@@ -146,13 +156,13 @@ class SchedulePlayer:
 
     def go(self, _: Any = None) -> None:
         """Go on as far as possible."""
-        tape, done, fabric = self._tape, self._done, self._fabric
+        instructions, done, fabric = self._instructions, self._done, self._fabric
         key, priority, rank, p = self._key
         if self._blocked >= 0 and self._traced and self._thread.task == 0:
             self._span("wait", "compute", self._since_s)
         self._blocked = -1
-        for position in range(self._position, len(tape)):
-            op, slot, peer, tag, size = tape[position]
+        for position in range(self._position, len(instructions)):
+            op, slot, peer, tag, size = instructions[position]
             if op == WAIT:
                 if not done[slot]:
                     self._blocked, self._position = slot, position
@@ -169,7 +179,7 @@ class SchedulePlayer:
                 fabric.receive(key, tag, (rank + peer) % p, rank, self._received, (slot, size))
             elif self._work(size, slot, position):
                 return
-        self._position = len(tape)
+        self._position = len(instructions)
         self._then(None)
 
     def _work(self, kind: str, num_bytes: int, position: int) -> bool:

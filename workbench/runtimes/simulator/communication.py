@@ -12,7 +12,7 @@ from workbench.collectives import flat_of, native_bytes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Message, Request
-from workbench.runtimes.execution.endpoint import bucket_of, size_of
+from workbench.runtimes.execution.endpoint import bucket_of, not_lowered, size_of
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def communicate(thread: SimProcess, request: Request, then: Then, channel: str) 
         return _receive(thread, request, then)
     network, p, rank = thread.simulation.network, thread.simulation.num_workers, thread.worker.rank
     match request:
-        case ops.AllReduce(value):
+        case ops.AllReduce(value, None):
             size = size_of(value)
             _join(thread, f"{channel} all-reduce", "all_reduce", value, network.all_reduce_s(size, p), native_bytes(p, size), _sum, then)
-        case ops.ReduceScatter(value):
+        case ops.ReduceScatter(value, None):
             size = size_of(value)
             seconds = network.reduce_scatter_s(size, p)
             _join(thread, f"{channel} reduce-scatter", "reduce_scatter", value, seconds, native_bytes(p, size) / 2, _sum_blocks, then)
-        case ops.AllGather(value):
+        case ops.AllGather(value, None):
             size = size_of(value)
             seconds = network.all_gather_s(size, p)
             _join(thread, f"{channel} all-gather", "all_gather", value, seconds, native_bytes(p, size) / 2, _gather_blocks, then)
@@ -51,7 +51,7 @@ def communicate(thread: SimProcess, request: Request, then: Then, channel: str) 
         case ops.Barrier():
             _join(thread, f"{channel} barrier", "barrier", None, network.barrier_s(p), 0, lambda values: None, then)
         case _:
-            raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
+            raise not_lowered(request)
 
 
 def _send(thread: SimProcess, request: ops.Send, then: Then) -> None:

@@ -17,8 +17,8 @@ Then = Callable[[Any], None]
 
 
 @final
-class Halted(ops.Request):
-    """Asked for by a program whose process has ended; never answered."""
+class Halted:
+    """Yielded by a program whose process has ended; never answered. The simulator's own marker, and no request."""
 
 
 @final
@@ -43,7 +43,7 @@ class Departures:
             ConfigError: the method cannot do without it.
         """
         method, num_ranks = self._simulation.algorithm, self._simulation.num_workers
-        if rank == 0 or not method.goes_on_without(rank, num_ranks):
+        if not method.can_lose(rank, num_ranks):
             raise ConfigError(
                 f"{method} on {num_ranks} ranks cannot go on without rank {rank}: choose a worker that serves nothing, not rank 0"
             )
@@ -94,7 +94,7 @@ def _nothing() -> Program:
 
     def program() -> Program:
         while True:
-            yield Halted()
+            yield Halted()  # type: ignore[misc]  # no algorithm sees it
 
     begun = program()
     next(begun)

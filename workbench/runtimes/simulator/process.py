@@ -11,13 +11,12 @@ from workbench.ops import FREE, Program, Request, Ticket
 from workbench.program import perform
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.execution.interpreter import update_event
+from workbench.runtimes.simulator.checkpoints import when_complete
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
 from workbench.runtimes.simulator.communication import PENDING, communicate, receive_here
 from workbench.runtimes.simulator.compute import begin_backward
-from workbench.runtimes.simulator.course import when_complete
 from workbench.runtimes.simulator.failures import Halted
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
-from workbench.runtimes.simulator.visits import Reply, Visit, play_reply, play_visit
 from workbench.runtimes.simulator.worker import SimWorker
 
 if TYPE_CHECKING:
@@ -291,8 +290,6 @@ _ANSWERS: dict[type, Callable[[SimProcess, Any], Any]] = {
     ops.Wait: SimProcess._wait,
     ops.WaitAny: SimProcess._wait_any,
     ops.WriteParameters: SimProcess._write,
-    Reply: play_reply,
     CommSchedule: SimProcess._play,
-    Visit: play_visit,
 }
 _COMMUNICATE: Callable[[SimProcess, Any], Any] = SimProcess._communicate  # what is not there

@@ -1,9 +1,9 @@
 """A recorded run once more, in one process, with its messages in the order in which they came then.
 
 What chance decided in a real run of an asynchronous method is in its events: whom each receive from any rank heard, which
-ticket each `WaitAny` found or that it ran out of time, what `Now` said, where the run was asked to stop; what was set while it
-ran is in its `run.json`. A replay gives the same programs the same answers, so they compute the same numbers, to the last bit,
-also where gradients were summed in order of arrival. Its clock is virtual and says nothing.
+ticket each `WaitAny` found or that it ran out of time, what `Now` said, where the run was asked to stop. A replay gives the
+same programs the same answers, so they compute the same numbers, bit-identical, also where gradients were summed in order of
+arrival. Its clock is virtual and says nothing. A run that was steered cannot be replayed.
 
 Not to the last bit: sums that the library took (gloo's and MPI's own all-reduce add in an order of their own), and runs
 on a GPU or on another processor.
@@ -21,9 +21,8 @@ from workbench import costs
 from workbench.costs import Compute
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Restart
 from workbench.replica.local_training import run_info
-from workbench.runtimes.simulator.course import Course, turns_of
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -47,7 +46,7 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     """Run again what was recorded, with the same method, problem and settings.
 
     Raises:
-        ConfigError: the record is of something else, or was not kept.
+        ConfigError: the record is of something else, was not kept, or is of a run that was steered.
     """
     run = run if isinstance(run, Run) else Run.load(run)
     name = (run.info.get("method") or {}).get("name")
@@ -64,7 +63,11 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay begins at the beginning, so replay that one")
     if run.info.get("departures"):
         raise ConfigError(f"ranks left the run {run.id}, and their records end before its end: it cannot be replayed")
-    if not algorithm.replayable:
+    if any(not row.get("stop") for row in run.info.get("steering", ())):
+        raise ConfigError(
+            f"the run {run.id} was steered: a replay has one setting from its first step to its last, so it cannot be replayed"
+        )
+    if algorithm.restart == Restart.FROM_PARAMETERS:
         raise ConfigError(f"{algorithm} cannot be replayed: what its worker hands to its rounds is in no message, and so in no record")
     if algorithm.asynchronous and not run.events:
         raise ConfigError(f"the run {run.id} has no events: without the order of its messages it cannot be replayed")
@@ -74,7 +77,6 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
     )
     simulation.scripts = run.events
-    simulation.course = Course(algorithm, simulation.num_workers, turns_of(run.info))
     stop_after = run.info.get("stop_after")
     if run.info.get("status") == "stopped" and not algorithm.asynchronous:
         stop_after = run.info["result"]["last_step"]  # by hand, or there

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from workbench import costs
-from workbench.collectives import Collective, Native, Ring, native_bytes
+from workbench.collectives import Native
 from workbench.costs import AnyNetwork, Compute, Network, measure_compute
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient
 from workbench.naming import call_checked
-from workbench.ops import Program, Request, Value
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import check_what
 from workbench.replica.replica import compute_threads
-from workbench.runtimes.execution.endpoint import size_of
-from workbench.runtimes.simulator.lockstep.lockstep import Formula, Lockstep
+from workbench.runtimes.simulator.lockstep.lockstep import Lockstep
 from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
 from workbench.runtimes.simulator.simulation import Simulation, run_info_of, without_what_is_there
 from workbench.settings import Settings
@@ -58,7 +54,7 @@ def simulate(
         Stalled: nobody can move; names what each rank waits for.
         Diverged: a loss is not a finite number.
     """
-    check_what(algorithm, problem, "simulated")
+    check_what(algorithm, problem)
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
     compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
@@ -94,9 +90,8 @@ def run_simulation(
     algorithm.check(workers)
     group = WorkerGroup(algorithm, problem, settings, workers, compute, timing_only=timing_only)
     ctx = Context(0, workers, num_steps=group.num_steps, layout=group.replica.layout, seed=settings.seed, link=network)
-    ctx.rehearsed = _by_formula(network)
     with torch.random.fork_rng(devices=[]), compute_threads(settings.threads or 1):
-        ended_s = Lockstep(group, network).run(algorithm.worker(ctx))
+        ended_s = Lockstep(group, network).run(algorithm, ctx)
         seconds = float(ended_s.max())
         group.evaluate(group.num_steps - 1, seconds)
         group.finish()
@@ -129,42 +124,12 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
         raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; say detail='messages' on {network}")
     if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
-    if algorithm.num_lanes > 1:
+    if algorithm.requires.num_lanes > 1:
         raise ConfigError(
-            f"detail='formula': messages of {algorithm.num_lanes} lanes share the links, which no closed form knows; "
+            f"detail='formula': messages of {algorithm.requires.num_lanes} lanes share the links, which no closed form knows; "
             "say detail='messages', or lanes=1"
         )
     try:
         collective.seconds(1.0, 2, network)
     except ConfigError:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its time; say detail='messages'") from None
-
-
-def _by_formula(network: AnyNetwork) -> Callable[[Any, Callable[[Value], Request | Program], Value], Request | Program]:
-    known: dict[Any, tuple[float, float]] = {}
-
-    def rehearsed(key: Any, _: Callable[[Value], Request | Program], value: Value) -> Request | Program:
-        method, collective, _, p = key
-        size = (value.bucket, value.layout.numel) if isinstance(value, Gradient) else (value.numel(), value.dtype)
-        if (key, size) not in known:
-            half = method.__name__ != "all_reduce"
-            known[key, size] = (
-                _half(method.__name__, collective, network, size_of(value), p) if half else _whole(collective, network, value, p)
-            )
-        return Formula(value, *known[key, size])
-
-    return rehearsed
-
-
-def _whole(collective: Collective, network: AnyNetwork, value: Value, p: int) -> tuple[float, float]:
-    """Seconds and bytes of an all-reduce, bucket by bucket; bytes are those of a rank on average."""
-    pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
-    seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
-    return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
-
-
-def _half(name: str, collective: Collective, network: AnyNetwork, num_bytes: int, p: int) -> tuple[float, float]:
-    if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; say detail='messages'")
-    seconds = network.reduce_scatter_s(num_bytes, p) if name == "reduce_scatter" else network.all_gather_s(num_bytes, p)
-    return seconds, native_bytes(p, num_bytes) / 2

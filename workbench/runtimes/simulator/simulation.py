@@ -17,21 +17,20 @@ from torch import Tensor
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Stalled
 from workbench.gradients import Layout
-from workbench.ops import Apply, EndStep
+from workbench.ops import Apply, EndStep, Program
 from workbench.problems.base import Problem, Sampler
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower, take_sum
 from workbench.replica.local_training import check_what, model_info, num_steps_of, run_info, trace_note
 from workbench.replica.replica import compute_threads
+from workbench.runtimes.checkpoint.rank_state import begin_again
 from workbench.runtimes.checkpoint.rank_state import resume as go_on
 from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.simulator.checkpoints import SimCheckpoints
 from workbench.runtimes.simulator.comm_schedule import ScheduleCache
-from workbench.runtimes.simulator.course import Course, goes_on
 from workbench.runtimes.simulator.fabric import Clock, Fabric
 from workbench.runtimes.simulator.failures import Departures
 from workbench.runtimes.simulator.process import SimProcess
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
-from workbench.runtimes.simulator.visits import Learner
 from workbench.runtimes.simulator.worker import Shapes, SimWorker, build_workers, ready_shares
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -65,11 +64,10 @@ class Simulation:
         timing_only: bool = False,
         check_in_flight: bool = False,
     ) -> None:
-        check_what(algorithm, problem, "simulated")
+        check_what(algorithm, problem)
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
-        self.course = Course(algorithm, workers)
         algorithm.check(workers)
         self.num_workers = workers
         self.clock = Clock()
@@ -84,7 +82,6 @@ class Simulation:
         self.forward_parts = compute.forward_parts(layout)
         self.checkpoints: list[dict[str, Any]] = []
         self.writer = SimCheckpoints(self)
-        self.num_meetings = 0  # how often all programs have ended
         self.stop_after: int | None = None
         self.threads: dict[SimProcess, None] = {}  # that have not ended, in order of beginning
         self.contexts: list[Context] = []
@@ -95,6 +92,7 @@ class Simulation:
         self.departures: Departures | None = None
         self.timed = compute.timed  # what work takes depends on when it begins
         self._tapes: dict[Any, Any] = {}
+        self._schedules: dict[int, ScheduleCache] = {}  # rank -> those of its collectives, where there are no values
         self.factors: dict[int, list[float]] = {}  # step -> of each worker
         self.ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
@@ -122,12 +120,12 @@ class Simulation:
             threads = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                threads.append(SimProcess(self, worker, self.algorithm.worker(self.contexts[-1]), self._program_ended))
+                threads.append(SimProcess(self, worker, self.program_of(self.algorithm, self.contexts[-1]), self._program_ended))
             if self.departures is not None:
                 self.departures.begin()
             self.writer.begin()
             self._run_programs(threads)
-            while self.algorithm.asynchronous and goes_on(self, threads):
+            while self._continues_after_sync_point(threads):
                 self._run_programs(threads)
             if self.algorithm.asynchronous and (stop_after is not None or self.ending):
                 for worker in self.workers:
@@ -135,6 +133,16 @@ class Simulation:
             if stop_after is None or self.algorithm.asynchronous:
                 self._evaluate_at_end()
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
+
+    def _continues_after_sync_point(self, threads: list[SimProcess]) -> bool:
+        """All programs have ended: if that was for a checkpoint, keep it, and let them begin again."""
+        if not self.algorithm.asynchronous or self.ending or not self.writer.at_rest():
+            return False
+        for thread, ctx in zip(threads, self.contexts, strict=True):
+            ctx.num_steps = self.writer.end_of(thread.worker)
+            begin_again(ctx, thread.worker.last_end)
+            thread.take_up(self.program_of(self.algorithm, ctx))
+        return True
 
     def _run_programs(self, threads: list[SimProcess]) -> None:
         """Until all have ended, or nobody can move."""
@@ -152,12 +160,18 @@ class Simulation:
         settings, layout = self.settings, worker.replica.layout
         ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
         if isinstance(worker.replica, Shapes):
-            ctx.rehearsed = ScheduleCache(worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced)
-            ctx.visits = Learner(worker.replica, self._tapes) if self.scripts is None and self.departures is None else None
+            self._schedules[worker.rank] = ScheduleCache(
+                worker.rank, self.num_workers, self._tapes, self.network.local_s, traced=worker.traced
+            )
         if resume is not None:
             go_on(resume[worker.rank], self.algorithm, worker.trained, ctx)
         worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
         return ctx
+
+    def program_of(self, algorithm: Algorithm, ctx: Context) -> Program:
+        """A worker's program; without values, collectives of a fixed schedule are answered from the cache."""
+        schedules = self._schedules.get(ctx.rank)
+        return lower(ctx, algorithm.worker(ctx), take_sum if schedules is None else schedules.take)
 
     def end_of(self, worker: SimWorker) -> int:
         """Steps of a worker in this run: where ranks are at steps of their own, a stop is an early end."""
@@ -273,14 +287,14 @@ class Simulation:
         """
         if self.algorithm.has_servers:
             return
-        if not self.algorithm.asynchronous and self.algorithm.shrinks_anyway:
+        if not self.algorithm.asynchronous and self.algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:
                 self._num_evaluated = step + 1
                 parameters = worker.evaluated_parameters()
                 assert parameters is not None
                 self.workers[0].evaluate(step, self.clock.now_s, parameters, self._bytes_sent)
             return
-        if self.algorithm.asynchronous or self.course.method_of(step).replicas != Replicas.AT_END:
+        if self.algorithm.asynchronous or self.algorithm.replicas != Replicas.AT_END:
             if worker.rank == 0:
                 self._evaluate(step, [worker])
             return

@@ -17,8 +17,8 @@ from workbench.codecs import Codec, check_codec
 from workbench.collectives import Collective, Native, Ring, check_collective, with_codec
 from workbench.errors import ConfigError, LaunchError, PeerFailed
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
-from workbench.ops import Program, Request
-from workbench.program import Context, perform
+from workbench.ops import AllReduce, Program, Request
+from workbench.program import Context, lower
 from workbench.rng import derive_seed
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.execution.progress import NUM_TAG_RANGES, TAG_SPAN
@@ -106,7 +106,8 @@ class DDPHook:
         self._num_started += 1
         tags = (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
         endpoint = Endpoint(self._transport.for_lane(0), self._clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=self._num_started)
-        task = Task(program or self._average(known, buffer, self.step, ready), endpoint, self._clock, _refuse)
+        averaging = lower(known.ctx, program or self._average(known, buffer, self.step, ready))
+        task = Task(averaging, endpoint, self._clock, _refuse)
         task.handle.then = partial(self._end, task.handle, future, buffer, self.step)
         self._lane.submit(task)
 
@@ -151,10 +152,10 @@ class DDPHook:
             torch.cuda.current_stream(buffer.device).wait_event(ready)
         self._clock.step = step
         if not self.collective.lossy:
-            yield from perform(self.collective.all_reduce(bucket.ctx, buffer.div_(self.num_workers)))
+            yield AllReduce(buffer.div_(self.num_workers), self.collective)
             return
         flat = buffer.to(bucket.layout.dtype).div_(self.num_workers)  # the buffer itself, unless it is of 16 bits
-        yield from perform(self.collective.all_reduce(bucket.ctx, Gradient(flat, bucket.layout, step, step)))
+        yield AllReduce(Gradient(flat, bucket.layout, step, step), self.collective)
         if flat is not buffer:
             buffer.copy_(flat)
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import EndStep, Ticket
-from workbench.program import Algorithm, Context, Replicas
+from workbench.ops import EndStep, State, Ticket
+from workbench.program import Algorithm, Context, Replicas, leaves, lower, map_leaves
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
@@ -245,7 +245,7 @@ class Preview:
                 here = end.step + 1
                 memory = {name: value.clone() for name, value in ctx.memory.items()}
                 copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
-                interpreter.advance(algorithm.worker(copied))
+                interpreter.advance(lower(copied, algorithm.worker(copied)))
             if buffers:
                 share_tensors(buffers, interpreter.transport, interpreter)
         except BaseException:
@@ -287,14 +287,14 @@ class Preview:
         self._interpreter.clock.bytes_sent = self._bytes_sent
 
 
-def _owes(algorithm: Algorithm, state: tuple[Any, ...]) -> bool:
+def _owes(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
     """Whether the end of training would change parameters."""
-    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in state)
+    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 
 
-def _copies(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A copy of a program's state, whose tickets are complete."""
-    return tuple(Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item) for item in state)
+def _copies(state: State | tuple[Any, ...]) -> Any:
+    """A program's state, its tickets completed, in memory of its own."""
+    return map_leaves(state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item))
 
 
 def _copy(value: Any) -> Any:

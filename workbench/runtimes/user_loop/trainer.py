@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context, Replicas
+from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
@@ -146,16 +146,16 @@ class Trainer:
             self._collected.atexit = False
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
-            self._transport.open_lanes(algorithm.num_lanes)
+            self._transport.open_lanes(algorithm.requires.num_lanes)
             known = {**versions(), "method": str(algorithm), **facts_of_layout(self.replica.layout)}
             check_agreement(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
-        if algorithm.needs_link:
+        if algorithm.requires.link:
             self._ctx.link = measure_link(self._transport, self._deadline, self.replica.layout.message_bytes)
-        self._algorithm, self._program = algorithm, algorithm.worker(self._ctx)
+        self._algorithm, self._program = algorithm, lower(self._ctx, algorithm.worker(self._ctx))
         self._writer = LoopCheckpoints(algorithm, self._interpreter, self._ctx)
         self._interpreter.clock.origin_s = time.perf_counter()
 
@@ -302,7 +302,7 @@ class Trainer:
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
             self._barrier.steps = num_steps
-            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), self._algorithm.worker(self._ctx)
+            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), lower(self._ctx, self._algorithm.worker(self._ctx))
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:

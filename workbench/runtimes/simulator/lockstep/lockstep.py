@@ -1,6 +1,6 @@
 """Thousands of workers as one program: where all ask for the same, it is asked once, and time is a vector over workers.
 
-A symmetric method (`Algorithm.symmetric`) on identical replicas: every rank yields the same requests, whatever the time, and of
+A symmetric algorithm (`Algorithm.symmetric`) on identical replicas: every rank yields the same requests, whatever the time, and of
 gradients it wants sums alone. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the
 other, and adds each gradient to the sum as it arrives, in order of rank: what an all-reduce then answers is there already, to
 the last bit what the messages of `runtimes.simulator.simulation` make of it. Seconds are arrays of shape (p,): a worker's own compute, and
@@ -14,19 +14,20 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 
 from workbench import ops
-from workbench.collectives import native_bytes
+from workbench.collectives import Collective, Native, Ring, native_bytes
 from workbench.costs import AnyNetwork
 from workbench.costs.stragglers import Array
 from workbench.errors import ConfigError
+from workbench.gradients import Gradient
 from workbench.ops import FREE, Program, Request, Ticket, Value
-from workbench.program import perform
+from workbench.program import Algorithm, Context, Sum, lower, perform
 from workbench.runtimes.execution.endpoint import size_of
 from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
 
@@ -63,16 +64,6 @@ class _Lane:
 
 
 @final
-class Formula(Request):
-    """A collective of messages by its closed form. Answers its value."""
-
-    __slots__ = ("num_bytes", "seconds", "value")
-
-    def __init__(self, value: Value, seconds: float, num_bytes: float) -> None:
-        self.value, self.seconds, self.num_bytes = value, seconds, num_bytes
-
-
-@final
 class Lockstep:
     """Runs the one program.
 
@@ -88,9 +79,11 @@ class Lockstep:
         self._free_s = 0.0  # when the network is done with what it has
         self._ready: deque[tuple[_Thread, Any]] = deque()
         self._lanes: dict[int, _Lane] = defaultdict(_Lane)
+        self._known: dict[Any, tuple[float, float]] = {}  # seconds and bytes of collectives, by value's size
 
-    def run(self, program: Program) -> Array:
+    def run(self, algorithm: Algorithm, ctx: Context) -> Array:
         """To the end; returns (p,) when each worker was done."""
+        program = lower(ctx, algorithm.worker(ctx), _select)
         main = _Thread([program], np.zeros(self.group.num_workers), lambda value: None, main=True)
         self._ready.append((main, None))
         while self._ready or self._meetings:
@@ -180,7 +173,7 @@ class Lockstep:
                 self._waited(thread, end_s)
                 self._ready.append((thread, value))
 
-        if isinstance(request.work, ops.AllReduce):
+        if isinstance(request.work, ops.AllReduce) and request.work.collective is None:
             work = request.work
             self._meet(work, now_s, lambda end_s: end(end_s, work.value))
             return ticket
@@ -241,17 +234,53 @@ class Lockstep:
         """Kind, value, seconds, bytes that a worker sends on average."""
         network, p = self.network, self.group.num_workers
         match request:
-            case ops.AllReduce(value):
+            case ops.AllReduce(value, None):
                 return "all_reduce", value, network.all_reduce_s(size_of(value), p), native_bytes(p, size_of(value))
-            case ops.ReduceScatter(value):
+            case ops.ReduceScatter(value, None):
                 return "reduce_scatter", value, network.reduce_scatter_s(size_of(value), p), native_bytes(p, size_of(value)) / 2
-            case ops.AllGather(value):
+            case ops.AllGather(value, None):
                 return "all_gather", value, network.all_gather_s(size_of(value), p), native_bytes(p, size_of(value)) / 2
             case ops.Barrier():
                 return "barrier", None, network.barrier_s(p), 0.0
-            case Formula():
-                return "all_reduce", request.value, request.seconds, request.num_bytes
+            case ops.AllReduce(value) | ops.ReduceScatter(value) | ops.AllGather(value):
+                return "all_reduce", value, *self._closed_form(request)
             case _:
                 raise ConfigError(
-                    f"{type(request).__name__}: a method or collective that asks for it does not ask the same of all: say detail='messages'"
+                    f"{type(request).__name__}: an algorithm or collective that asks for it does not ask the same of all: "
+                    "say detail='messages'"
                 )
+
+    def _closed_form(self, request: Sum) -> tuple[float, float]:
+        """Seconds of a collective of messages, and bytes that a worker sends on average."""
+        value, collective = request.value, request.collective
+        assert isinstance(collective, Collective)
+        size = (value.bucket, value.layout.numel) if isinstance(value, Gradient) else (value.numel(), value.dtype)
+        key = (type(request), collective, size)
+        if key not in self._known:
+            p = self.group.num_workers
+            is_whole = isinstance(request, ops.AllReduce)
+            self._known[key] = _whole(collective, self.network, value, p) if is_whole else _half(request, collective, self.network, p)
+        return self._known[key]
+
+
+def _select(ctx: Context, request: Sum) -> Request:
+    """A sum as `Lockstep` answers it: the library's own, or one that names a collective with a closed form."""
+    assert isinstance(request.collective, Collective)
+    collective = request.collective.select(ctx, request.value)
+    return replace(request, collective=None if isinstance(collective, Native) else collective)
+
+
+def _whole(collective: Collective, network: Any, value: Value, p: int) -> tuple[float, float]:
+    """Of an all-reduce, bucket by bucket."""
+    pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
+    seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
+    return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
+
+
+def _half(request: Sum, collective: Collective, network: AnyNetwork, p: int) -> tuple[float, float]:
+    """Of one half of a ring."""
+    if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; say detail='messages'")
+    num_bytes = size_of(request.value)
+    seconds = network.reduce_scatter_s(num_bytes, p) if isinstance(request, ops.ReduceScatter) else network.all_gather_s(num_bytes, p)
+    return seconds, native_bytes(p, num_bytes) / 2

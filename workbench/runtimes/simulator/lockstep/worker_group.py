@@ -1,4 +1,4 @@
-"""All workers of a symmetric method as one: one replica, vectors of seconds, one record that stands for all."""
+"""All workers of a symmetric algorithm as one: one replica, vectors of seconds, one record that stands for all."""
 
 from __future__ import annotations
 

@@ -1,0 +1,359 @@
+"""Parameter servers: the base of the algorithms that have them, and both sides of an exchange.
+
+The gradient is cut into `shards` buckets, each of which has a server. A worker pushes a shard of its gradient, with the version
+of the parameters it was taken at. The server answers with that shard's parameters and their version, in the order in which pushes
+arrive. Servers are ranks of their own after the workers, or run next to the workers of the first ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard, final
+
+import torch
+from torch import Tensor
+
+from workbench.errors import ConfigError, RankMismatch
+from workbench.gradients import WEIGHT, Gradient, Layout, whole
+from workbench.ops import (
+    ANY,
+    FREE,
+    Backward,
+    Discard,
+    EndStep,
+    Local,
+    Message,
+    PackParameters,
+    PeerLeft,
+    Program,
+    Recv,
+    Send,
+    Start,
+    Ticket,
+    UnpackParameters,
+    Wait,
+)
+from workbench.program import Algorithm, Context, Elasticity, Replicas
+
+REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
+STAMP_BYTES = 8
+LAST = FINAL = 1  # a worker's last push; a server's last reply
+NO_GRADIENT = 2  # of a worker's only push: it has no step to take, and this is no gradient
+DROPPED = 2  # of a reply: the push that this answers came too late
+LATE = frozenset((DROPPED, FINAL | DROPPED))
+
+
+def stamp_of(version: int, flags: int = 0) -> int:
+    """A version and flags as one number.
+
+    >>> stamp_of(7, DROPPED), split(stamp_of(7, DROPPED))
+    (30, (7, 2))
+    """
+    return version * 4 + flags
+
+
+def split(stamp: int) -> tuple[int, int]:
+    """The version and flags of a stamp."""
+    return divmod(stamp, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAlgorithm(Algorithm, ABC):
+    """An algorithm whose parameters live on servers.
+
+    Attributes:
+        shards: M, parts of the parameters, each with a server; a parameter is not split, so there may be fewer.
+        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j's server runs next to rank j's worker.
+    """
+
+    shards: int = 1
+    dedicated: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shards, int) or not 1 <= self.shards <= 400:
+            raise ConfigError(f"shards={self.shards}: the number of servers, 1 to 400")
+
+    @property
+    def num_buckets(self) -> int:
+        return self.shards
+
+    @property
+    def max_staleness(self) -> int | None:
+        return None
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas.AT_END
+
+    @property
+    def has_servers(self) -> bool:
+        return True
+
+    def num_computing(self, num_ranks: int) -> int:
+        return num_ranks - self.shards if self.dedicated else num_ranks
+
+    def check(self, num_ranks: int) -> None:
+        if self.dedicated and num_ranks <= self.shards:
+            raise ConfigError(
+                f"{self.shards} dedicated servers on {num_ranks} ranks leave nobody to compute: start more ranks, or use dedicated=False"
+            )
+
+    def server_of(self, shard: int, num_ranks: int) -> int:
+        """The rank that serves a shard."""
+        return num_ranks - self.shards + shard if self.dedicated else shard % num_ranks
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
+        """A push of each shard and its reply; nothing for what stays on the rank."""
+        workers, total = self.num_computing(num_ranks), 0.0
+        for piece in layout.buckets:
+            message = (piece.stop - piece.start) * layout.itemsize + STAMP_BYTES
+            here = self.server_of(piece.index, num_ranks) == rank
+            total += message * ((workers - (rank < workers)) if here else rank < workers)
+        return total
+
+    @property
+    def elasticity(self) -> Elasticity:
+        return Elasticity.LOSES_WORKERS
+
+    def can_lose(self, rank: int, num_ranks: int) -> bool:
+        """A worker that serves no shard: only its server has a shard's parameters."""
+        serves = any(self.server_of(shard, num_ranks) == rank for shard in range(self.shards))
+        return 0 < rank < self.num_computing(num_ranks) and not serves
+
+    @abstractmethod
+    def serve(self, ctx: Context, shard: int) -> Program:
+        """The program of one shard's server."""
+
+    @abstractmethod
+    def work(self, ctx: Context) -> Program:
+        """The program of one worker."""
+
+    def worker(self, ctx: Context) -> Program:
+        assert ctx.layout is not None
+        mine = [piece.index for piece in ctx.layout.buckets if self.server_of(piece.index, ctx.num_workers) == ctx.rank]
+        if ctx.rank >= self.num_computing(ctx.num_workers):
+            for shard in mine:  # one, or none where there are fewer parameters than servers
+                yield from self.serve(ctx, shard)
+            return
+        serving = []
+        for shard in mine:
+            serving.append((yield Start(self.serve(ctx, shard), lane=FREE, shares_tags=True)))
+        yield from self.work(ctx)
+        for ticket in serving:
+            yield Wait(ticket)
+
+
+@final
+class WorkerPort:
+    """A worker's side of an exchange: pushes gradients, pulls parameters. A local variable of the worker's program.
+
+    Args:
+        clip_norm: of the whole gradient, at most; None for no limit.
+    """
+
+    def __init__(self, algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> None:
+        self._algorithm, self._ctx, self._clip_norm = algorithm, ctx, clip_norm
+        assert ctx.layout is not None
+        self._replies = [
+            Recv(algorithm.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+            for shard in range(len(ctx.layout.buckets))
+        ]
+
+    def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
+        """Push one minibatch's gradient to the servers of the shards in `versions`; pull their parameters into the replica.
+
+        Shards are pushed during backward, unless the gradient must be clipped as a whole first.
+
+        Args:
+            versions: shard -> version of its parameters; afterwards those that were pulled.
+            flags: of the pushes.
+
+        Returns:
+            shard -> flags of its reply.
+        """
+        ctx, layout, algorithm, clip_norm = self._ctx, self._ctx.layout, self._algorithm, self._clip_norm
+        assert layout is not None
+        pushed: list[Gradient] = []
+
+        def push(bucket: Gradient) -> Send:
+            assert bucket.bucket is not None
+            pushed.append(bucket)
+            server = algorithm.server_of(bucket.bucket, ctx.num_workers)
+            return Send(server, bucket, tag=bucket.bucket, stamp=stamp_of(versions[bucket.bucket], flags))
+
+        if clip_norm is None and len(versions) == len(layout.buckets):
+            sending = yield Backward(step, on_bucket=push)
+            gradient: Gradient = whole(pushed)
+        else:
+            gradient = yield Backward(step)
+            if clip_norm is not None:
+                yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
+            sending = []
+            for shard in versions:
+                sending.append((yield Start(push(gradient.part(shard)))))
+        replies: dict[int, int] = {}
+        for shard in versions:
+            message = yield self._replies[shard]
+            versions[shard], replies[shard] = split(message.stamp)
+            yield UnpackParameters(Gradient(message.value, layout, step, versions[shard], shard))
+        for ticket in sending:
+            yield Wait(ticket)
+        yield Discard(gradient)
+        return replies
+
+
+def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> Program:
+    """A worker that takes every step of the run: push, pull, end the step."""
+    port, versions = WorkerPort(algorithm, ctx, clip_norm), fresh(ctx)
+    for step in ctx.steps():
+        replies = yield from port.push_pull(step, versions, LAST * ctx.is_last(step))
+        yield EndStep(step, state=tuple(versions.values()), dropped=not LATE.isdisjoint(replies.values()))
+    if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
+        yield from _leave(algorithm, ctx, versions)
+
+
+def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -> Program:
+    """The end of a worker that had taken all its steps when the run was stopped.
+
+    Servers wait for its last push, and it waits for the last parameters.
+    """
+    assert ctx.layout is not None
+    sending = []
+    for shard, version in versions.items():
+        nothing, server = torch.zeros_like(like_of(ctx.layout, shard)), algorithm.server_of(shard, ctx.num_workers)
+        sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, LAST | NO_GRADIENT)))))
+    for shard in versions:
+        message = yield Recv(algorithm.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+        yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))
+    for ticket in sending:
+        yield Wait(ticket)
+
+
+@final
+class ServerPort:
+    """A server's side of an exchange: receives pushes of its shard, sends replies. A local variable of the server's program."""
+
+    def __init__(self, algorithm: ServerAlgorithm, ctx: Context, shard: int) -> None:
+        assert ctx.layout is not None
+        self.layout, self.shard = ctx.layout, shard
+        self.num_workers = algorithm.num_computing(ctx.num_workers)  # without workers that left before their last push
+        self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
+        self._sending: dict[int, Ticket] = {}
+        self._gone: set[int] = set()
+        self._workers = range(self.num_workers)
+        self._ended: set[int] = set()  # workers that have sent their last push
+        self._version = 0  # the newest that was sent
+
+    def open(self) -> Program:
+        """The shard's version at the beginning: its number of updates, in a resumed run with those before the stop."""
+        return (yield from self.parameters()).version
+
+    def parameters(self) -> Program:
+        """The shard's parameters at the beginning, with that version."""
+        packed = yield PackParameters(self.shard, master=True)
+        self._version = packed.version
+        return packed
+
+    def next_push(self) -> Recv:
+        """The request for the next push of any worker; the answer may be that a worker has left (`departed`)."""
+        return self._next_push
+
+    def departed(self, message: Message | PeerLeft, ended: Container[int] = ()) -> TypeGuard[PeerLeft]:
+        """Return True if a worker has left. `ended`: the workers that have sent their last push."""
+        if isinstance(message, Message):
+            return False
+        self.num_workers -= message.rank not in ended
+        self._gone.add(message.rank)
+        return True
+
+    def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
+        """The quorum, or fewer where workers have left: those that remain, and those whose gradients are in `of`."""
+        return quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
+
+    def read(self, message: Message) -> tuple[Gradient, int]:
+        """(the gradient of a push, with the version of the parameters it was taken at; flags).
+
+        Raises:
+            RankMismatch: no worker of this algorithm can have sent this push now.
+        """
+        version, flags = divmod(message.stamp, 4)
+        if version > self._version or flags == NO_GRADIENT or message.source in self._ended or message.source not in self._workers:
+            raise RankMismatch(self._refusal(message.source, version, flags))
+        if flags & LAST:
+            self._ended.add(message.source)
+        return Gradient(message.value, self.layout, -1, version, self.shard), flags
+
+    def _refusal(self, source: int, version: int, flags: int) -> str:
+        if source not in self._workers:
+            what = "and has no worker"
+        elif source in self._ended:
+            what = "after its last one"
+        elif flags == NO_GRADIENT:
+            what = f"with flags {flags}, which nobody sends"
+        else:
+            what = f"taken at version {version}, and the newest is {self._version}"
+        return f"rank {source} pushed a gradient of shard {self.shard} {what}: run one version of workbench and one algorithm on all ranks"
+
+    def reply(self, source: int, version: int, flags: int = 0) -> Program:
+        """Send the shard's present parameters in the background, so that a slow worker delays no other. Returns them."""
+        self._version = version
+        before = self._sending.get(source)
+        if before is not None and not before.done:
+            yield Wait(before)  # the worker has pushed since, so it had received this
+        packed = yield PackParameters(self.shard, master=True)
+        self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
+        return packed
+
+    def close(self) -> Program:
+        """Until every reply has been received."""
+        for ticket in self._sending.values():
+            yield Wait(ticket)
+
+
+def like_of(layout: Layout, shard: int) -> Tensor:
+    """The size and dtype of a shard's messages."""
+    piece = layout.buckets[shard]
+    return torch.empty(piece.stop - piece.start, dtype=layout.dtype, device=layout.device)
+
+
+def clip(gradient: Gradient, norm: float) -> None:
+    """Scale a rank's share so that the mean gradient over its own samples has at most this norm (all parameters together)."""
+    bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
+    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
+    scale = torch.clamp(norm / (total + 1e-6), max=1.0)
+    for body in bodies:
+        body.mul_(scale)
+
+
+def body_of(gradient: Gradient) -> Tensor:
+    """A shard's values without its tail; shares memory."""
+    assert gradient.bucket is not None
+    piece = gradient.layout.buckets[gradient.bucket]
+    return gradient.flat[: piece.tail - piece.start]
+
+
+def add(total: Gradient, other: Gradient) -> Local:
+    """The request that sums two pushes, tails too."""
+    return Local("sum", other.message_bytes, lambda: total.flat.add_(other.flat))
+
+
+def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
+    """Raise `ConfigError` unless a setting is a number of at least that."""
+    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number by then
+        raise ConfigError(f"{name}={value!r}: {what}")
+
+
+def ended(versions: dict[int, int], replies: dict[int, int]) -> None:
+    """Take the shards whose last reply this was out of `versions`."""
+    for shard, flags in replies.items():
+        if flags & FINAL:
+            del versions[shard]
+
+
+def fresh(ctx: Context) -> dict[int, int]:
+    """shard -> version that a worker begins with: 0, or that of the last reply before the run was stopped."""
+    assert ctx.layout is not None
+    known = ctx.resumed or (0,) * len(ctx.layout.buckets)
+    return {piece.index: version for piece, version in zip(ctx.layout.buckets, known, strict=True)}
