@@ -134,7 +134,7 @@ class FailureDetector:
         self._heard: dict[int, tuple[int, float]] = {}  # rank -> time of its last heartbeat, on the file's clock; when it was seen, on ours
         self._moved = (0, time.monotonic())  # this rank's step, and when it began
         self._over, self._writing = threading.Event(), threading.RLock()  # reentrant: a garbage collection during a write may call `leave`
-        self._thread = threading.Thread(target=self._run, name="workbench-presence", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="workbench-heartbeat", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
     def __enter__(self) -> FailureDetector:
