@@ -230,7 +230,7 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
     assert (entry["state"], entry["num_ranks"]) == ("detached", 2)
     assert name in cli("status", name).stdout
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "_say", interrupted)
+        patch.setattr(Cluster, "_print", interrupted)
         with pytest.raises(KeyboardInterrupt):
             workbench.attach(name, quiet=True)
     assert find_entry(name).state == "detached", "who did not get it in hand does not end it"
