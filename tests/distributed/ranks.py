@@ -129,7 +129,7 @@ def serve_mpi() -> None:
     from mpi4py import MPI
 
     _serve(MPI.COMM_WORLD.Get_rank())
-    threading.Timer(GRACE_S / 2, os._exit, (0,)).start()  # what failed runs left in MPI may wait for peers for ever
+    os._exit(0)  # what failed runs left in MPI may wait for peers for ever in MPI_Finalize
 
 
 def _import_all() -> None:
