@@ -1069,7 +1069,7 @@ MUTANTS: tuple[Mutant, ...] = (
         GENERATIONS,
     ),
     _M(
-        "generation-equal-settings-close-nothing",
+        "generation-by-equality",
         "runtimes/control/generations.py",
         "if algorithm is not generation.algorithm:",
         "if algorithm != generation.algorithm:",
