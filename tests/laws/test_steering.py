@@ -192,8 +192,11 @@ def test_ranks_for_themselves_take_it_at_steps_of_their_own(runtime: str) -> Non
         assert rates == [0.05] * entry["steps"][rank] + [0.01] * (12 - entry["steps"][rank])
 
 
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", [PipeSGD(width=3), AsyncSGD(), PartialAllReduce(), NoCommunication()], ids=name_of)
+HELD = [(PipeSGD(width=3), "torch"), (AsyncSGD(), "torch"), (PartialAllReduce(), "torch"), (NoCommunication(), "torch")]
+HELD_ON_MPI = [pytest.param(algorithm, "mpi", marks=pytest.mark.mpi) for algorithm in (PipeSGD(width=3), AsyncSGD())]
+
+
+@pytest.mark.parametrize(("algorithm", "runtime"), [*HELD, *HELD_ON_MPI], ids=str)
 def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runtime: str) -> None:
     """What is said behind the pause comes to it in its hold; the last word is said by hand once it is seen to hold."""
     seen: list[str] = []
@@ -214,8 +217,9 @@ def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runti
     assert next(row["lr"] for row in reversed(run.metrics[0]) if "evaluation" not in row) == 0.01
 
 
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", [PipeSGD(width=3), AsyncSGD()], ids=name_of)
+@pytest.mark.parametrize(
+    ("algorithm", "runtime"), [(PipeSGD(width=3), "torch"), pytest.param(AsyncSGD(), "mpi", marks=pytest.mark.mpi)], ids=str
+)
 def test_stopped_while_paused_it_keeps_a_checkpoint(algorithm: Algorithm, runtime: str) -> None:
     def stop(folder: Path) -> None:
         wait_for(folder, "paused")
@@ -240,19 +244,11 @@ def test_a_pause_that_is_longer_than_the_time_out_ends_nothing() -> None:
     assert run.info["result"]["seconds"] < 4.5, "what it was held for does not count"
 
 
-@pytest.mark.parametrize("algorithm", [AsyncSGD(), PipeSGD(width=2, collective=Ring())], ids=name_of)
-def test_what_is_set_does_not_move_the_step_that_a_run_is_to_stop_at(algorithm: Algorithm) -> None:
+def test_what_is_set_does_not_move_the_step_that_a_run_is_to_stop_at() -> None:
+    algorithm = AsyncSGD()
     run, _ = steer("torch", algorithm, {3: ({"set": {"lr": 0.02}},)}, steps=20, stop_after=15)
     assert run.info["status"] == "stopped"
     assert [steps_of(run, rank) for rank in range(3)] == [list(range(16))] * 3
-
-
-def test_a_stop_that_is_heard_with_the_last_step_stops_nothing() -> None:
-    """Said in the last step but one, it is heard at its end and taken at that of the last."""
-    run, _ = steer("torch", SynchronousSGD(), {8: (STOP,)}, steps=10, num_ranks=1)
-    assert run.info["steering"][0]["step"] == 10
-    assert run.info["status"] == "finished"
-    assert run.evaluations()[-1]["step"] == 9
 
 
 @on_real_runtimes

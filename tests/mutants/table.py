@@ -25,6 +25,7 @@ REPLICA: tuple[Selection, ...] = (
 )
 MEANS: Selection = ("tests/laws/test_means.py",)
 REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
+GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
 
@@ -1050,5 +1051,77 @@ MUTANTS: tuple[Mutant, ...] = (
         'f"{seed}/{stream}/{rank}"',
         "all steps draw the same",
         (*HOPS, *ONCE, *REPLICA),
+    ),
+    _M(
+        "generation-stop-at-the-end",
+        "runtimes/control/generations.py",
+        "if agreed.stop and agreed.any_left:",
+        "if agreed.stop:",
+        "a run whose last step is done counts as stopped",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-pause-before-stop",
+        "runtimes/control/generations.py",
+        "return self.paused and not self.stop",
+        "return self.paused",
+        "a paused run cannot be stopped",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-by-equality",
+        "runtimes/control/generations.py",
+        "if algorithm is not generation.algorithm:",
+        "if algorithm != generation.algorithm:",
+        "whether a program is closed depends on equality",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-newcomer-with-state",
+        "runtimes/control/generations.py",
+        "return (Admit(()),)",
+        "return (Admit(end.state),)",
+        "gradients of a program that has ended are used again",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-two-steps-for-a-newcomer",
+        "runtimes/control/generations.py",
+        "return new.ending_after(end.step + 1) if new.waiting",
+        "return new.ending_after(end.step + 2) if new.waiting",
+        "ranks wait a step longer for a process than others",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-commands-move-sync-point",
+        "runtimes/control/generations.py",
+        "BeginGeneration(generation.following(end, algorithm=agreed.algorithm)),)",
+        "BeginGeneration(generation.following(end, algorithm=agreed.algorithm, sync_point=generation.end_of_run)),)",
+        "commands at a sync point cost its checkpoint",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-sync-point-of-another-step",
+        "runtimes/control/generations.py",
+        "Checkpoint(place - 1)",
+        "Checkpoint(place)",
+        "a checkpoint has the number of the next step",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-waiting-after-a-departure",
+        "runtimes/control/generations.py",
+        '"waiting": None}',
+        '"waiting": generation.waiting}',
+        "a process is told to ask again, and still waited for",
+        GENERATIONS,
+    ),
+    _M(
+        "generation-stop-of-a-whole-run",
+        "runtimes/control/generations.py",
+        "generation.end_of_run < generation.num_steps",
+        "generation.stop_after is not None",
+        "a run of full length counts as stopped",
+        GENERATIONS,
     ),
 )

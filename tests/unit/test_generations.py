@@ -292,10 +292,17 @@ def test_every_step_is_taken_once_and_each_due_checkpoint_is_written(
     assert within == [step for step in due if not (stops_there and step == last - 1 and algorithm is not ALONE)]
 
 
-@pytest.mark.parametrize("step", [0, 4, 18, 19])
-@pytest.mark.parametrize(("algorithm", "other"), [(PIPE, WIDER), (ASYNC, FASTER)])
-def test_other_settings_leave_no_step_out(algorithm: Algorithm, other: Algorithm, step: int) -> None:
-    where = step if algorithm is PIPE else min(step + 1, STEPS - 1)
-    said = agreed(where, other, any_left=where + 1 < STEPS)
-    steps, _, outcome = walk(generation(algorithm).following(after(-1)), {step: said} | {where: said})
-    assert (steps, outcome) == (list(range(STEPS)), Finish())
+@pytest.mark.parametrize("stop_after", [None, 14, 19])
+@pytest.mark.parametrize("step", [0, 4, 13, 14, 18, 19])
+@pytest.mark.parametrize(("algorithm", "other"), [(PIPE, WIDER), (ASYNC, FASTER)], ids=["in step", "servers"])
+def test_other_settings_leave_no_step_out_and_move_no_stop(
+    algorithm: Algorithm, other: Algorithm, step: int, stop_after: int | None
+) -> None:
+    start = generation(algorithm, stop_after=stop_after)
+    start = replace(start, sync_point=first_sync_point(start, 0)).following(after(-1))
+    end = STEPS if stop_after is None else stop_after + 1
+    where = step if algorithm is PIPE else min(step + 1, end - 1)  # asynchronous ranks take one more step before they meet
+    given = agreed(where, other, any_left=where + 1 < start.end_of_run)
+    steps, _, outcome = walk(start, {step: given, where: given})
+    stops = end < STEPS or (algorithm is PIPE and stop_after is not None)
+    assert (steps, outcome) == (list(range(end)), Stop() if stops else Finish())

@@ -33,7 +33,6 @@ from workbench.runtimes.control.generations import (
     Checkpoint,
     Continue,
     Evaluate,
-    Finish,
     Generation,
     Instruction,
     KeepForEvaluation,
@@ -237,7 +236,7 @@ class TrainingLoop:
             if isinstance(last, Continue):
                 self._generation = last.generation
                 ctx.num_steps = last.generation.end_step
-            if isinstance(last, Continue | BeginGeneration | Stop | Finish):
+            if isinstance(last, Outcome):
                 return last
             boundary = self._boundary_after(last, boundary, ctx)
 
