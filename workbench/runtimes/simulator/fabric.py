@@ -41,6 +41,7 @@ class Clock:
             action(argument)
 
 
+LEFT = object()  # in place of a message's value: the rank has left
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
 
 
@@ -71,7 +72,10 @@ class Fabric:
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
         self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
-        self._gone: set[int] = set()  # whose messages are lost
+        self.may_lose = False  # ranks may leave
+        self.gone: dict[int, float] = {}  # rank -> when it left; its messages are lost
+        self._num_heard: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
+        self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
 
@@ -114,8 +118,8 @@ class Fabric:
         priority: int = 0,
     ) -> None:
         """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
-        if self._gone and (sender in self._gone or to in self._gone):
-            if sender not in self._gone:
+        if self.gone and (sender in self.gone or to in self.gone):
+            if sender not in self.gone:
                 self.clock.at(self.clock.now_s, sent, argument)
             return
         self._num_offers += 1
@@ -161,9 +165,24 @@ class Fabric:
         else:
             self._meet(offer, (received, argument), to)
 
+    def receive_or_hear(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+        """Ask for the oldest message from any rank, or for the news that a rank has left: then the value is `LEFT`."""
+        box, asked = (key, tag, to), (received, argument)
+        if self._num_heard.get(box, 0) < len(self.gone):
+            self._tell(box, asked)
+            return
+        self._listening[box] = asked
+        self.receive(key, tag, -1, to, received, argument)
+
+    def _tell(self, box: Any, asked: Asked) -> None:
+        """Answer a receive with the first departure that this box has not heard of."""
+        number = self._num_heard.get(box, 0)
+        self._num_heard[box] = number + 1
+        self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
+
     def leave(self, rank: int) -> None:
-        """What this rank offers or asks for is taken back; what is offered to it is lost, as if it had been sent."""
-        self._gone.add(rank)
+        """Take back what this rank offers or asks for. What is offered to it is lost, as if it had been sent."""
+        self.gone[rank] = self.clock.now_s
         lost: list[Offer] = []
         for box in [box for box in self._offers if rank in box[2:]]:
             lost.extend(every(self._offers.pop(box)))
@@ -178,12 +197,15 @@ class Fabric:
         for offer in lost:
             if offer[0] != rank:
                 self.clock.at(self.clock.now_s, offer[3], offer[4])
+        for box, asked in list(self._listening.items()):
+            if self._withdraw(box, asked):
+                self._tell(box, asked)
 
-    def withdraw(self, box: Any, received: Callable[[Any, int, Any], None], argument: Any) -> bool:
-        """Take back a receive from any rank at (key, tag, receiver); whether no message had met it."""
+    def _withdraw(self, box: Any, asked: Asked) -> bool:
+        """Take back a receive from any rank; whether no message had met it."""
         there = self._open.get(box)
-        for position, (source, asked) in enumerate(there.asked if there is not None else ()):
-            if source < 0 and asked[0] == received and asked[1] is argument:
+        for position, (_, other) in enumerate(there.asked if there is not None else ()):
+            if other[1] is asked[1]:
                 assert there is not None
                 del there.asked[position]
                 return True
@@ -265,6 +287,11 @@ class Fabric:
         if waiting and not now < self._again_s <= again:
             self._again_s = again
             self.clock.at(again, self._dispatch)
+
+
+def _tell_departure(news: tuple[Asked, int]) -> None:
+    (received, argument), rank = news
+    received(argument, rank, LEFT)
 
 
 def _arrive(meeting: tuple[Offer, Asked]) -> None:

@@ -76,7 +76,7 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     simulation = Simulation(
         algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
     )
-    simulation.scripts = run.events
+    simulation.cluster.recorded = run.events
     stop_after = run.info.get("stop_after")
     if run.info.get("status") == "stopped" and not algorithm.asynchronous:
         stop_after = run.info["result"]["last_step"]  # by hand, or there
