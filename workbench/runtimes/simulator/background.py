@@ -9,7 +9,7 @@ from typing import Any
 from workbench import ops
 from workbench.ops import FREE, Request, Ticket
 from workbench.program import perform
-from workbench.runtimes.simulator.communication import begin_all_reduce, begin_receive, begin_send
+from workbench.runtimes.simulator.communication import all_reduce, receive, send
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
 
 
@@ -20,11 +20,11 @@ def start(cluster: SimCluster, process: SimProcess, request: ops.Start) -> Ticke
         process.num_started += 1
     ticket = Ticket(process.num_started, work, [])
     if work.__class__ is ops.Send:
-        begin_send(cluster, process, work, ticket)
+        send(cluster, process, work, ticket)
     elif work.__class__ is ops.Recv:
-        begin_receive(cluster, process, work, ticket)
+        receive(cluster, process, work, ticket)
     elif work.__class__ is ops.AllReduce:
-        begin_all_reduce(cluster, process, work, ticket, f"lane {request.lane}")
+        all_reduce(cluster, process, work, ticket, f"lane {request.lane}")
     else:
         _start_program(cluster, process, request, ticket)
     return ticket

@@ -27,14 +27,8 @@ Combine = Callable[[list[Any]], None]
 # -- messages --------------------------------------------------------------------------------------------------
 
 
-def send(cluster: SimCluster, process: SimProcess, request: ops.Send) -> Any:
-    """Send, and wait until it is received."""
-    begin_send(cluster, process, request, None)
-    return PENDING
-
-
-def begin_send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ticket | None) -> None:
-    """Offer the message to its receiver."""
+def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ticket | None = None) -> Any:
+    """Offer a message to its receiver."""
     worker, fabric = process.worker, cluster.fabric
     flat = flat_of(request.value)
     num_bytes = flat.numel() * flat.element_size()
@@ -45,6 +39,7 @@ def begin_send(cluster: SimCluster, process: SimProcess, request: ops.Send, tick
         load = (content, request.stamp, True)
     sending = (process, request, num_bytes, fabric.clock.now_s, ticket)
     fabric.send(process.key, request.tag, request.to, worker.rank, num_bytes, load, _sent, sending, process.priority)
+    return PENDING
 
 
 def _sent(sending: tuple[SimProcess, ops.Send, int, float, Ticket | None]) -> None:
@@ -60,13 +55,7 @@ def _sent(sending: tuple[SimProcess, ops.Send, int, float, Ticket | None]) -> No
         complete(process.cluster, ticket, None)
 
 
-def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv) -> Any:
-    """Wait for a message."""
-    begin_receive(cluster, process, request, None)
-    return PENDING
-
-
-def begin_receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket: Ticket | None) -> None:
+def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket: Ticket | None = None) -> Any:
     """Ask for a message."""
     fabric, source, rank = cluster.fabric, request.source, process.worker.rank
     if source == ops.ANY and process.recorded is not None:
@@ -76,6 +65,7 @@ def begin_receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, t
         fabric.receive_or_hear(process.key, request.tag, rank, _received, receiving)
     else:
         fabric.receive(process.key, request.tag, source, rank, _received, receiving)
+    return PENDING
 
 
 def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], sender: int, load: Any) -> None:
@@ -122,17 +112,15 @@ def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
     return PENDING
 
 
-def all_reduce(cluster: SimCluster, process: SimProcess, request: ops.AllReduce) -> Any:
+def all_reduce(
+    cluster: SimCluster, process: SimProcess, request: ops.AllReduce, ticket: Ticket | None = None, channel: str | None = None
+) -> Any:
     """Sum over all ranks."""
-    begin_all_reduce(cluster, process, request, None, process.channel)
-    return PENDING
-
-
-def begin_all_reduce(cluster: SimCluster, process: SimProcess, request: ops.AllReduce, ticket: Ticket | None, channel: str) -> None:
-    """Join the channel's next sum."""
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_reduce_s(size, p)
-    _join(process, f"{channel} all-reduce", "all_reduce", request.value, seconds, native_bytes(p, size), _sum, ticket)
+    name = f"{channel or process.channel} all-reduce"
+    _join(process, name, "all_reduce", request.value, seconds, native_bytes(p, size), _sum, ticket)
+    return PENDING
 
 
 def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.ReduceScatter) -> Any:

@@ -1,6 +1,6 @@
-"""Virtual time: an event queue, and a network on which simulated workers meet.
+"""Virtual time and the simulated network: an event queue, collectives, and messages between two ranks.
 
-Nothing here knows of algorithms or gradients; a value is whatever the receiver makes of it.
+Nothing here knows of algorithms or gradients. A value is passed on as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.runtimes.simulator.mailboxes import AnySourceQueue, Asked, Offer,
 
 @final
 class Clock:
-    """Events in order of time; ties in order of posting, so that a run is a pure function of its inputs."""
+    """Runs events in order of time; ties in order of posting, so that a run is a pure function of its inputs."""
 
     __slots__ = ("events", "now_s", "num_events")
 
@@ -28,13 +28,13 @@ class Clock:
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
 
     def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        """Do something at a time that is not past."""
+        """Call `action` with `argument` at this time, which is not in the past."""
         assert time_s >= self.now_s, "an event in the past"
         self.num_events = number = self.num_events + 1
         heappush(self.events, (time_s, number, action, argument))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run events until none is left."""
         events, pop = self.events, heappop
         while events:
             self.now_s, _, action, argument = pop(events)
@@ -47,14 +47,18 @@ Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call 
 
 @final
 class Fabric:
-    """Where simulated workers meet: collectives of all ranks, and messages between two.
+    """The network of a simulated cluster: collectives of all ranks, and messages between two.
 
-    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) side by side, as
-    packets do: each stage works off its messages in the order in which they met, and the message is there when the last
-    stage is done with it. A collective of the library begins when the last rank has come and every stage is idle, and holds all
-    of them until it ends.
+    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same time, as
+    packets do. Each stage serves its messages in the order in which they met. The message arrives when its last stage is done. A
+    collective of the library begins when the last rank has come and every stage is idle. It occupies all stages until it ends.
 
-    Where the network is `fair`, connections that are on a stage at once share its rate instead (`runtimes.simulator.fair_sharing`).
+    Where the network is `fair`, connections that use a stage at the same time share its rate (`runtimes.simulator.fair_sharing`).
+
+    Attributes:
+        num_messages: that have met their receivers so far.
+        may_lose: ranks may leave.
+        gone: rank -> when it left, in order of leaving. Its messages are lost.
     """
 
     def __init__(self, clock: Clock, network: AnyNetwork, num_workers: int) -> None:
@@ -63,24 +67,24 @@ class Fabric:
         self._meetings: dict[tuple[str, int], list[tuple[float, Arrival]]] = defaultdict(list)
         self._counts: dict[tuple[str, int], int] = defaultdict(int)  # collectives each rank has joined on each channel
         self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> how
-        self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
+        self._free_s: dict[int, float] = {}  # stage -> when it is idle; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
         self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
         self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
-        self._again_s = 0.0  # when they are looked at next; past where nothing waits
+        self._again_s = 0.0  # when `_dispatch` runs next; in the past where nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
-        self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
-        self.may_lose = False  # ranks may leave
-        self.gone: dict[int, float] = {}  # rank -> when it left; its messages are lost
+        self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
+        self.may_lose = False
+        self.gone: dict[int, float] = {}
         self._num_heard: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
         self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
 
     def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
-        """Take part in the channel's next collective, which lasts `seconds` once all are there.
+        """Take part in the channel's next collective, which takes `seconds` from when all ranks have joined.
 
         `combine` is called once, at the end, with every rank's value in order of rank.
         """
@@ -117,7 +121,12 @@ class Fabric:
         argument: Any,
         priority: int = 0,
     ) -> None:
-        """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
+        """Offer a message to rank `to`. It leaves when the receiver asks for it.
+
+        Args:
+            key: names the programs that exchange messages.
+            sent: called with `argument` when the message has arrived.
+        """
         if self.gone and (sender in self.gone or to in self.gone):
             if sender not in self.gone:
                 self.clock.at(self.clock.now_s, sent, argument)
@@ -145,7 +154,7 @@ class Fabric:
             self._meet(offer, asked, to)
 
     def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for a message from rank `source` (-1: the oldest from any)."""
+        """Ask for a message from rank `source` (-1: the oldest from any); `received` is called with `argument`, sender and value."""
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
         if there is None and source < 0:
             there = self._opened(key, tag, to)
@@ -212,7 +221,7 @@ class Fabric:
         return False
 
     def _opened(self, key: Any, tag: int, to: int) -> AnySourceQueue:
-        """From now on anybody's offer may be asked for: those that wait already, the oldest first."""
+        """Keep offers in one queue from here on, so that any rank's can be asked for; those that wait already come first."""
         there, target = AnySourceQueue(), (key, tag, to)
         for box in [box for box in self._offers if (box[0], box[1], box[3]) == target]:
             there.offers.extend(every(self._offers.pop(box)))
@@ -271,7 +280,7 @@ class Fabric:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
-        """Let the urgent messages go whose stages are idle, the most urgent first; look again when the next one is."""
+        """Let the urgent messages go whose stages are idle, the most urgent first; run again when the next stage is idle."""
         waiting, now, again = [], self.clock.now_s, float("inf")
         while self._urgent:
             item = heappop(self._urgent)

@@ -1,4 +1,4 @@
-"""The way into simulation: how closely to look is chosen here."""
+"""`wb.simulate`: chooses between a simulation message by message and one program for all workers."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def simulate(
 
     Args:
         algorithm, problem: the same objects that real ranks are given.
-        workers: how many.
+        workers: number of workers.
         network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
-        compute: of one worker; None: measured here and now (`workbench.costs.measure_compute`), and noted with the run.
-        timing_only: compute no gradients: what time does, and nothing else.
-        detail: "messages": every worker is a program of its own and every message is an event; "formula": one program for all, and
-            collectives of messages take the seconds of their closed form as soon as the last worker has come (with
-            `timing_only`); "auto": one program where that changes nothing, which is where a symmetric method sums by the library's
-            all-reduce, and messages elsewhere.
+        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and noted with the run.
+        timing_only: compute no gradients, only virtual time.
+        detail: "messages": every worker runs its program, and every message is an event. "formula": one program stands for all, and
+            a collective takes the seconds of its closed form from when the last worker has come (with `timing_only`). "auto": one
+            program where that gives the same run, which is where a symmetric algorithm sums by the library's all-reduce; else
+            messages.
         failures: rank -> virtual seconds at which its process ends: `{3: 2.5}`. Not rank 0, and only ranks without which the
             algorithm continues: workers of algorithms with servers. `run.info["departures"]` says which ended.
         settings: those of `workbench.settings.Settings`.

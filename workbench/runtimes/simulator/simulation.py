@@ -105,6 +105,7 @@ class Simulation:
         self.num_workers, self.network, self.compute = workers, network, compute
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         self.num_computing = algorithm.num_computing(workers)
+        self._asynchronous = algorithm.asynchronous
         first = self.workers[0]
         times = PassTimes(compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=self.num_computing)
         handlers = {**HANDLERS, EndStep: self._end_step}
@@ -137,7 +138,6 @@ class Simulation:
             Diverged: a loss is not a finite number.
         """
         self.stop_after = stop_after
-        asynchronous = self.algorithm.asynchronous
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
             processes = []
             for worker in self.workers:
@@ -148,16 +148,16 @@ class Simulation:
             self._run_programs(processes)
             while self._continues_after_sync_point(processes):
                 self._run_programs(processes)
-            if asynchronous and (stop_after is not None or self._ending):
+            if self._asynchronous and (stop_after is not None or self._ending):
                 for worker in self.workers:
                     self.writer.keep(worker, worker.last_end)
-            if stop_after is None or asynchronous:
+            if stop_after is None or self._asynchronous:
                 self._evaluate_at_end()
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
 
     def _continues_after_sync_point(self, processes: list[SimProcess]) -> bool:
         """All programs have ended: if that was for a checkpoint, keep it, and begin them again."""
-        if not self.algorithm.asynchronous or self._ending or not self.writer.at_sync_point():
+        if not self._asynchronous or self._ending or not self.writer.at_sync_point():
             return False
         for process, ctx in zip(processes, self.contexts, strict=True):
             ctx.num_steps = self.writer.end_of(process.worker)
@@ -195,7 +195,7 @@ class Simulation:
 
     def end_of(self, worker: SimWorker) -> int:
         """How many steps a worker takes in this run: to an asynchronous one a stop is an early end."""
-        if self.algorithm.asynchronous and self.stop_after is not None:
+        if self._asynchronous and self.stop_after is not None:
             return min(worker.num_steps, self.stop_after + 1)
         return worker.num_steps
 
@@ -213,7 +213,7 @@ class Simulation:
         worker = process.worker
         if worker.end_step(end, cluster.clock.now_s):
             self._evaluate_in_turn(worker, end.step)
-        if self.algorithm.asynchronous:
+        if self._asynchronous:
             if worker.has_values or cluster.recorded is not None:
                 self._look_for_stop(worker, end.step)
         elif end.step == self.stop_after:
@@ -249,10 +249,10 @@ class Simulation:
                 self.workers[0].evaluate(step, end_s, worker.joined(self._parts.pop(step)), self._bytes_sent)
 
     def _evaluate_at_end(self) -> None:
-        """After all programs have ended."""
+        """Evaluate the last step, after all programs have ended."""
         first = self.workers[0]
         if not self.algorithm.has_servers or self._stops_early:
-            self._evaluate(first.last_step if self.algorithm.asynchronous else first.num_steps - 1, self.workers)
+            self._evaluate(first.last_step if self._asynchronous else first.num_steps - 1, self.workers)
             return
         parameters = first.evaluated_parameters()
         if parameters is not None:
@@ -264,7 +264,7 @@ class Simulation:
             first.evaluate(first.num_steps - 1, end_s, parameters, self._bytes_sent)
 
     def _progress(self) -> list[float]:
-        """Of each shard, by its server."""
+        """Of each shard: the steps that its server has completed."""
         masters = [worker.trained.master for worker in self.workers if worker.trained.has_master]
         return [max(master.progress[shard] for master in masters) for shard in range(len(self.workers[0].replica.layout.buckets))]
 
@@ -272,25 +272,25 @@ class Simulation:
     def _stops_early(self) -> bool:
         """Whether the run was stopped before its last step."""
         first = self.workers[0]
-        cut = self.stop_after is not None and (not self.algorithm.asynchronous or self.stop_after + 1 < first.num_steps)
+        cut = self.stop_after is not None and (not self._asynchronous or self.stop_after + 1 < first.num_steps)
         return cut or bool(self._ending)
 
     def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
-        """At rank 0's parameters; where replicas differ between steps, at their mean, once all have come to the step.
+        """Evaluate a step, unless servers do by their updates.
 
-        Where all ranks end a step with equal parameters but not at one time, at those of the first that ends it. Servers have
-        evaluations by their updates.
+        At rank 0's parameters; where replicas differ between steps, at their mean, when the last rank ends the step. Where ranks end a
+        step with equal parameters at different times, at those of the first that ends it.
         """
         if self.algorithm.has_servers:
             return
-        if not self.algorithm.asynchronous and self.algorithm.shrinks_anyway:
+        if not self._asynchronous and self.algorithm.shrinks_anyway:
             if step >= self._num_evaluated:
                 self._num_evaluated = step + 1
                 parameters = worker.evaluated_parameters()
                 assert parameters is not None
                 self.workers[0].evaluate(step, self.clock.now_s, parameters, self._bytes_sent)
             return
-        if self.algorithm.asynchronous or self.algorithm.replicas != Replicas.AT_END:
+        if self._asynchronous or self.algorithm.replicas != Replicas.AT_END:
             if worker.rank == 0:
                 self._evaluate(step, [worker])
             return
@@ -301,7 +301,7 @@ class Simulation:
             self.workers[0].evaluate(step, self.clock.now_s, torch.stack(self._due.pop(step)).mean(0), self._bytes_sent)
 
     def _evaluate(self, step: int, workers: list[SimWorker]) -> None:
-        """The first worker of these looks at the test data, at its own parameters."""
+        """Evaluate at the parameters of the first of these workers."""
         parameters = workers[0].evaluated_parameters()
         if parameters is not None:
             now_s = self.clock.now_s if step < workers[0].num_steps - 1 else self.seconds
@@ -309,7 +309,7 @@ class Simulation:
 
     @property
     def _bytes_sent(self) -> int:
-        """By all workers until now: an evaluation is of the whole cluster, whoever does it."""
+        """By all workers so far: an evaluation is of the whole cluster."""
         return sum(int(worker.bytes_sent) for worker in self.workers)
 
     def _info(self) -> dict[str, Any]:
@@ -322,7 +322,7 @@ class Simulation:
         status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
-            info["notes"].append(f"every worker holds parameters of its own: {held / MIB:.0f} MiB of versions in all")
+            info["notes"].append(f"every worker holds its own parameters: {held / MIB:.0f} MiB of versions in all")
         if self._failures:
             info["departures"] = departures_of(self.cluster)
         return {**info, "status": status, "result": {"steps": done, "seconds": self.seconds, "last_step": done - 1}}
@@ -352,7 +352,7 @@ def run_info_of(
     compute: Any,
     sampler: Sampler,
 ) -> dict[str, Any]:
-    """What a simulated run's record says of it, whichever way it was simulated."""
+    """What a simulated run's record says of it, however it was simulated."""
     info = run_info(algorithm, problem, settings, "simulated", num_workers)
     notes = [*info["notes"], *trace_note(settings, num_steps_of(settings, sampler)), f"simulated: {network}", f"simulated: {compute}"]
     if sampler.num_samples < sampler.global_batch:
