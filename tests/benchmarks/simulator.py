@@ -46,6 +46,7 @@ from workbench.collectives import Ring
 from workbench.costs import ethernet_10g
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulate import Detail
+from workbench.runtimes.simulator.simulation import collecting_new_objects
 
 RECORD = Path(__file__).parents[2] / "records" / "simulator.json"
 Row = dict[str, Any]
@@ -118,7 +119,8 @@ def alternate(blocks: dict[str, Callable[[], Any]], rounds: int) -> dict[str, li
 
 def ours(algorithm: Algorithm, workers: int, steps: int) -> simpy_programs.Counts:
     built = simulation(algorithm, workers, steps)
-    built.run()
+    with collecting_new_objects():  # as `simulate` runs it
+        built.run()
     return simpy_programs.Counts(built.fabric.num_messages, built.clock.num_events, built.seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import workbench as wb
 from tests.laws import tiny
 from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import COMPUTE, NETWORK
@@ -28,12 +30,17 @@ METHODS = [item for item in variants() if item.has_servers]
 def lose(algorithm: Any, leaves: dict[int, float], *, ranks: int = RANKS, timing_only: bool = False, how: Settings = HOW) -> Simulation:
     """Run to the end; the record is `simulation.found`."""
     problem = tiny.problem(test=None) if timing_only else tiny.problem()
-    simulation = Simulation(
-        algorithm, problem, how, ranks, network=NETWORK, compute=COMPUTE, timing_only=timing_only, check_in_flight=not timing_only
+    return Simulation(
+        algorithm,
+        problem,
+        how,
+        ranks,
+        network=NETWORK,
+        compute=COMPUTE,
+        timing_only=timing_only,
+        check_in_flight=not timing_only,
+        failures=leaves,
     )
-    for rank, at_s in leaves.items():
-        simulation.lose(rank, at_s)
-    return simulation
 
 
 def sources(run: Run) -> Counter[tuple[int, int]]:
@@ -129,3 +136,37 @@ def test_time_is_the_same_without_values() -> None:
 def test_who_cannot_be_done_without(method: Any, rank: int) -> None:
     with pytest.raises(ConfigError, match=f"cannot go on without rank {rank}"):
         lose(method, {rank: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        ({5: 1.0}, "there is no rank 5 among 5; choose 1 to 4"),
+        ({-1: 1.0}, "there is no rank -1"),
+        ({"4": 1.0}, "there is no rank '4'"),
+        ({True: 1.0}, "there is no rank True"),
+        ({0: 1.0}, "cannot go on without rank 0"),
+        ({4: -0.5}, "rank 4 fails at -0.5; say finite virtual seconds, 0 or more"),
+        ({4: float("inf")}, "rank 4 fails at inf"),
+        ({4: float("nan")}, "rank 4 fails at nan"),
+        ({4: "soon"}, "rank 4 fails at 'soon'"),
+    ],
+)
+def test_failures_that_cannot_be_simulated_are_refused(failures: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        wb.simulate(AsyncSGD(), tiny.problem(), workers=RANKS, compute=COMPUTE, failures=failures, steps=2)
+
+
+@pytest.mark.parametrize("detail", ["auto", "messages"])
+def test_a_symmetric_algorithm_is_refused_however_it_is_simulated(detail: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot go on without rank 1"):
+        wb.simulate(SynchronousSGD(), tiny.problem(), workers=3, compute=COMPUTE, failures={1: 1.0}, detail=detail, steps=2)
+
+
+def test_simulate_loses_a_worker() -> None:
+    run = wb.simulate(
+        AsyncSGD(), tiny.problem(), workers=RANKS, network=NETWORK, compute=COMPUTE, failures={4: 0}, steps=STEPS, batch_size=3
+    )
+    assert run.info["departures"] == [{"rank": 4, "seconds": 0.0, "why": "as was planned"}]
+    assert sources(run)[4, 0] == 0
+    assert sources(run)[3, 0] == STEPS

@@ -94,8 +94,7 @@ def test_dropped_gradients_move_the_schedule_as_applied_ones_do() -> None:
 def test_a_worker_that_leaves_takes_no_evaluation_with_it() -> None:
     for algorithm in (AsyncSGD(), BackupSGD(backups=1), SoftsyncSGD(), StaleSynchronousSGD()):
         compute, network = Compute(forward_s=0.3, backward_s=0.7), Network(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-        simulation = Simulation(algorithm, tiny.problem(), settings(), WORKERS, network=network, compute=compute)
-        simulation.lose(2, 3.5)
+        simulation = Simulation(algorithm, tiny.problem(), settings(), WORKERS, network=network, compute=compute, failures={2: 3.5})
         found = simulation.run().evaluations()
         assert [row["step"] for row in found] == SCHEDULE
         assert max(np.diff([row["seconds"] for row in found])) < 2.5 * EVERY, "the last ones did not all come at the end"

@@ -184,7 +184,7 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     forget(trained.checkpoint, 5)
     (checkpoint,) = complete_checkpoints(Path(trained.checkpoint))
     simulation = Simulation(algorithm, problem, how, 3, network=free, compute=Compute(forward_s=0.0, backward_s=0.0))
-    simulation.scripts = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
+    simulation.cluster.recorded = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
     parts = [torch.load(checkpoint.rank_file(rank), weights_only=True) for rank in range(3)]
     simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])  # the ranks' was the test's wrapper
     for rank in range(algorithm.num_computing(3)):

@@ -20,7 +20,7 @@ from workbench.program import Context, Sum, take_sum
 from workbench.runtimes.execution.endpoint import size_of
 
 if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimProcess
+    from workbench.runtimes.simulator.state import SimProcess
 
 SEND, RECEIVE, WAIT, WORK = range(4)
 Instruction = tuple[int, int, int, int, Any]
@@ -135,11 +135,11 @@ class SchedulePlayer:
     __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_instructions", "_key", "_position", "_since_s", "_then", "_thread", "_traced")
 
     def __init__(self, thread: SimProcess, schedule: CommSchedule, then: Callable[[Any], None]) -> None:
-        simulation = thread.simulation
+        cluster = thread.cluster
         self._thread, self._then = thread, then
         self._instructions = schedule.instructions
-        self._fabric = simulation.fabric
-        self._key = (thread.key, thread.priority, thread.worker.rank, simulation.num_workers)
+        self._fabric = cluster.fabric
+        self._key = (thread.key, thread.priority, thread.worker.rank, cluster.num_workers)
         self._position = 0
         self._since_s = 0.0
         self._blocked = -1  # the slot that it waits for
@@ -185,7 +185,7 @@ class SchedulePlayer:
     def _work(self, kind: str, num_bytes: int, position: int) -> bool:
         """Encode, decode or sum; whether that takes time."""
         clock = self._fabric.clock
-        seconds = self._thread.simulation.network.local_s(kind, num_bytes)
+        seconds = self._thread.cluster.network.local_s(kind, num_bytes)
         if self._traced:
             worker = self._thread.worker
             worker.recorder.span(kind, "comm", clock.now_s, clock.now_s + seconds, worker.step, -1, num_bytes)

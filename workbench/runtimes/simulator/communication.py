@@ -1,9 +1,12 @@
-"""How a simulated program's communication requests are answered in virtual time."""
+"""Handlers of requests that communicate: messages between two ranks, and collectives of all.
+
+A request of a program that waits for it has no ticket; one that was started in the background has one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,153 +14,198 @@ from workbench import ops
 from workbench.collectives import flat_of, native_bytes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
-from workbench.ops import Message, Request
+from workbench.ops import Message, PeerLeft, Ticket
 from workbench.runtimes.execution.endpoint import bucket_of, not_lowered, size_of
+from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
+from workbench.runtimes.simulator.fabric import LEFT
+from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
 
-if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimProcess
-
-Then = Callable[[Any], None]
 Load = tuple[torch.Tensor, int, bool]  # content, stamp, whether it has one
-PENDING = object()  # the answer to a request that takes time
 Combine = Callable[[list[Any]], None]
 
-
-def communicate(thread: SimProcess, request: Request, then: Then, channel: str) -> None:
-    """Begin a request; `then` is called with its answer when it is done. `channel` names the collectives it is in step with."""
-    if request.__class__ is ops.Send:
-        return _send(thread, request, then)
-    if request.__class__ is ops.Recv:
-        return _receive(thread, request, then)
-    network, p, rank = thread.simulation.network, thread.simulation.num_workers, thread.worker.rank
-    match request:
-        case ops.AllReduce(value, None):
-            size = size_of(value)
-            _join(thread, f"{channel} all-reduce", "all_reduce", value, network.all_reduce_s(size, p), native_bytes(p, size), _sum, then)
-        case ops.ReduceScatter(value, None):
-            size = size_of(value)
-            seconds = network.reduce_scatter_s(size, p)
-            _join(thread, f"{channel} reduce-scatter", "reduce_scatter", value, seconds, native_bytes(p, size) / 2, _sum_blocks, then)
-        case ops.AllGather(value, None):
-            size = size_of(value)
-            seconds = network.all_gather_s(size, p)
-            _join(thread, f"{channel} all-gather", "all_gather", value, seconds, native_bytes(p, size) / 2, _gather_blocks, then)
-        case ops.Broadcast(value, root):
-            size = size_of(value)
-            sent = size if rank == root else 0
-            combine = _copy_from(root)
-            _join(thread, f"{channel} broadcast", "broadcast", value, network.broadcast_s(size, p), sent, combine, then)
-        case ops.Barrier():
-            _join(thread, f"{channel} barrier", "barrier", None, network.barrier_s(p), 0, lambda values: None, then)
-        case _:
-            raise not_lowered(request)
+# -- messages --------------------------------------------------------------------------------------------------
 
 
-def _send(thread: SimProcess, request: ops.Send, then: Then) -> None:
-    worker, value = thread.worker, request.value
-    flat = flat_of(value)
-    snapshot = flat.clone() if worker.has_values else flat  # what a wire would have copied
-    num_bytes = flat.numel() * flat.element_size() + (0 if request.stamp is None else STAMP_BYTES)
-    counted = 0 if request.to == worker.rank else num_bytes
-
-    def sent(begin: float) -> None:
-        worker.bytes_sent += counted
-        span(thread, "send", begin, value, counted, request.to)
-        then(None)
-
-    load = (snapshot, request.stamp or 0, request.stamp is not None)
-    fabric = thread.simulation.fabric
-    fabric.send(thread.key, request.tag, request.to, worker.rank, num_bytes, load, sent, fabric.clock.now_s, thread.priority)
-
-
-def _receive(thread: SimProcess, request: ops.Recv, then: Then) -> None:
-    worker, simulation, like = thread.worker, thread.simulation, request.like
-
-    def received(begin: float, sender: int, load: Load) -> None:
-        check_arrived(worker.rank, like, request.stamped, sender, load)
-        if worker.traced:
-            num_bytes = 0 if sender == worker.rank else size_of(like)
-            worker.recorder.span("recv", "comm", begin, simulation.clock.now_s, worker.step, -1, num_bytes, sender)
-        then(Message(sender, load[0], load[1]))
-
-    source = request.source if request.source != ops.ANY else thread.source_of_any()
-    begin, departures = simulation.clock.now_s, simulation.departures
-    if departures is None or not request.departures or not departures.receive(thread, request, received, begin, then):
-        simulation.fabric.receive(thread.key, request.tag, source, worker.rank, received, begin)
-
-
-def receive_here(thread: SimProcess, request: ops.Recv) -> Any:
-    """Begin a receive for which the thread waits."""
-    thread.pending, fabric, source = request, thread.simulation.fabric, request.source
-    thread.begun_s = fabric.clock.now_s
-    if source < 0 and thread.script:
-        source = thread.source_of_any()
-    departures = thread.simulation.departures
-    if departures is not None and request.departures and departures.receive(thread, request, _received_here, thread, thread.resume):
-        return PENDING
-    fabric.receive(thread.key, request.tag, source, thread.worker.rank, _received_here, thread)
+def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ticket | None = None) -> Any:
+    """Offer a message to its receiver."""
+    worker, fabric = process.worker, cluster.fabric
+    flat = flat_of(request.value)
+    num_bytes = flat.numel() * flat.element_size()
+    content = flat.clone() if worker.has_values else flat  # a network takes a copy
+    load: Load = (content, 0, False)
+    if request.stamp is not None:
+        num_bytes += STAMP_BYTES
+        load = (content, request.stamp, True)
+    sending = (process, request, num_bytes, fabric.clock.now_s, ticket)
+    fabric.send(process.key, request.tag, request.to, worker.rank, num_bytes, load, _sent, sending, process.priority)
     return PENDING
 
 
-def _received_here(thread: SimProcess, sender: int, load: Load) -> None:
-    request, worker = thread.pending, thread.worker
-    assert isinstance(request, ops.Recv)
-    if load[0] is not thread.agreed[0] or request is not thread.agreed[1]:
-        check_arrived(worker.rank, request.like, request.stamped, sender, load)
-        if not worker.has_values:
-            thread.agreed = (load[0], request)
+def _sent(sending: tuple[SimProcess, ops.Send, int, float, Ticket | None]) -> None:
+    process, request, num_bytes, begin_s, ticket = sending
+    worker = process.worker
+    counted = 0 if request.to == worker.rank else num_bytes
+    worker.bytes_sent += counted
     if worker.traced:
-        num_bytes, now_s = 0 if sender == worker.rank else size_of(request.like), thread.simulation.clock.now_s
-        worker.recorder.span("recv", "comm", thread.begun_s, now_s, worker.step, -1, num_bytes, sender)
-        if thread.task == 0:
-            worker.recorder.span("wait", "compute", thread.begun_s, now_s, worker.step)
-    thread.resume(Message(sender, load[0], load[1]))
+        _span(process, "send", begin_s, request.value, counted, request.to)
+    if ticket is None:
+        process.waited(None, begin_s)
+    else:
+        complete(process.cluster, ticket, None)
 
 
-def check_arrived(rank: int, like: torch.Tensor, stamped: bool, sender: int, load: Load) -> None:
-    """Raise unless what arrived is what was asked for."""
-    flat = load[0]
+def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket: Ticket | None = None) -> Any:
+    """Ask for a message."""
+    fabric, source, rank = cluster.fabric, request.source, process.worker.rank
+    if source == ops.ANY and process.recorded is not None:
+        source = process.recorded.source()
+    receiving = (process, request, fabric.clock.now_s, ticket)
+    if request.departures and fabric.may_lose:
+        fabric.receive_or_hear(process.key, request.tag, rank, _received, receiving)
+    else:
+        fabric.receive(process.key, request.tag, source, rank, _received, receiving)
+    return PENDING
+
+
+def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], sender: int, load: Any) -> None:
+    process, request, begin_s, ticket = receiving
+    worker, cluster = process.worker, process.cluster
+    message: Message | PeerLeft
+    if load is LEFT:
+        worker.recorder.events.append({"left": sender, "seconds": cluster.clock.now_s, "tag": request.tag})
+        message = PeerLeft(sender)
+    else:
+        error = _mismatch(worker.rank, request, sender, load)
+        if error is not None:
+            process.fail(error) if ticket is None else complete(cluster, ticket, None, error)
+            return
+        if worker.traced:
+            num_bytes = 0 if sender == worker.rank else size_of(request.like)
+            worker.recorder.span("recv", "comm", begin_s, cluster.clock.now_s, worker.step, -1, num_bytes, sender)
+        message = Message(sender, load[0], load[1])
+    if ticket is None:
+        process.waited(message, begin_s)
+    else:
+        complete(cluster, ticket, message)
+
+
+def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigError | None:
+    """An error unless the message is what was asked for."""
+    flat, like = load[0], request.like
     if flat.numel() != like.numel() or flat.dtype != like.dtype:
-        raise ConfigError(
+        return ConfigError(
             f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent {flat.numel()} of {flat.dtype}"
         )
-    assert load[2] == stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
+    assert load[2] == request.stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
+    return None
+
+
+# -- collectives -----------------------------------------------------------------------------------------------
+
+
+def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
+    """Pass the messages of a collective whose schedule is known."""
+    player = SchedulePlayer(process, schedule, process.resume)
+    process.pending = player
+    player.go()
+    return PENDING
+
+
+def all_reduce(
+    cluster: SimCluster, process: SimProcess, request: ops.AllReduce, ticket: Ticket | None = None, channel: str | None = None
+) -> Any:
+    """Sum over all ranks."""
+    _check_lowered(request)
+    p, size = cluster.num_workers, size_of(request.value)
+    seconds = cluster.network.all_reduce_s(size, p)
+    name = f"{channel or process.channel} all-reduce"
+    _join(process, name, "all_reduce", request.value, seconds, native_bytes(p, size), _sum, ticket)
+    return PENDING
+
+
+def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.ReduceScatter) -> Any:
+    """Sum over all ranks, each rank its own block."""
+    _check_lowered(request)
+    p, size = cluster.num_workers, size_of(request.value)
+    seconds = cluster.network.reduce_scatter_s(size, p)
+    _join(process, f"{process.channel} reduce-scatter", "reduce_scatter", request.value, seconds, native_bytes(p, size) / 2, _sum_blocks)
+    return PENDING
+
+
+def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather) -> Any:
+    """Give every rank each rank's block."""
+    _check_lowered(request)
+    p, size = cluster.num_workers, size_of(request.value)
+    seconds = cluster.network.all_gather_s(size, p)
+    _join(process, f"{process.channel} all-gather", "all_gather", request.value, seconds, native_bytes(p, size) / 2, _gather_blocks)
+    return PENDING
+
+
+def _check_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> None:
+    if request.collective is not None:
+        raise not_lowered(request)
+
+
+def broadcast(cluster: SimCluster, process: SimProcess, request: ops.Broadcast) -> Any:
+    """Replace every rank's value by the root's."""
+    size = size_of(request.value)
+    sent = size if process.worker.rank == request.root else 0
+    seconds = cluster.network.broadcast_s(size, cluster.num_workers)
+    _join(process, f"{process.channel} broadcast", "broadcast", request.value, seconds, sent, _copy_from(request.root))
+    return PENDING
+
+
+def barrier(cluster: SimCluster, process: SimProcess, _: ops.Barrier) -> Any:
+    """Wait for all ranks."""
+    seconds = cluster.network.barrier_s(cluster.num_workers)
+    _join(process, f"{process.channel} barrier", "barrier", None, seconds, 0, lambda values: None)
+    return PENDING
 
 
 def _join(
-    thread: SimProcess,
+    process: SimProcess,
     channel: str,
     kind: str,
     value: Any,
     seconds: float,
     num_bytes: float,
-    combine: Callable[[list[Any]], None],
-    then: Then,
+    combine: Combine,
+    ticket: Ticket | None = None,
 ) -> None:
-    seal = _checksum(value) if thread.simulation.check_in_flight else None
+    """Take part in a collective.
 
-    def finish(begin: float) -> None:
-        thread.worker.bytes_sent += num_bytes
-        span(thread, kind, begin, value, num_bytes)
-        then(value)
+    Args:
+        channel: names the collectives that it is in step with.
+        num_bytes: that this rank sends.
+        combine: called once, with all ranks' values in order of rank.
+    """
+    cluster, worker = process.cluster, process.worker
+    checksum = _checksum(value) if cluster.check_in_flight else None
+
+    def finish(begin_s: float) -> None:
+        worker.bytes_sent += num_bytes
+        if worker.traced:
+            _span(process, kind, begin_s, value, num_bytes)
+        if ticket is None:
+            process.waited(value, begin_s)
+        else:
+            complete(cluster, ticket, value)
 
     def combine_checked(values: list[Any]) -> None:
         for held, sealed in values:
             if sealed is not None and _checksum(held) != sealed:
-                raise AssertionError(f"a gradient in flight was overwritten (rank {thread.worker.rank}, step {thread.worker.step})")
+                raise AssertionError(f"a gradient in flight was overwritten (rank {worker.rank}, step {worker.step})")
         combine([held for held, _ in values])
 
-    thread.simulation.fabric.join(channel, (thread.worker.rank, (value, seal), finish), seconds, combine_checked)
+    cluster.fabric.join(channel, (worker.rank, (value, checksum), finish), seconds, combine_checked)
 
 
-def span(thread: SimProcess, kind: str, begin: float, value: Any, num_bytes: float, peer: int = -1) -> None:
-    """Draw a message or a collective."""
-    worker = thread.worker
-    if not worker.traced:
-        return
+def _span(process: SimProcess, kind: str, begin_s: float, value: Any, num_bytes: float, peer: int = -1) -> None:
+    """Record a message or a collective."""
+    worker = process.worker
     step = value.step if isinstance(value, Gradient) and value.step >= 0 else worker.step
-    worker.recorder.span(kind, "comm", begin, thread.simulation.clock.now_s, step, bucket_of(value), int(num_bytes), peer)
+    worker.recorder.span(kind, "comm", begin_s, process.cluster.clock.now_s, step, bucket_of(value), int(num_bytes), peer)
 
 
 def _sum(values: list[Any]) -> None:

@@ -1,103 +1,132 @@
-"""A simulated worker's forward and backward pass in virtual time."""
+"""Handlers of requests that take a worker's processor: `Backward`, `Apply` and `Local`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, final
 
 from workbench import ops
 from workbench.gradients import Gradient
 from workbench.ops import Ticket
+from workbench.runtimes.execution.endpoint import bucket_of
+from workbench.runtimes.execution.interpreter import update_event
+from workbench.runtimes.simulator.background import start
+from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess
 
-if TYPE_CHECKING:
-    from workbench.runtimes.simulator.process import SimProcess
+
+def backward(cluster: SimCluster, process: SimProcess, request: ops.Backward) -> Any:
+    """Begin a forward and a backward pass."""
+    process.worker.step = request.step
+    if request.before_forward is None:
+        _Pass(process, request).begin(1.0)
+    else:
+        _begin_in_parts(cluster, process, request)
+    return PENDING
 
 
-def begin_backward(thread: SimProcess, request: ops.Backward) -> None:
-    """Forward, in pieces where buckets must arrive first, then backward; the program goes on when it is through."""
-    worker, simulation = thread.worker, thread.simulation
-    clock, compute, layout = simulation.clock, simulation.compute, worker.replica.layout
-    worker.step = request.step
-    forward_parts = simulation.forward_parts
-    needed = [piece.index for piece in reversed(layout.buckets)] if request.before_forward else []
+def _begin_in_parts(cluster: SimCluster, process: SimProcess, request: ops.Backward) -> None:
+    """Forward bucket by bucket: a sub-program of `before_forward` runs to its end before the part that uses its bucket."""
+    worker, times, clock = process.worker, cluster.times, cluster.clock
+    needed = [piece.index for piece in reversed(worker.replica.layout.buckets)]
+
+    def wait_for(position: int) -> None:
+        assert request.before_forward is not None
+        program = request.before_forward(needed[position])
+        SimProcess(cluster, worker, program, lambda value, error: forward(position)).resume()
 
     def forward(position: int) -> None:
-        """The piece of the pass that uses bucket `needed[position]`, once it is there."""
-        part = forward_parts[needed[position]]
+        part = times.forward_parts[needed[position]]
         if position + 1 == len(needed):
-            _last(thread, request, part)
+            _Pass(process, request).begin(part)
             return
-        begin = clock.now_s
-        end = simulation.finish_s(worker.rank, compute.forward_s * simulation.slowness(request.step, worker.rank) * part, begin)
+        begin_s = clock.now_s
+        end_s = times.finish_s(worker.rank, times.compute.forward_s * times.slowness(request.step, worker.rank) * part, begin_s)
         if worker.traced:
-            worker.recorder.span("forward", "compute", begin, end, request.step)
-        clock.at(end, need, position + 1)
+            worker.recorder.span("forward", "compute", begin_s, end_s, request.step)
+        clock.at(end_s, wait_for, position + 1)
 
-    def need(position: int) -> None:
-        assert request.before_forward is not None
-        thread.inline(request.before_forward(needed[position]), lambda value: forward(position))
-
-    need(0) if needed else _last(thread, request, 1.0)
+    wait_for(0)
 
 
-def _last(thread: SimProcess, request: ops.Backward, part: float) -> None:
-    """The last piece of the forward pass, which is all of it but for what had to arrive first, and the backward pass."""
-    worker, on_bucket = thread.worker, request.on_bucket
-    tickets: list[Ticket] = []
-    gradient: Gradient | None = None
+@final
+class _Pass:
+    """The last part of a forward pass, and the backward pass."""
 
-    def compute(_: None) -> None:
-        nonlocal gradient
-        gradient = worker.backward(request.step)
+    __slots__ = ("_gradient", "_process", "_request", "_tickets")
 
-    def launch(bucket: int) -> None:
-        assert on_bucket is not None and gradient is not None
-        work = on_bucket(gradient.part(bucket))
-        tickets.append(thread.start(work if isinstance(work, ops.Start) else ops.Start(work)))
+    def __init__(self, process: SimProcess, request: ops.Backward) -> None:
+        self._process, self._request = process, request
+        self._gradient: Gradient | None = None
+        self._tickets: list[Ticket] = []
 
-    def through(late: tuple[int, ...]) -> None:
-        if on_bucket is None:
-            thread.resume(gradient)
+    def begin(self, part: float) -> None:
+        """Begin with the last `part` of forward."""
+        process, step = self._process, self._request.step
+        cluster, worker = process.cluster, process.worker
+        clock, times = cluster.clock, cluster.times
+        begin_s = clock.now_s
+        middle_s, end_s = times.passes_s(step, worker.rank, part, begin_s)
+        if worker.traced:
+            worker.recorder.span("forward", "compute", begin_s, middle_s, step)
+            worker.recorder.span("backward", "compute", middle_s, end_s, step)
+        clock.at(middle_s, self._compute)
+        if self._request.on_bucket is not None:
+            for bucket, share in times.early:
+                clock.at(min(middle_s + (end_s - middle_s) * share, end_s), self._launch, bucket)
+        clock.at(end_s, self._end)
+
+    def _compute(self, _: None) -> None:
+        self._gradient = self._process.worker.backward(self._request.step)
+
+    def _launch(self, bucket: int) -> None:
+        """Begin what the program wants to do with a bucket, whose gradients are final."""
+        assert self._request.on_bucket is not None and self._gradient is not None
+        process = self._process
+        work = self._request.on_bucket(process.worker.part(self._gradient, bucket))
+        begin = work if isinstance(work, ops.Start) else ops.Start(work)
+        self._tickets.append(start(process.cluster, process, begin))
+
+    def _end(self, _: None) -> None:
+        process = self._process
+        if self._request.on_bucket is None:
+            process.resume(self._gradient)
             return
-        for bucket in late:
-            launch(bucket)
-        thread.resume(tuple(tickets))
-
-    begin_pass(thread, request.step, part, launch if on_bucket is not None else None, through, compute)
+        for bucket in process.cluster.times.late:
+            self._launch(bucket)
+        process.resume(tuple(self._tickets))
 
 
-def begin_pass(
-    thread: SimProcess,
-    step: int,
-    part: float,
-    launch: Callable[[int], None] | None,
-    through: Callable[[tuple[int, ...]], None],
-    compute: Callable[[Any], None] | None = None,
-) -> None:
-    """A part of forward, and backward.
-
-    Args:
-        launch: called with each bucket's number when its gradients are final, unless that is at the end.
-        through: called at the end with the numbers of the other buckets.
-        compute: called between forward and backward.
-    """
-    worker, simulation = thread.worker, thread.simulation
-    clock, costs, rank = simulation.clock, simulation.compute, worker.rank
-    worker.step = step
-    factors, begin = simulation.factors.get(step), clock.now_s
-    slow = simulation.slowness(step, rank) if factors is None else factors[rank]
-    if simulation.timed:
-        middle = simulation.finish_s(rank, costs.forward_s * slow * part, begin)
-        end = simulation.finish_s(rank, costs.backward_s * slow, middle)
+def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
+    """Begin an update of the replica, or of the server's copy."""
+    worker, clock, gradient = process.worker, cluster.clock, request.gradient
+    now_s = clock.now_s
+    end_s = now_s + cluster.times.compute.update_s * gradient.flat.numel() / gradient.layout.numel
+    if request.master:
+        update = worker.apply_master(gradient, request.lr_scale)
+        if process.task == 0:  # a server on a rank of its own: its updates are its steps
+            worker.step = update - 1
+        worker.recorder.events.append(update_event(request, bucket_of(gradient), update, end_s))
+        if cluster.on_update is not None:
+            cluster.on_update(worker, request, end_s)
     else:
-        middle = begin + costs.forward_s * slow * part
-        end = middle + costs.backward_s * slow
+        worker.apply(gradient, request.lr_scale, request.local)
     if worker.traced:
-        worker.recorder.span("forward", "compute", begin, middle, step)
-        worker.recorder.span("backward", "compute", middle, end, step)
-    if compute is not None:
-        clock.at(middle, compute)
-    if launch is not None:
-        for bucket, share in simulation.early:
-            clock.at(min(middle + (end - middle) * share, end), launch, bucket)
-    clock.at(end, through, simulation.late)
+        lane = "server" if request.master else "compute"
+        step = gradient.step if gradient.step >= 0 else worker.step
+        worker.recorder.span("apply", lane, now_s, end_s, step, bucket_of(gradient))
+    clock.at(end_s, process.resume)
+    return PENDING
+
+
+def local(cluster: SimCluster, process: SimProcess, request: ops.Local) -> Any:
+    """Encode, decode or sum."""
+    worker, clock = process.worker, cluster.clock
+    skipped = request.kind == "sum" and not worker.has_values
+    answer = None if skipped else request.action()
+    seconds = cluster.network.local_s(request.kind, request.num_bytes)
+    end_s = clock.now_s + seconds
+    if worker.traced:
+        worker.recorder.span(request.kind, "comm", clock.now_s, end_s, worker.step, -1, request.num_bytes)
+    if seconds <= 0:
+        return answer
+    clock.at(end_s, process.resume, answer)
+    return PENDING

@@ -1,6 +1,6 @@
-"""Virtual time: an event queue, and a network on which simulated workers meet.
+"""Virtual time and the simulated network: an event queue, collectives, and messages between two ranks.
 
-Nothing here knows of algorithms or gradients; a value is whatever the receiver makes of it.
+Nothing here knows of algorithms or gradients. A value is passed on as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.runtimes.simulator.mailboxes import AnySourceQueue, Asked, Offer,
 
 @final
 class Clock:
-    """Events in order of time; ties in order of posting, so that a run is a pure function of its inputs."""
+    """Runs events in order of time; ties in order of posting, so that a run is a pure function of its inputs."""
 
     __slots__ = ("events", "now_s", "num_events")
 
@@ -28,32 +28,37 @@ class Clock:
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
 
     def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        """Do something at a time that is not past."""
+        """Call `action` with `argument` at this time, which is not in the past."""
         assert time_s >= self.now_s, "an event in the past"
         self.num_events = number = self.num_events + 1
         heappush(self.events, (time_s, number, action, argument))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run events until none is left."""
         events, pop = self.events, heappop
         while events:
             self.now_s, _, action, argument = pop(events)
             action(argument)
 
 
+LEFT = object()  # in place of a message's value: the rank has left
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
 
 
 @final
 class Fabric:
-    """Where simulated workers meet: collectives of all ranks, and messages between two.
+    """The network of a simulated cluster: collectives of all ranks, and messages between two.
 
-    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) side by side, as
-    packets do: each stage works off its messages in the order in which they met, and the message is there when the last
-    stage is done with it. A collective of the library begins when the last rank has come and every stage is idle, and holds all
-    of them until it ends.
+    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same time, as
+    packets do. Each stage serves its messages in the order in which they met. The message arrives when its last stage is done. A
+    collective of the library begins when the last rank has come and every stage is idle. It occupies all stages until it ends.
 
-    Where the network is `fair`, connections that are on a stage at once share its rate instead (`runtimes.simulator.fair_sharing`).
+    Where the network is `fair`, connections that use a stage at the same time share its rate (`runtimes.simulator.fair_sharing`).
+
+    Attributes:
+        num_messages: that have met their receivers so far.
+        may_lose: ranks may leave.
+        gone: rank -> when it left, in order of leaving. Its messages are lost.
     """
 
     def __init__(self, clock: Clock, network: AnyNetwork, num_workers: int) -> None:
@@ -62,21 +67,24 @@ class Fabric:
         self._meetings: dict[tuple[str, int], list[tuple[float, Arrival]]] = defaultdict(list)
         self._counts: dict[tuple[str, int], int] = defaultdict(int)  # collectives each rank has joined on each channel
         self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> how
-        self._free_s: dict[int, float] = {}  # stage -> when it is done with what it has; not before `_all_free_s`
+        self._free_s: dict[int, float] = {}  # stage -> when it is idle; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
         self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
         self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
-        self._again_s = 0.0  # when they are looked at next; past where nothing waits
+        self._again_s = 0.0  # when `_dispatch` runs next; in the past where nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
-        self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) -> what waits there, where anybody's offer may be asked for
-        self._gone: set[int] = set()  # whose messages are lost
+        self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
+        self.may_lose = False
+        self.gone: dict[int, float] = {}
+        self._num_heard: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
+        self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
 
     def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
-        """Take part in the channel's next collective, which lasts `seconds` once all are there.
+        """Take part in the channel's next collective, which takes `seconds` from when all ranks have joined.
 
         `combine` is called once, at the end, with every rank's value in order of rank.
         """
@@ -113,9 +121,14 @@ class Fabric:
         argument: Any,
         priority: int = 0,
     ) -> None:
-        """Offer a message to rank `to`; `key` names whose messages they are. Rendezvous: it leaves when it is asked for."""
-        if self._gone and (sender in self._gone or to in self._gone):
-            if sender not in self._gone:
+        """Offer a message to rank `to`. It leaves when the receiver asks for it.
+
+        Args:
+            key: names the programs that exchange messages.
+            sent: called with `argument` when the message has arrived.
+        """
+        if self.gone and (sender in self.gone or to in self.gone):
+            if sender not in self.gone:
                 self.clock.at(self.clock.now_s, sent, argument)
             return
         self._num_offers += 1
@@ -141,7 +154,7 @@ class Fabric:
             self._meet(offer, asked, to)
 
     def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for a message from rank `source` (-1: the oldest from any)."""
+        """Ask for a message from rank `source` (-1: the oldest from any); `received` is called with `argument`, sender and value."""
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
         if there is None and source < 0:
             there = self._opened(key, tag, to)
@@ -161,9 +174,24 @@ class Fabric:
         else:
             self._meet(offer, (received, argument), to)
 
+    def receive_or_hear(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+        """Ask for the oldest message from any rank, or for the news that a rank has left: then the value is `LEFT`."""
+        box, asked = (key, tag, to), (received, argument)
+        if self._num_heard.get(box, 0) < len(self.gone):
+            self._tell(box, asked)
+            return
+        self._listening[box] = asked
+        self.receive(key, tag, -1, to, received, argument)
+
+    def _tell(self, box: Any, asked: Asked) -> None:
+        """Answer a receive with the first departure that this box has not heard of."""
+        number = self._num_heard.get(box, 0)
+        self._num_heard[box] = number + 1
+        self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
+
     def leave(self, rank: int) -> None:
-        """What this rank offers or asks for is taken back; what is offered to it is lost, as if it had been sent."""
-        self._gone.add(rank)
+        """Take back what this rank offers or asks for. What is offered to it is lost, as if it had been sent."""
+        self.gone[rank] = self.clock.now_s
         lost: list[Offer] = []
         for box in [box for box in self._offers if rank in box[2:]]:
             lost.extend(every(self._offers.pop(box)))
@@ -178,19 +206,22 @@ class Fabric:
         for offer in lost:
             if offer[0] != rank:
                 self.clock.at(self.clock.now_s, offer[3], offer[4])
+        for box, asked in list(self._listening.items()):
+            if self._withdraw(box, asked):
+                self._tell(box, asked)
 
-    def withdraw(self, box: Any, received: Callable[[Any, int, Any], None], argument: Any) -> bool:
-        """Take back a receive from any rank at (key, tag, receiver); whether no message had met it."""
+    def _withdraw(self, box: Any, asked: Asked) -> bool:
+        """Take back a receive from any rank; whether no message had met it."""
         there = self._open.get(box)
-        for position, (source, asked) in enumerate(there.asked if there is not None else ()):
-            if source < 0 and asked[0] == received and asked[1] is argument:
+        for position, (_, other) in enumerate(there.asked if there is not None else ()):
+            if other[1] is asked[1]:
                 assert there is not None
                 del there.asked[position]
                 return True
         return False
 
     def _opened(self, key: Any, tag: int, to: int) -> AnySourceQueue:
-        """From now on anybody's offer may be asked for: those that wait already, the oldest first."""
+        """Keep offers in one queue from here on, so that any rank's can be asked for; those that wait already come first."""
         there, target = AnySourceQueue(), (key, tag, to)
         for box in [box for box in self._offers if (box[0], box[1], box[3]) == target]:
             there.offers.extend(every(self._offers.pop(box)))
@@ -249,7 +280,7 @@ class Fabric:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
-        """Let the urgent messages go whose stages are idle, the most urgent first; look again when the next one is."""
+        """Let the urgent messages go whose stages are idle, the most urgent first; run again when the next stage is idle."""
         waiting, now, again = [], self.clock.now_s, float("inf")
         while self._urgent:
             item = heappop(self._urgent)
@@ -265,6 +296,11 @@ class Fabric:
         if waiting and not now < self._again_s <= again:
             self._again_s = again
             self.clock.at(again, self._dispatch)
+
+
+def _tell_departure(news: tuple[Asked, int]) -> None:
+    (received, argument), rank = news
+    received(argument, rank, LEFT)
 
 
 def _arrive(meeting: tuple[Offer, Asked]) -> None:

@@ -1,4 +1,4 @@
-"""Links that connections share fairly, as TCP's do: an alternative to first come, first served (`Network.fair`)."""
+"""Links whose rate connections share fairly, as TCP does (`Network.fair`). The other choice is first come, first served."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, final
 from workbench.costs import Route
 
 Connection = tuple[int, int]  # sender, receiver
-Waiting = tuple[int, int, float, Any]  # priority, number of the meeting, bytes, what to say at its end
-LEAST_BYTES = 1e-3  # of a message that is through but for rounding
+Waiting = tuple[int, int, float, Any]  # priority, number in order of meeting, bytes, argument of `done`
+LEAST_BYTES = 1e-3  # fewer bytes than this are a rounding error: the message has left
 
 
 def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
-    """Max-min fair bytes a second of each connection: no one can have more without less for one that has no more.
+    """Return the max-min fair bytes a second of each connection: no rate can rise unless a rate that is no higher falls.
 
-    All rates rise alike until a stage is full; those on it stay, the others go on.
+    All rates rise together until a stage is full. Rates on that stage stay; the others continue to rise.
 
     >>> from workbench.costs import Network
     >>> net = Network(latency_s=0.0, bandwidth_bytes_per_s=8.0)
     >>> fair_rates({pair: net.route(*pair) for pair in ((0, 1), (0, 2), (0, 3), (0, 4), (5, 4))})
     {(0, 1): 2.0, (0, 2): 2.0, (0, 3): 2.0, (0, 4): 2.0, (5, 4): 6.0}
     """
-    left: dict[int, float] = {}  # stage -> part of it that nobody has
-    on: dict[int, dict[Connection, float]] = {}  # stage -> its connections that still rise, and what a byte a second takes of it
+    left: dict[int, float] = {}  # stage -> its free share
+    on: dict[int, dict[Connection, float]] = {}  # stage -> connections whose rates still rise -> share a byte a second
     for pair, route in routes.items():
         for stage, per_byte in route.stages:
             if per_byte > 0:
@@ -45,11 +45,11 @@ def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
 
 @final
 class FairLinks:
-    """Messages under way on links that are shared fairly. Those of one connection go one behind the other, the most urgent first.
+    """Messages on links that are shared fairly. Those of one connection leave one after the other, the most urgent first.
 
     Args:
         at: posts an action at a time.
-        done: called with what a message is to say, and its route's latency, when its last byte has left.
+        done: called with a message's argument and its route's latency, when its last byte has left.
     """
 
     def __init__(self, at: Callable[[float, Callable[[Any], None], Any], None], done: Callable[[Any, float], None]) -> None:
@@ -77,7 +77,7 @@ class FairLinks:
         self._settle()
 
     def drained_s(self, now_s: float) -> float:
-        """When all that is there now is through, if nothing more comes."""
+        """When all messages that are here have left, if no more come."""
         other = FairLinks(lambda *_: None, lambda *_: None)
         other._now_s, other._num_met = self._now_s, self._num_met
         other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), dict(self._rates)
@@ -96,7 +96,7 @@ class FairLinks:
         self._now_s += seconds
 
     def _settle(self) -> None:
-        """Let go what is through, begin what is next, and share anew."""
+        """End messages that have left, begin the next ones, and share the links again."""
         changed: set[int] = set()  # stages
         through = [pair for pair, left in self._left.items() if left <= LEAST_BYTES]
         for pair in through:
@@ -134,10 +134,10 @@ class FairLinks:
                 changed.add(stage)
 
     def _share(self, changed: set[int]) -> None:
-        """Share anew among the connections that a changed stage joins, directly or over others; no other rate can change.
+        """Share again among the connections that a changed stage joins, directly or through others. No other rate can change.
 
-        A ring's messages join no two: then this takes the same time however many workers there are. The numbers are those of
-        `fair_rates` of all connections, bit-identical: it takes a group's connections in the same order.
+        In a ring no stage joins two messages, so this takes the same time for any number of workers. The numbers are bit-identical
+        to `fair_rates` of all connections, because a group's connections are in the same order.
         """
         todo = changed
         while todo:
@@ -159,11 +159,11 @@ class FairLinks:
                 self._rates.update(fair_rates({pair: self._routes[pair] for pair in sorted(group, key=group.__getitem__)}))
 
     def _soonest_s(self) -> float:
-        """Seconds from then on until the next message is through."""
+        """Seconds until the next message has left."""
         return max(0.0, min(left / self._rates[pair] for pair, left in self._left.items()))
 
     def _look(self, number: int) -> None:
-        """The next message is through, if none has come or gone since this was posted."""
+        """End the next message, unless another has come or left since this was posted."""
         if number == self._number:
-            self._go_on(self._soonest_s())  # and not by the clock, which may not tell so short a time from none
+            self._go_on(self._soonest_s())  # not by the clock: adding so short a time to it may change nothing
             self._settle()

@@ -1,4 +1,4 @@
-"""Where messages and receives of a simulated network wait for each other."""
+"""Queues of a simulated network in which messages and receives wait for each other."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable
 from typing import Any, final
 
 Offer = tuple[int, int, Any, Callable[[Any], None], Any, int, int]
-"""A message that can be sent: sender, bytes, value, what to call with which argument when it has arrived, number, priority. A plain tuple,
-as `Asked` is: they are made a hundred thousand times a second."""
+"""A message that can be sent: sender, bytes, value, callback and its argument, number, priority. The callback runs when it has arrived.
+Offers and receives are plain tuples, because a simulation makes a hundred thousand of them a second."""
 
 Asked = tuple[Callable[[Any, int, Any], None], Any]
-"""A receive: what to call with which argument, and the sender and the value, when its message has arrived."""
+"""A receive: callback and its first argument. It is called with the sender and the value, too, when the message has arrived."""
 
 
 @final
 class AnySourceQueue:
-    """What waits where a receive from any rank was asked for: offers and receives, the oldest first."""
+    """Offers and receives of one receiver and tag that has asked for any rank's message, the oldest first."""
 
     __slots__ = ("asked", "offers")
 
     def __init__(self) -> None:
         self.offers: deque[Offer] = deque()
-        self.asked: list[tuple[int, Asked]] = []  # from whom (-1: any), what
+        self.asked: list[tuple[int, Asked]] = []  # (source, or -1 for any; receive)
 
     def take(self, source: int) -> Offer | None:
-        """The oldest offer of a rank (-1: of any)."""
+        """Remove and return the oldest offer of a rank (-1: of any)."""
         if source < 0:
             return self.offers.popleft()
         for position, offer in enumerate(self.offers):
@@ -35,7 +35,7 @@ class AnySourceQueue:
         return None
 
     def ask(self, sender: int) -> Asked | None:
-        """The oldest receive for a rank's offer: of those from that rank, or else of those from any."""
+        """Remove and return the oldest receive from this rank, or else the oldest from any rank."""
         for wanted in (sender, -1):
             for position, (source, asked) in enumerate(self.asked):
                 if source == wanted:
@@ -44,11 +44,11 @@ class AnySourceQueue:
         return None
 
 
-# A box of waiting offers or receives: the one that there is, nearly always, or a queue of them.
+# A box holds the waiting offers or receives of one route: one item as it is, several in a deque.
 
 
 def put(boxes: dict[Any, Any], box: Any, item: Any) -> None:
-    """Leave one more there."""
+    """Add an item to a box."""
     there = boxes.setdefault(box, item)
     if there is item:
         return
@@ -59,7 +59,7 @@ def put(boxes: dict[Any, Any], box: Any, item: Any) -> None:
 
 
 def take(boxes: dict[Any, Any], box: Any) -> Any:
-    """The oldest; None where there is none."""
+    """Remove and return the oldest item; None if there is none."""
     there = boxes.pop(box, None)
     if there.__class__ is deque:
         first = there.popleft()
@@ -69,5 +69,5 @@ def take(boxes: dict[Any, Any], box: Any) -> Any:
 
 
 def every(box: Any) -> Any:
-    """All that is in a box."""
+    """Return all items of a box."""
     return box if box.__class__ is deque else (box,)

@@ -1,4 +1,4 @@
-"""What a recorded program was answered where another run might be answered otherwise: its script for a replay."""
+"""Answers of a recorded run that another run might not repeat: which message came first, and what the clock said."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RecordedAnswers:
 
     Args:
         events: the rank's recorded events.
-        rank, task: whose.
+        rank, task: of the program.
     """
 
     def __init__(self, events: list[dict[str, Any]], rank: int, task: int) -> None:
@@ -24,19 +24,19 @@ class RecordedAnswers:
         self._positions = deque(row["position"] for row in mine if "wait_any" in row)
         self._nows = deque(row["now"] for row in mine if "now" in row)
         self.position = -1  # of the last `WaitAny`
-        self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank heard that it should stop
+        self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank was asked to stop
 
     def source(self) -> int:
-        """Who was heard by the next receive from any rank; any where the record ends: nobody waited for it."""
+        """The rank whose message the next receive from any rank had; -1 after the record's end: no program waited for it."""
         return int(self._sources.popleft()) if self._sources else -1
 
     def next_position(self) -> int:
-        """Which ticket the next `WaitAny` found; -1 where it ran out of time."""
+        """The position of the ticket that the next `WaitAny` found; -1 if its time was over."""
         self.position = int(self._next(self._positions, "WaitAny"))
         return self.position
 
     def now(self) -> float:
-        """What the clock said."""
+        """The time that the next `Now` was given."""
         return float(self._next(self._nows, "Now"))
 
     def _next(self, answers: deque[Any], what: str) -> Any:

@@ -1,12 +1,11 @@
-"""A recorded run once more, in one process, with its messages in the order in which they came then.
+"""Replay a recorded run in one process, with its messages in the recorded order.
 
-What chance decided in a real run of an asynchronous method is in its events: whom each receive from any rank heard, which
-ticket each `WaitAny` found or that it ran out of time, what `Now` said, where the run was asked to stop. A replay gives the
-same programs the same answers, so they compute the same numbers, bit-identical, also where gradients were summed in order of
-arrival. Its clock is virtual and says nothing. A run that was steered cannot be replayed.
+The events of an asynchronous run hold what chance decided: the sender of each receive from any rank, the ticket that each `WaitAny`
+found, the time of each `Now`, and where the run was asked to stop. A replay gives the same programs the same answers. So they compute
+the same numbers, bit-identical, also where gradients were summed in order of arrival. Times of a replay mean nothing.
 
-Not to the last bit: sums that the library took (gloo's and MPI's own all-reduce add in an order of their own), and runs
-on a GPU or on another processor.
+Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on another
+processor. A run that was steered cannot be replayed.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from workbench.trace.run import Run
 @final
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
-        run: the record of the replay itself: metrics and updates, with times that mean nothing.
+        run: the record of the replay itself: metrics and updates. Its times mean nothing.
         parameters: rank -> its trainable parameters at the end, flat.
     """
 
@@ -43,7 +42,7 @@ class Replay:
 
 
 def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settings: Settings) -> Replay:
-    """Run again what was recorded, with the same method, problem and settings.
+    """Run a recorded run again, with the same algorithm, problem and settings.
 
     Raises:
         ConfigError: the record is of something else, was not kept, or is of a run that was steered.
@@ -55,12 +54,12 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
     if recorded != (run.info["method"].get("settings") or {}):
         raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, and not with {recorded}")
-    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}  # an older version's run lacks those that came since
+    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}  # the record of an older version lacks newer settings
     if settings.as_record() != recorded:
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
         raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
     if run.info.get("resumed"):
-        raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay begins at the beginning, so replay that one")
+        raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay starts at the first step, so replay that one")
     if run.info.get("departures"):
         raise ConfigError(f"ranks left the run {run.id}, and their records end before its end: it cannot be replayed")
     if any(not row.get("stop") for row in run.info.get("steering", ())):
@@ -76,7 +75,7 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     simulation = Simulation(
         algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
     )
-    simulation.scripts = run.events
+    simulation.cluster.recorded = run.events
     stop_after = run.info.get("stop_after")
     if run.info.get("status") == "stopped" and not algorithm.asynchronous:
         stop_after = run.info["result"]["last_step"]  # by hand, or there

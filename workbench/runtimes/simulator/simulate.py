@@ -1,7 +1,8 @@
-"""The way into simulation: how closely to look is chosen here."""
+"""`wb.simulate`: chooses between a simulation message by message and one program for all workers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,10 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import check_what
 from workbench.replica.replica import compute_threads
+from workbench.runtimes.simulator.failures import check_failures
 from workbench.runtimes.simulator.lockstep.lockstep import Lockstep
 from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
-from workbench.runtimes.simulator.simulation import Simulation, run_info_of, without_what_is_there
+from workbench.runtimes.simulator.simulation import Simulation, collecting_new_objects, run_info_of
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -33,32 +35,45 @@ def simulate(
     compute: Compute | None = None,
     timing_only: bool = False,
     detail: Detail = "auto",
+    failures: Mapping[int, float] | None = None,
     **settings: Any,
 ) -> Run:
     """Train on a simulated cluster and return the run.
 
     Args:
         algorithm, problem: the same objects that real ranks are given.
-        workers: how many.
+        workers: number of workers.
         network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
-        compute: of one worker; None: measured here and now (`workbench.costs.measure_compute`), and noted with the run.
-        timing_only: compute no gradients: what time does, and nothing else.
-        detail: "messages": every worker is a program of its own and every message is an event; "formula": one program for all, and
-            collectives of messages take the seconds of their closed form as soon as the last worker has come (with
-            `timing_only`); "auto": one program where that changes nothing, which is where a symmetric method sums by the library's
-            all-reduce, and messages elsewhere.
+        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and noted with the run.
+        timing_only: compute no gradients, only virtual time.
+        detail: "messages": every worker runs its program, and every message is an event. "formula": one program stands for all, and
+            a collective takes the seconds of its closed form from when the last worker has come (with `timing_only`). "auto": one
+            program where that gives the same run, which is where a symmetric algorithm sums by the library's all-reduce; else
+            messages.
+        failures: rank -> virtual seconds at which its process ends: `{3: 2.5}`. Not rank 0, and only ranks without which the
+            algorithm continues: workers of algorithms with servers. `run.info["departures"]` says which ended.
         settings: those of `workbench.settings.Settings`.
 
     Raises:
-        ConfigError: what cannot be simulated so, with what can.
-        Stalled: nobody can move; names what each rank waits for.
+        ConfigError: this cannot be simulated; the message says what can.
+        Stalled: no process can continue; names what each rank waits for.
         Diverged: a loss is not a finite number.
     """
     check_what(algorithm, problem)
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
     compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
-    return run_simulation(algorithm, problem, chosen, workers, network=network, compute=compute, timing_only=timing_only, detail=detail)
+    return run_simulation(
+        algorithm,
+        problem,
+        chosen,
+        workers,
+        network=network,
+        compute=compute,
+        timing_only=timing_only,
+        detail=detail,
+        failures=failures,
+    )
 
 
 def run_simulation(
@@ -71,22 +86,33 @@ def run_simulation(
     compute: Compute,
     timing_only: bool = False,
     detail: Detail = "auto",
+    failures: Mapping[int, float] | None = None,
 ) -> Run:
-    """`simulate`, of settings that are complete."""
+    """Do what `simulate` does, with complete settings."""
     if detail not in ("auto", "messages", "formula"):
         raise ConfigError(f"detail={detail!r}: choose one of auto, messages, formula")
     if settings.checkpoint_every is not None:
         raise ConfigError("checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out")
     if settings.on_failure != "stop":
-        raise ConfigError("on_failure= is for real ranks: a simulated worker leaves where `Simulation.lose` says so, so leave it out")
+        raise ConfigError("on_failure= is for real ranks: leave it out, and say which simulated workers fail by failures={rank: seconds}")
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
+    check_failures(algorithm, workers, failures or {})
     native = isinstance(getattr(algorithm, "collective", None), Native)
     if detail == "formula":
         _check_formula(algorithm, network, timing_only=timing_only or native)
     if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
-        with without_what_is_there():  # no name for the simulation: it is to be gone at the end
-            return Simulation(algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only).run()
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
+        with collecting_new_objects():  # the simulation has no name here, so that it is gone at the end
+            return Simulation(
+                algorithm,
+                problem,
+                settings,
+                workers,
+                network=network,
+                compute=compute,
+                timing_only=timing_only,
+                failures=failures,
+            ).run()
     algorithm.check(workers)
     group = WorkerGroup(algorithm, problem, settings, workers, compute, timing_only=timing_only)
     ctx = Context(0, workers, num_steps=group.num_steps, layout=group.replica.layout, seed=settings.seed, link=network)

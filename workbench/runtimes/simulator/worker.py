@@ -1,4 +1,4 @@
-"""A simulated worker: what a rank holds, with real gradients or, timing only, with shapes alone."""
+"""A simulated worker: what a rank holds. Its gradients are real, or (timing only) tensors without content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.trace.recorder import MemoryRecorder
 
 @final
 class SimWorker:
-    """One simulated worker's replica, ledger and recorder."""
+    """One simulated worker's replica, counts and recorder."""
 
     def __init__(
         self, rank: int, settings: Settings, worker: LocalTraining | None, replica: Replica | Shapes, sampler: Sampler, taken: Taken
@@ -60,21 +60,25 @@ class SimWorker:
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
         return gradient
 
+    def part(self, gradient: Gradient, bucket: int) -> Gradient:
+        """One bucket of a whole gradient."""
+        return self.replica.part(gradient, bucket) if isinstance(self.replica, Shapes) else gradient.part(bucket)
+
     def apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
         staleness = self.replica.apply(gradient, lr_scale, local=local)
         self._staleness = staleness if self._staleness is None else max(staleness, self._staleness)
 
     def apply_master(self, gradient: Gradient, lr_scale: float) -> int:
-        """An update of the server's copy; returns its number."""
+        """Update the server's copy; return the number of the update."""
         master, bucket = self.replica.master, gradient.bucket
         if self.has_values or bucket is None:
             master.apply(gradient, lr_scale)
         else:
-            master.updates[bucket] += 1  # and that is all that is kept
+            master.updates[bucket] += 1  # nothing else is kept
         return max(master.updates) if bucket is None else master.updates[bucket]
 
     def end_step(self, end: EndStep, now_s: float) -> bool:
-        """Book the step; whether an evaluation is due."""
+        """Record the step; return True if an evaluation is due."""
         step = self.last_step = end.step
         self.last_end = end
         if self._worker is not None:
@@ -100,20 +104,20 @@ class SimWorker:
         return False
 
     def evaluated_parameters(self) -> Tensor | None:
-        """What an evaluation looks at; None without parameters."""
+        """The parameters that an evaluation takes; None in a timing-only simulation."""
         return self._worker.evaluated_parameters() if self._worker is not None else None
 
     def due_steps(self) -> list[int]:
-        """The steps after which an evaluation is due, but for the last; none without parameters."""
+        """The steps after which an evaluation is due, except the last; none in a timing-only simulation."""
         return self._worker.due_steps() if self._worker is not None else []
 
     def joined(self, parts: dict[int, Tensor]) -> Tensor:
-        """Shards' parameters as `evaluated_parameters` lays them out."""
+        """Shards' parameters in the layout of `evaluated_parameters`."""
         assert self._worker is not None
         return self._worker.joined(parts)
 
     def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
-        """The whole test set at these parameters, in no virtual time; `bytes_sent` by all workers."""
+        """Evaluate the whole test set at these parameters, in no virtual time; `bytes_sent` is that of all workers."""
         if self._worker is not None and self._worker.can_evaluate:
             samples = self._worker.sampler.samples_before(step + 1)
             row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": bytes_sent}
@@ -122,7 +126,7 @@ class SimWorker:
 
 @final
 class Taken(dict[int, tuple[int, int, int]]):
-    """step -> samples that all have taken after it; of the step, how many each takes, and how many of the first take one more."""
+    """step -> (samples of all workers up to its end, samples of each in it, number of first workers that take one more)."""
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__()
@@ -135,7 +139,7 @@ class Taken(dict[int, tuple[int, int, int]]):
 
 
 class _Counted:
-    """Counts updates of buckets, as what has parameters would."""
+    """Counts updates of buckets, in place of an optimizer."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -156,14 +160,14 @@ Buckets = dict[int | None, Tensor]
 
 
 def without_content(layout: Layout) -> Buckets:
-    """Tensors on the meta device, of which the same serve all: buckets, and under None the whole gradient."""
+    """Tensors on the meta device that all workers share: by bucket, and under None the whole gradient."""
     flat = torch.empty(layout.numel, dtype=layout.dtype, device="meta")
     return {None: flat, **{piece.index: flat[piece.start : piece.stop] for piece in layout.buckets}}
 
 
 @final
 class Shapes(_Counted):
-    """In place of a replica where only time matters: gradients on the meta device, which have a size and no content."""
+    """The replica of a timing-only simulation: gradients on the meta device have a size and no content."""
 
     def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
         super().__init__(layout)
@@ -175,38 +179,42 @@ class Shapes(_Counted):
     def backward(self, step: int) -> Gradient:
         return Gradient(self._buckets[None], self.layout, step, min(self.updates))
 
+    def part(self, gradient: Gradient, bucket: int) -> Gradient:
+        """As `Gradient.part`, without the slice of a meta tensor, which takes microseconds."""
+        return Gradient(self._buckets[bucket], self.layout, gradient.step, gradient.version, bucket, owner=gradient)
+
     def discard(self, gradient: Gradient) -> None:
-        """Nothing is kept."""
+        """Do nothing: no value is kept."""
 
     def read_parameters(self) -> Tensor:
         return torch.empty(self.layout.parameter_numel, dtype=self.layout.dtype, device="meta")
 
     def write_parameters(self, value: Tensor) -> None:
-        """Nothing is kept."""
+        """Do nothing: no value is kept."""
 
     def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
         updates = self.master.updates if master else self.updates
         return Gradient(self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:
-        """Nothing is kept."""
+        """Do nothing: no value is kept."""
 
 
 def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
-    """How the method lays out the problem's gradients, without their memory."""
+    """How the algorithm lays out the problem's gradients; allocates no memory for them."""
     with torch.device("meta"):
         model = problem.model()
     return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
 
 
 def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
-    """After what part of backward each bucket may leave: all at its end where the whole gradient must be known."""
+    """The share of backward after which each bucket may leave: 1 for all where the whole gradient must be known."""
     shares = compute.ready_shares(layout)
     return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
 
 
 def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:
-    """All workers of a simulated cluster; they share one copy of the data."""
+    """Build the workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
         sampler = Sampler(
             problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.num_computing(num_workers), settings.seed
