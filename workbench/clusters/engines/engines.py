@@ -128,7 +128,7 @@ class Engines:
         except (RuntimeError, OSError, ipp_error.IPythonError) as error:  # TimeoutError is an OSError
             if time.monotonic() > deadline:
                 raise LaunchError(
-                    f"0 of {self.num_ranks} ranks and no controller were ready after {timeout_s:.3g} s; "
+                    f"0 of {self.num_ranks} ranks were ready after {timeout_s:.3g} s, and neither was the controller; "
                     f"on a slow machine, set timeout_s=... to more{self.last_words()}"
                 ) from None
             raise LaunchError(f"the controller did not start: {error or 'no answer in time'}.{self.last_words()}") from None
