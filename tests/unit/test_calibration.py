@@ -382,7 +382,7 @@ def test_servers_replies_that_meet_are_between_fair_shares_and_turns() -> None:
     fair = real.shapes.num_bytes / RATE * 2  # by which the first of three equal replies is later
     assert between.step_s - turns.step_s == pytest.approx(fair / 2, rel=0.05)
     low, high = band(1.0)
-    assert between.low_s / low == pytest.approx(turns.step_s, rel=1e-3)
+    assert between.low_s / low == pytest.approx(turns.step_s, rel=2e-3)  # a quantile of both together
     assert between.high_s / high - turns.step_s == pytest.approx(fair, rel=0.05)
     pairs = (predict(one, method, workers=2, draws=0).step_s for one in (real, simulated))
     assert len({f"{seconds:.9f}" for seconds in pairs}) == 1
