@@ -196,7 +196,7 @@ def test_losses_are_watched_rank_by_rank() -> None:
     [
         ({"on_bad_gradient": "drop"}, "stop, skip, clip, ignore"),
         ({"on_bad_gradient": "clip"}, "set it, such as 1.0"),
-        ({"on_bad_gradient": "ignore", "max_grad_norm": 1.0}, "does not look"),
+        ({"on_bad_gradient": "ignore", "max_grad_norm": 1.0}, "does not check them"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0"),
         ({"divergence_ratio": 1.0}, "above 1"),
     ],

@@ -375,7 +375,7 @@ def test_files_cut_short_are_called_damaged(tmp_path: Path, kept_bytes: int) -> 
 def test_missing_files_are_named_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"folder=.*cifar-10-batches-py/ with data_batch_1, .*synthetic=True"):
         problems.cifar10_resnet18()
-    with pytest.raises(DataMissing, match=rf"looked in {tmp_path}/nowhere: there is no such folder.*download=True.*synthetic=True"):
+    with pytest.raises(DataMissing, match=rf"looked in {tmp_path}/nowhere: the folder does not exist.*download=True.*synthetic=True"):
         problems.cifar100_resnet18(folder=tmp_path / "nowhere")
     with pytest.raises(DataMissing, match="cifar-10-batches-py is not in it"):
         problems.cifar10_resnet18(folder=tmp_path)
@@ -386,7 +386,7 @@ def test_missing_files_are_named_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"packed [.]gz files: unpack them with gunzip"):
         problems.mnist_mlp(folder=tmp_path)
     (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataMissing, match="MNIST/raw in it lacks t10k-labels-idx1-ubyte"):
+    with pytest.raises(DataMissing, match="MNIST/raw lacks t10k-labels-idx1-ubyte"):
         problems.mnist_mlp(folder=tmp_path)
 
 

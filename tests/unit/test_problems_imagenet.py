@@ -108,7 +108,7 @@ def test_training_photographs_are_cut_anew_and_the_cut_follows_the_seed(tmp_path
 def test_a_folder_that_is_not_laid_out_so_is_refused_with_the_layout(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"folder=.*train/CLASS/\*.JPEG and val/CLASS.*synthetic=True"):
         problems.imagenet_alexnet()
-    with pytest.raises(DataMissing, match=rf"looked in {tmp_path}/nowhere: there is no such folder.*train/CLASS"):
+    with pytest.raises(DataMissing, match=rf"looked in {tmp_path}/nowhere: the folder does not exist.*train/CLASS"):
         problems.imagenet_googlenet(folder=tmp_path / "nowhere")
     write_photographs(tmp_path, ("train",))
     with pytest.raises(DataMissing, match="val is not in it, or empty"):
@@ -118,7 +118,7 @@ def test_a_folder_that_is_not_laid_out_so_is_refused_with_the_layout(tmp_path: P
     with pytest.raises(DataMissing, match="the files in val are not sorted into folders by class"):
         problems.imagenet_resnet50(folder=tmp_path)
     write_photographs(tmp_path, ("val",), ("cat",))
-    with pytest.raises(DataMissing, match="dog is in one of train and val alone"):
+    with pytest.raises(DataMissing, match="dog is in only one of train and val"):
         problems.imagenet_resnet50(folder=tmp_path)
     with pytest.raises(ConfigError, match="give one of the two"):
         problems.imagenet_alexnet(folder=tmp_path, synthetic=True)
