@@ -17,6 +17,8 @@ from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD, SynchronousSGD
 from workbench.algorithms.parameter_server import ServerAlgorithm
+from workbench.costs import Compute
+from workbench.costs.stragglers import SlowMachines
 from workbench.errors import ConfigError
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -170,3 +172,12 @@ def test_simulate_loses_a_worker() -> None:
     assert run.info["departures"] == [{"rank": 4, "seconds": 0.0, "why": "as was planned"}]
     assert sources(run)[4, 0] == 0
     assert sources(run)[3, 0] == STEPS
+
+
+def test_the_run_ends_with_those_that_remain() -> None:
+    """What the lost worker was computing would have taken a hundred seconds; the others need about ten."""
+    compute = Compute(forward_s=0.3, backward_s=0.7, stragglers=(SlowMachines(factor_of={4: 100.0}),))
+    run = wb.simulate(
+        AsyncSGD(), tiny.problem(), workers=RANKS, network=NETWORK, compute=compute, failures={4: 1.0}, steps=STEPS, batch_size=3
+    )
+    assert run.info["result"]["seconds"] < 50
