@@ -22,7 +22,7 @@ NAME, CLASS = "halves-sgd", "HalvesSGD"
 # The cheap ones, which need no processes of their own.
 CHEAP = ("tests/unit/test_halves.py", "-k", f"test_halves or {CLASS} and not (torch or mpi or real or every_runtime)")
 LAWS = ("tests/laws", *CHEAP)
-SEE_IT = ("tests/laws/test_updates.py", *CHEAP)  # to collect all laws once more takes longer than to run these
+SEE_IT = ("tests/laws/test_updates.py", "tests/laws/test_replicas.py", *CHEAP)  # to collect all laws once more takes longer than to run these
 
 
 def five_steps() -> str:
@@ -134,7 +134,7 @@ def test_its_laws_hold_and_see_a_planted_bug(copy: Path) -> None:
     assert int(re.findall(r"(\d+) passed", tested.stdout)[-1]) >= 8, "its own three tests, and some laws"
     path = copy / "workbench/algorithms/halves.py"
     correct = path.read_text()
-    path.write_text(correct.replace("yield Apply(total)\n", "yield Discard(total)\n").replace("import Apply,", "import Discard,"))
+    path.write_text(correct.replace("yield Apply(total)\n", "yield Discard(total)\n").replace(" Apply, Backward,", " Backward, Discard,"))
     assert "Discard(total)" in path.read_text(), "a step that forgets to apply"
     try:
         failed = re.findall(r"^FAILED (tests/\w+)/", run_tests(copy, *SEE_IT).stdout, re.MULTILINE)
