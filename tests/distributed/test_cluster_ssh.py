@@ -103,5 +103,5 @@ def test_each_mpi_is_told_hosts_and_environment_in_its_own_words(monkeypatch: py
 @pytest.mark.mpi
 @pytest.mark.notebooks
 def test_a_host_without_an_address_is_named() -> None:
-    with pytest.raises(LaunchError, match=r"no way to host 'no-such-host\.invalid'"):
+    with pytest.raises(LaunchError, match=r"no route to host 'no-such-host\.invalid'"):
         Cluster(2, launcher="ssh:no-such-host.invalid:2", quiet=True)

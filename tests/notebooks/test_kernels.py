@@ -135,7 +135,7 @@ def test_an_error_comes_with_its_rank_and_traceback_and_releases_the_others(note
     assert "begun" in text
     assert "On rank 1:" in error
     assert "----> 3     raise ValueError('odd one')" in error
-    assert error.splitlines()[-2:] == ["ValueError: odd one", "Interrupted, for they might have waited for ever: rank 0"]
+    assert error.splitlines()[-2:] == ["ValueError: odd one", "Interrupted, because they might have waited forever: rank 0"]
     assert "workbench/kernel" not in error, "frames of ours tell nobody anything"
     assert time.monotonic() - begin < CELL_S / 2
     assert notebook.cell("print(x)")[0].splitlines() == ["[0] 10", "[1] 20"], "ranks and their variables are still there"

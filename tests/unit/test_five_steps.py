@@ -22,7 +22,11 @@ NAME, CLASS = "halves-sgd", "HalvesSGD"
 # The cheap ones, which need no processes of their own.
 CHEAP = ("tests/unit/test_halves.py", "-k", f"test_halves or {CLASS} and not (torch or mpi or real or every_runtime)")
 LAWS = ("tests/laws", *CHEAP)
-SEE_IT = ("tests/laws/test_updates.py", "tests/laws/test_replicas.py", *CHEAP)  # to collect all laws once more takes longer than to run these
+SEE_IT = (
+    "tests/laws/test_updates.py",
+    "tests/laws/test_replicas.py",
+    *CHEAP,
+)  # to collect all laws once more takes longer than to run these
 
 
 def five_steps() -> str:

@@ -126,6 +126,12 @@ def _pack_item(item: Any) -> dict[str, Any]:
     return {"ticket": isinstance(item, Ticket), "value": value}
 
 
+def holds_state(packed: dict[str, Any]) -> bool:
+    """Return True if a packed state has a ticket, gradient, tensor or number."""
+    lists = (value if isinstance(value, list) else [value] for value in packed["fields"].values())
+    return any(item["ticket"] or item["value"] is not None for items in lists for item in items)
+
+
 def _unpack(packed: dict[str, Any], algorithm: Algorithm, replica: Replica) -> State | tuple[Any, ...]:
     """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
     owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state

@@ -16,7 +16,7 @@ from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, complete_checkpoints, lacks_record, run_name_of, verify_rank_file
-from workbench.runtimes.checkpoint.rank_state import restore_random_state, resume
+from workbench.runtimes.checkpoint.rank_state import holds_state, restore_random_state, resume
 from workbench.runtimes.checkpoint.reader import as_bytes, brief_error, leaves, read_rank_file
 from workbench.runtimes.checkpoint.replicated import read_whole_state
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -133,7 +133,8 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     if data is None:
         return []
     if data["global_batch"] == batch:
-        worker.redistribute_data(tuple(data["origin"]))
+        step, sample = data["origin"]
+        worker.redistribute_data((step, sample))
         return []
     worker.redistribute_data((saved["step"] + 1, data["samples"]))
     return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]
@@ -173,7 +174,7 @@ def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) ->
     own = ""
     if algorithm.asynchronous:
         own = f"ranks of {type(algorithm).__name__} are at different steps"
-    elif saved["program"]:
+    elif holds_state(saved["program"]):
         own = f"{type(algorithm).__name__} keeps gradients, sums or parameters of each rank between steps"
     elif saved["memory"]:
         own = "a codec keeps a residual on each rank"
