@@ -38,6 +38,7 @@ from workbench.problems.base import Sampler
 from workbench.program import Algorithm
 from workbench.runtimes.checkpoint import writer as keeper
 from workbench.runtimes.checkpoint.files import (
+    FORMAT,
     Checkpoint,
     Damaged,
     complete_checkpoints,
@@ -76,9 +77,12 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
         with pytest.raises(Damaged, match=words):
             verify_rank_file(path)
     record = write(tmp_path, 3).with_suffix(".json")
-    for number, fix in ((5, "update workbench"), (3, "resume with the version that wrote it, or train again from the start")):
+    for number, fix in (
+        (FORMAT + 1, "update workbench"),
+        (FORMAT - 1, "resume with the version that wrote it, or train again from the start"),
+    ):
         record.write_text(json.dumps({**json.loads(record.read_text()), "format": number}))
-        with pytest.raises(ConfigError, match=f"format {number}, this version reads format 4: {fix}"):
+        with pytest.raises(ConfigError, match=f"format {number}, this version reads format {FORMAT}: {fix}"):
             verify_rank_file(path)
     record.write_text('{"form')
     with pytest.raises(Damaged, match="cannot be read"):

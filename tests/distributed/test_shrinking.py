@@ -121,7 +121,9 @@ def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, run
     late = algorithm.max_staleness  # a pipeline ends so many steps more without the dead rank's sum, or lacks one that it had begun
     assert late is not None and AT_STEP - late <= first <= AT_STEP + late
     one, other = (found[rank].value for rank in remain)
-    assert all(torch.equal(one[step], other[step]) for step in steps), "replicas are equal at every step"
+    both = one.keys() & other.keys()  # in a pipeline one rank may have ended a step more than the other when the third left
+    assert len(both) >= len(steps) - late
+    assert all(torch.equal(one[step], other[step]) for step in both), "replicas are equal at every step"
     assert run.folder is not None
     newest = complete_checkpoints(run.folder)[0]
     assert (newest.step, newest.num_ranks) == (steps[-3], 2), "they go on keeping what two ranks need"

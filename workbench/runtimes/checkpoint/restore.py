@@ -137,7 +137,7 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
         worker.redistribute_data((step, sample))
         return []
     worker.redistribute_data((saved["step"] + 1, data["samples"]))
-    return [f"a global batch is {batch} samples, {data['global_batch']} before: data are dealt anew from sample {data['samples']} on"]
+    return [f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample {data['samples']} on"]
 
 
 # -- another number of ranks -----------------------------------------------------------------------------------
