@@ -250,7 +250,7 @@ def test_in_an_allocation_ranks_are_a_step_of_it(world: SlurmWorld) -> None:
     hosts, ids, jobs, wrong = json.loads(said.partition("SEEN")[2].splitlines()[0])
     assert hosts == ["host1", "host2"] and ids == [0, 1]
     assert len(jobs) == 1
-    assert "start at most 2" in wrong[0] and "partition of a job that runs" in wrong[1]
+    assert "start at most 2" in wrong[0] and "partition" in wrong[1] and "this process is in Slurm" in wrong[1]
 
 
 def cells_on_ranks(prefix: str) -> dict[str, Any]:
