@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
@@ -17,10 +16,12 @@ from torch import Tensor
 
 from tests.laws import tiny
 from workbench.codecs.base import Codec
+from workbench.trace.processes import process_is_alive
 from workbench.trace.recorder import FileRecorder
 
 Place = Literal["forward", "collective", "codec", "record", "checkpoint"]
 IN_COLLECTIVE_S = 0.3  # so long the victim waits in a collective for another rank before it is killed
+DEATH_S = 20.0  # the longest wait for that
 
 
 def die() -> None:
@@ -87,12 +88,22 @@ class Dies:
         if self.once is not None and Path(self.once).exists():
             return tiny.FailsAt(None, 0)
         if self.place == "collective" and me != self.rank:
-            return CountsSteps(self.step, partial(time.sleep, 2 * IN_COLLECTIVE_S))
+            return CountsSteps(self.step, self._wait_for_death)
         return CountsSteps(self.step, self._arm) if me == self.rank else tiny.FailsAt(None, 0)
+
+    def _wait_for_death(self) -> None:
+        """Keep the victim waiting in the collective until it is dead: on a busy machine its timer is late."""
+        deadline = time.monotonic() + DEATH_S
+        while time.monotonic() < deadline and not self._victim_is_dead():
+            time.sleep(0.01)
+
+    def _victim_is_dead(self) -> bool:
+        pid = Path(self.once).read_text() if self.once is not None and Path(self.once).exists() else ""
+        return bool(pid) and not process_is_alive({"pid": int(pid)})
 
     def _arm(self) -> None:
         if self.once is not None:
-            Path(self.once).touch()
+            Path(self.once).write_text(str(os.getpid()))
         match self.place:
             case "forward":
                 die()
