@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
+import psutil
 import torch
 from torch import Tensor
 
 from tests.laws import tiny
 from workbench.codecs.base import Codec
-from workbench.trace.processes import process_is_alive
+from workbench.trace.processes import is_running
 from workbench.trace.recorder import FileRecorder
 
 Place = Literal["forward", "collective", "codec", "record", "checkpoint"]
@@ -99,7 +100,10 @@ class Dies:
 
     def _victim_is_dead(self) -> bool:
         pid = Path(self.once).read_text() if self.once is not None and Path(self.once).exists() else ""
-        return bool(pid) and not process_is_alive({"pid": int(pid)})
+        try:
+            return bool(pid) and not is_running(psutil.Process(int(pid)))
+        except psutil.NoSuchProcess:
+            return True
 
     def _arm(self) -> None:
         if self.once is not None:
