@@ -285,7 +285,7 @@ def test_a_quorum_that_those_who_remain_are_not_is_told() -> None:
     for outcome in found.values():
         assert isinstance(outcome.error, ConfigError), outcome.trace
         assert "rank 2 has left" in str(outcome.error)
-        assert "cannot go on with 2 ranks: quorum=3 of 2 ranks" in str(outcome.error)
+        assert "cannot continue with 2 ranks: quorum=3 of 2 ranks" in str(outcome.error)
 
 
 def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:

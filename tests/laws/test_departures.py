@@ -136,7 +136,7 @@ def test_time_is_the_same_without_values() -> None:
     ("method", "rank"), [(AsyncSGD(), 0), (AsyncSGD(shards=2), 1), (SynchronousSGD(), 1), (AsyncSGD(dedicated=True), 4)]
 )
 def test_who_cannot_be_done_without(method: Any, rank: int) -> None:
-    with pytest.raises(ConfigError, match=f"cannot go on without rank {rank}"):
+    with pytest.raises(ConfigError, match=f"cannot continue without rank {rank}"):
         lose(method, {rank: 1.0})
 
 
@@ -147,7 +147,7 @@ def test_who_cannot_be_done_without(method: Any, rank: int) -> None:
         ({-1: 1.0}, "there is no rank -1"),
         ({"4": 1.0}, "there is no rank '4'"),
         ({True: 1.0}, "there is no rank True"),
-        ({0: 1.0}, "cannot go on without rank 0"),
+        ({0: 1.0}, "cannot continue without rank 0"),
         ({4: -0.5}, "rank 4 fails at -0.5; say finite virtual seconds, 0 or more"),
         ({4: float("inf")}, "rank 4 fails at inf"),
         ({4: float("nan")}, "rank 4 fails at nan"),
@@ -161,7 +161,7 @@ def test_failures_that_cannot_be_simulated_are_refused(failures: Any, message: s
 
 @pytest.mark.parametrize("detail", ["auto", "messages"])
 def test_a_symmetric_algorithm_is_refused_however_it_is_simulated(detail: Any) -> None:
-    with pytest.raises(ConfigError, match="cannot go on without rank 1"):
+    with pytest.raises(ConfigError, match="cannot continue without rank 1"):
         wb.simulate(SynchronousSGD(), tiny.problem(), workers=3, compute=COMPUTE, failures={1: 1.0}, detail=detail, steps=2)
 
 

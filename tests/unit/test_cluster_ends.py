@@ -34,7 +34,7 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, **words: Any) -> Path:
     """The folder of a cluster on this machine that no process holds."""
-    from workbench.clusters.supervision.heartbeat import write_whole
+    from workbench.clusters.supervision.rank_output import write_whole
     from workbench.clusters.supervision.registry import RECORD, mark_detached, this_owner
 
     folder = clusters / name

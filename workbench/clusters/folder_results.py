@@ -14,7 +14,7 @@ from ipyparallel import error as ipp_error
 
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
-from workbench.clusters.supervision.heartbeat import end_name
+from workbench.clusters.supervision.rank_output import end_name
 from workbench.errors import RunNotFound
 from workbench.trace.store import OVER, read_info
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, final
 
-from workbench.clusters.supervision.heartbeat import output_name
+from workbench.clusters.supervision.rank_output import output_name
 from workbench.clusters.supervision.start_progress import in_notebook
 
 POLL_S = 0.2

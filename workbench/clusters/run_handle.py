@@ -14,7 +14,7 @@ from typing import Any, final
 from workbench.clusters.commands import send_command, send_settings
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.failures import consequence, describe_exits, failed_ranks, first_cause, local_error
-from workbench.clusters.supervision.heartbeat import standing_words
+from workbench.clusters.supervision.rank_output import standing_words
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command

@@ -16,7 +16,7 @@ from workbench.clusters.engines import remote
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
 from workbench.clusters.supervision import registry
-from workbench.clusters.supervision.heartbeat import end_name, standing
+from workbench.clusters.supervision.rank_output import end_name, standing
 from workbench.errors import RunNotFound
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.trace.recorder import metrics_name, trace_name

@@ -22,7 +22,7 @@ from workbench.clusters.engines.event_loop import LoopThread
 from workbench.clusters.engines.options import new_cluster, options
 from workbench.clusters.launchers.base import Launcher
 from workbench.clusters.supervision import registry
-from workbench.clusters.supervision.heartbeat import lines_since, write_whole
+from workbench.clusters.supervision.rank_output import lines_since, write_whole
 from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.clusters.supervision.start_progress import Progress
 from workbench.errors import LaunchError

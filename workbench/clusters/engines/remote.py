@@ -74,7 +74,7 @@ def run_job(payload: bytes, folder: str) -> dict[str, Any]:
     """
     import cloudpickle
 
-    from workbench.clusters.supervision.heartbeat import CapturedOutput
+    from workbench.clusters.supervision.rank_output import CapturedOutput
     from workbench.runtimes.rank.main import run_rank
 
     try:

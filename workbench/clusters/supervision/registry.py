@@ -19,7 +19,7 @@ from typing import Any, Literal, final
 
 import psutil
 
-from workbench.clusters.supervision.heartbeat import write_whole
+from workbench.clusters.supervision.rank_output import write_whole
 from workbench.clusters.supervision.reaper import AT_END, end_marked, marked, run_last
 from workbench.errors import ConfigError, LaunchError
 

@@ -109,7 +109,7 @@ def admit(
     transport = interpreter.transport
     members = transport.members
     if members is None:
-        return "this method does not go on without a rank"
+        return "this algorithm does not continue without a rank"
     members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"

@@ -34,7 +34,7 @@ def refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | No
         waiting: the rank of another process that waits to join.
     """
     if members is None or not members.shrinks:
-        return "these ranks do not go on without one that is killed: on_failure='shrink' lets them"
+        return "these ranks do not continue without one that is killed: on_failure='shrink' lets them"
     members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"

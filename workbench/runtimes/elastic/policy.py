@@ -47,8 +47,8 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
     found = [rank for rank in range(num_ranks) if can_be_replaced(algorithm, on_failure, rank, num_ranks)]
     if runtime != "torch" or not found:
         raise ConfigError(
-            "--replace is for ranks without which the others go on, with --runtime torch: workers of methods with servers, all of "
-            "partial-all-reduce, and with --on-failure shrink all of the methods that can"
+            "--replace is for ranks that the run can lose, with --runtime torch: workers of algorithms with servers, all of "
+            "partial-all-reduce, and with --on-failure shrink all of the algorithms that can shrink"
         )
     return found
 

@@ -117,13 +117,13 @@ class Shrinker:
             return
         values = replica.read_parameters()
         share = torch.cat([values, values.new_ones(1)]) * (transport.rank in ahead)
-        transport.all_reduce(share, self._interpreter.clock.deadline("the weights that all go on with"))
+        transport.all_reduce(share, self._interpreter.clock.deadline("the weights that all continue with"))
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
         """Take over the root's replica, and those memories of collectives that are not a rank's own, unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
-        deadline = self._interpreter.clock.deadline("the weights that all go on with")
+        deadline = self._interpreter.clock.deadline("the weights that all continue with")
         held = io.BytesIO()
         torch.save({"replica": replica.state(), "memory": of_all_ranks(ctx.memory)}, held)
         size = torch.tensor([held.tell()])
@@ -164,4 +164,4 @@ def _check(algorithm: Algorithm, members: Membership, num_ranks: int) -> None:
     try:
         algorithm.check(num_ranks)
     except ConfigError as error:
-        raise ConfigError(f"{members.failure()}. {algorithm} cannot go on with {num_ranks} ranks: {error}") from error
+        raise ConfigError(f"{members.failure()}. {algorithm} cannot continue with {num_ranks} ranks: {error}") from error

@@ -51,7 +51,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     folder, timeout_s, step = Path(job.folder), job.settings.timeout_s, [-1]
     num_ranks = int(read_info(folder)["num_workers"])
     if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
-        raise ConfigError(f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not go on without rank {rank}: resume it instead")
+        raise ConfigError(f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it instead")
     worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)
     others = [row for other in range(num_ranks) if other != rank and (row := read_heartbeat(folder, other)) and state_of(row) != "gone"]
@@ -106,7 +106,7 @@ def _train(
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
     """Wait until the other ranks know that this one has left; return how often it has."""
-    deadline = Deadline(f"the run {folder.name} to go on without rank {rank}", lambda: _over(folder), timeout_s)
+    deadline = Deadline(f"the run {folder.name} to continue without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
         row, times = read_heartbeat(folder, rank), 0
         while (folder / FOLDER / left_name(rank, times)).exists():
@@ -146,4 +146,4 @@ def _answer(folder: Path, rank: int, number: int) -> str:
 
 
 def _over(folder: Path) -> str | None:
-    return None if (folder / FOLDER).is_dir() else f"the run {folder.name} is over, or its ranks do not go on without each other"
+    return None if (folder / FOLDER).is_dir() else f"the run {folder.name} is over, or its ranks do not continue without each other"

@@ -18,7 +18,7 @@ def check_failures(algorithm: Algorithm, num_ranks: int, failures: Mapping[int, 
             raise ConfigError(f"failures={dict(failures)}: there is no rank {rank!r} among {num_ranks}; choose 1 to {num_ranks - 1}")
         if not algorithm.can_lose(rank, num_ranks):
             raise ConfigError(
-                f"failures={dict(failures)}: {algorithm} on {num_ranks} ranks cannot go on without rank {rank}: "
+                f"failures={dict(failures)}: {algorithm} on {num_ranks} ranks cannot continue without rank {rank}: "
                 "choose a worker that serves nothing, not rank 0"
             )
         if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not math.isfinite(at_s) or at_s < 0:

@@ -158,7 +158,7 @@ class Transport(ABC):
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         """Continue with these ranks alone, renumbered in this order. Each of them must call it. They meet at `place`, a new file."""
-        raise NotImplementedError(f"{self.library} cannot go on with ranks {ranks} alone")
+        raise NotImplementedError(f"{self.library} cannot continue with ranks {ranks} alone")
 
     def admit(self, ranks: list[int], place: Path, deadline: Deadline, agreed: Callable[[bool], bool]) -> bool:
         """Continue among these ranks, one of which is new, if all agree. Returns whether they did.
@@ -168,7 +168,7 @@ class Transport(ABC):
         Args:
             agreed: called with whether this rank has met the others; returns the decision of all.
         """
-        raise NotImplementedError(f"{self.library} cannot go on among ranks {ranks}")
+        raise NotImplementedError(f"{self.library} cannot continue among ranks {ranks}")
 
     def close(self) -> None:  # noqa: B027 - most libraries need nothing
         """Release what this run took from the library. The process group itself belongs to the launcher."""
