@@ -13,8 +13,8 @@ algorithms; gloo on an emulated network). A band combines three causes, taken as
 The sign of an error depends on the machine, so e and -e are equally likely. The band is from the 10 % to the 90 %
 quantile of all products. It was tested on the second session, whose cells were measured after the band was made. Of
 78 cells, 55 lay in the band of that day: 71 %, not 80 %. Steps that overlap communication with computation on shared
-cores took longer than predicted: the predictions of Pipe-SGD were 5 % too short at the median, and the worst of all
-was 25 % too short. The present band uses both sessions. With
+cores took longer than predicted: those of Pipe-SGD with 16-bit hops were predicted 9 % too short at the median, and
+the worst of all 25 %. The present band uses both sessions. With
 one session left out, the band of the other holds 78 % (94 % and 62 %); with one configuration (model, hosts, rate)
 left out in turn, 79 %; with one algorithm, 79 %; with one model, 80 %; with one number of hosts, 77 %
 (`tests/unit/test_model_error.py`). Both sessions are from idle machines: under other load the error is larger.
