@@ -42,7 +42,7 @@ def test_the_smallest_delay_that_hides_an_all_reduce(collective_s: float, expect
 def test_it_rises_and_falls_while_running() -> None:
     """A rank's compute gets longer from step 10 on: 2.5 s of all-reduce need two steps of 1.25, then one of 4.25."""
     driver = run(AdaptiveDelaySGD(adapt_every=2), 2.5, 24, lambda rank, step: 1.0 if step < 10 else 4.0)
-    assert delays(driver)[0][9] == 2 and delays(driver)[0][-1] == 1
+    assert delays(driver)[0][9:] == [2] * 4 + [1] * 11, "measured in steps 10 and 11 alone, used from step 13 on"
     assert delays(driver)[0] == delays(driver)[1] == delays(driver)[2]
     numbers = [update.gradient_step for update in driver.ranks[0].applied]
     assert numbers == list(range(24)), "every gradient once, in order"
