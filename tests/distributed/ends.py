@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -28,6 +28,7 @@ from workbench.algorithms import DeAR, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.runtimes.user_loop.trainer import Trainer
 
+FIRST_PORT, LAST_PORT = 20_000, 32_000
 LIMIT_S = 150.0
 AT_ONCE = 4  # cases; much of one is waiting
 METHODS = {
@@ -78,14 +79,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)  # the first optimizer imports for seconds
     folder, num_ranks, specs = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    ports = _free_ports(len(specs))
+    ports = _free_ports()
     gc.freeze()  # else each rank that ends looks for garbage in all of torch, which takes a second of a core
     running: list[Case] = []
     for number, spec in enumerate(specs):
         here = folder / str(number)
         here.mkdir()
         case = Case(spec, here, time.monotonic())
-        world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[number])}
+        world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next(ports))}
         for rank in range(num_ranks):
             pid = os.fork()
             if pid == 0:
@@ -141,13 +142,15 @@ def _wait(running: list[Case], most: int) -> None:
         time.sleep(0.01)
 
 
-def _free_ports(count: int) -> list[int]:
-    """Different ones, for all sockets are open at once."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+def _free_ports() -> Iterator[int]:
+    """Ports below those that the system gives to connections: none of a case that runs takes the port of the next one."""
+    for port in range(FIRST_PORT + os.getpid() % 5_000, LAST_PORT):
+        try:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        yield port
 
 
 if __name__ == "__main__":

@@ -93,13 +93,17 @@ class Dies:
         return CountsSteps(self.step, self._arm) if me == self.rank else tiny.FailsAt(None, 0)
 
     def _wait_for_death(self) -> None:
-        """Keep the victim waiting in the collective until it is dead: on a busy machine its timer is late."""
+        """Keep the victim waiting in the collective until it is dead. Its timer is late on a busy machine: `once` holds its number."""
+        if self.once is None:
+            time.sleep(2 * IN_COLLECTIVE_S)
+            return
         deadline = time.monotonic() + DEATH_S
         while time.monotonic() < deadline and not self._victim_is_dead():
             time.sleep(0.01)
 
     def _victim_is_dead(self) -> bool:
-        pid = Path(self.once).read_text() if self.once is not None and Path(self.once).exists() else ""
+        assert self.once is not None
+        pid = Path(self.once).read_text() if Path(self.once).exists() else ""
         try:
             return bool(pid) and not is_running(psutil.Process(int(pid)))
         except psutil.NoSuchProcess:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -64,8 +65,10 @@ def test_ranks_of_a_fork_server_and_their_ends(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdin is not None
         told = json.loads(process.stdout.readline())
         assert (told["ends"], told["still"]) == ({"ends": 0, "fails": 3, "killed": -signal.SIGKILL}, None)
-        lines = sorted((tmp_path / "log").read_text(errors="surrogateescape").splitlines())
-        assert lines == [f"rank {what} \udcff {what} None ['torch'] True " for what in ("ends", "fails", "killed", "sleeps")]
+        deadline = time.monotonic() + 20
+        while len(lines := (tmp_path / "log").read_text(errors="surrogateescape").splitlines()) < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)  # the one that sleeps may not have printed
+        assert sorted(lines) == [f"rank {what} \udcff {what} None ['torch'] True " for what in ("ends", "fails", "killed", "sleeps")]
         rank = psutil.Process(told["sleeps"])
         fork_server = rank.parent()
         assert fork_server is not None and fork_server.ppid() == process.pid
