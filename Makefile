@@ -17,8 +17,8 @@ NEWEST := .venv-newest
 TESTS ?=
 # Of the order of the tests and of what they draw; pytest prints the one it took.
 SEED ?=
-# How many processes share the tests: four on two cores, for much of a test is waiting; a choice of tests has one.
-WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 4 || echo 0))
+# How many processes share the tests: three on two cores, because much of a test is waiting. A choice of tests has one.
+WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 3 || echo 0))
 
 .PHONY: help
 help: ## show this list
