@@ -128,7 +128,7 @@ def outcome(run: Any) -> dict[str, Any]:
     stale = [value for row in run.updates() for value in row["staleness"]]
     stale += [row["staleness"] for rows in run.metrics.values() for row in rows if row.get("staleness") is not None]
     num_steps = max(len([row for row in rows if "evaluation" not in row]) for rows in run.metrics.values())
-    sent = sum(max((row["bytes_sent"] for row in rows), default=0) for rows in run.metrics.values())
+    sent = sum(max((row["bytes_sent"] for row in rows if "evaluation" not in row), default=0) for rows in run.metrics.values())
     dropped = sum(bool(row.get("dropped")) for rows in run.metrics.values() for row in rows)
     return {
         "loss": last["test_loss"],

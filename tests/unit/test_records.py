@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, verdict
+from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, simulate, verdict
 from tests.benchmarks.predictions import HOSTS, METHODS, RATES, said
 from tests.laws.variants import find_algorithms
 from workbench.calibration import Calibration
@@ -37,6 +37,13 @@ def test_the_verdict_is_that_of_the_paired_differences(row: dict[str, Any]) -> N
 def test_what_missed_its_margin_is_known() -> None:
     """Eager updates with the default outer step: `DiLoCo` says so, and what to use instead."""
     assert [row["method"] for row in ROWS if row["verdict"] != "met"] == ["DiLoCo(every=12, eager=True)"]
+
+
+def test_a_row_is_found_again() -> None:
+    found = simulate(entries()[0], seed=0)
+    assert found["loss"] == pytest.approx(REFERENCE["losses"][0], rel=1e-4)
+    num_values = REFERENCE["bytes_per_step"] / 4 / (2 * 3 / 4)  # a ring of 4 ranks sends 2 (p - 1) / p of the gradient, 4 bytes a value
+    assert found["bytes_per_step"] == REFERENCE["bytes_per_step"] and 17226 < num_values < 17240, "of one rank, and not of the cluster"
 
 
 def test_verdicts() -> None:
