@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.codecs.feedback import add_share
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, share_of, spans_of
+from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, remember_weight, share_of, spans_of
 from workbench.collectives.once import check_inner
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
@@ -136,7 +136,7 @@ class PowerSGD(Collective):
     def _compressed(self, ctx: Context, value: Gradient, piece: BucketSlice, slots: list[Slot]) -> Program:
         nbytes = sum(slot.numel for slot in slots) * value.flat.element_size()
         sides = ("pq"[self._turn(ctx, piece)],) if self.alternate else ("p", "q")
-        share = share_of(value.tail(piece.index), ctx.num_workers, value.total_weight)
+        share = share_of(ctx, f"bucket-{piece.index}", value.tail(piece.index), value.total_weight)
         raw = [value.view(slot) for slot in piece.slots if slot not in slots] + [value.tail(piece.index)]
         matrices = yield Local("encode", nbytes, partial(self._matrices, ctx, value, slots, share))
         bases: list[Tensor] = []
@@ -216,6 +216,8 @@ class PowerSGD(Collective):
         outcome = outcome_of(value.tail(piece.index), flat[: piece.tail - piece.start], spans_of(piece))
         for slot, left in zip(slots, lefts, strict=True):
             outcome.settle(self._residual(ctx, slot, value.flat), left, share, begin=slot.offset - piece.start)
+        if value.total_weight is None:
+            remember_weight(ctx, f"bucket-{piece.index}", value.tail(piece.index), share)
 
 
 def _name(side: str, slot: Slot) -> str:

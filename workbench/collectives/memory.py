@@ -7,6 +7,9 @@ v = g + a e, where the share a is what W is expected to be, and once the summed 
 
 so that what is applied and what all ranks keep add up to what was owed, whatever W is. A rank of weight 0 sends nothing of e, and
 keeps it; so does every rank for a parameter that none of them used, and where the sum is not finite.
+
+The factor 1 - a / W must not exceed 1 in size for long: e would grow without a bound. If W is not known beforehand (a `Trainer`
+whose ranks count their samples), a = q w, where w is the rank's own weight and q its smallest recent W / w: see `share_of`.
 """
 
 from __future__ import annotations
@@ -19,19 +22,21 @@ import torch
 from torch import Tensor
 
 from workbench.gradients import USED, WEIGHT, BucketSlice
-from workbench.program import LANE_PREFIX
+from workbench.program import LANE_PREFIX, Context
 
 ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # what was left out of this rank's own values
 ONCE_OWNER = "once.owner"  # what a codec left out of the sum of the block that is this rank's where there are so many
-OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER)  # a rank's own; all else is the same on all ranks
+WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
+OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # a rank's own; all else is the same on all ranks
+RATIO_GROWTH = 1 / 16  # of q in a sum, at most; e stays bounded where W / w changes by a factor below e / RATIO_GROWTH = 43
 
 
 # -- the names in a memory -----------------------------------------------------------------------------------------
 
 
 def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
-    """There is another number of ranks from here on: blocks are cut elsewhere."""
-    for name in [name for name in memory if plain_name(name).startswith(ONCE_OWNER)]:
+    """There is another number of ranks from here on: blocks are cut elsewhere, and sums have other weights."""
+    for name in [name for name in memory if plain_name(name).startswith((ONCE_OWNER, WEIGHT_RATIO))]:
         del memory[name]
 
 
@@ -47,7 +52,7 @@ def fold_lanes(memory: MutableMapping[str, Tensor], num_lanes: int) -> None:
         if lane < num_lanes:
             continue
         value = memory.pop(name)
-        if plain.startswith(OWN):
+        if plain.startswith(OWN) and not plain.startswith(WEIGHT_RATIO):
             memory[plain] = memory[plain] + value if plain in memory else value
 
 
@@ -80,22 +85,57 @@ def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
 # -- residuals -----------------------------------------------------------------------------------------------------
 
 
-def share_of(tail: Tensor, num_workers: int, total_weight: float | None) -> float | Tensor:
+def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) -> float | Tensor:
     """How much of a residual in units of the mean belongs in this rank's share of the sum: the weight that is expected of the sum.
 
-    Known beforehand, or else as if all ranks had this one's weight; 0 on a rank of weight 0. Without a tail, 1.
+    That is `total_weight` where it is known beforehand. Else it is this rank's own weight times the ratio that `remember_weight`
+    keeps, at first the number of ranks. It is 0 on a rank of weight 0, and 1 without a tail.
+
+    Args:
+        name: of what is summed.
+        tail: of this rank, before the sum.
     """
     if not tail.numel() or tail.is_meta:
         return 1.0
     own = tail[WEIGHT]
+    ratio = ctx.memory.get(f"{WEIGHT_RATIO}/{name}")
     if tail.device.type != "cpu":  # without waiting for the device
-        expected = own * num_workers if total_weight is None else torch.full_like(own, total_weight)
+        expected = own * (ctx.num_workers if ratio is None else ratio) if total_weight is None else torch.full_like(own, total_weight)
         return torch.where(own > 0, expected, torch.zeros_like(own))
     weight = float(own)
     if weight <= 0:
         return 0.0
-    expected_weight = num_workers * weight if total_weight is None else total_weight
+    expected_weight = weight * (ctx.num_workers if ratio is None else float(ratio)) if total_weight is None else total_weight
     return 1.0 if _is_near(expected_weight, 1.0, tail.dtype) else expected_weight
+
+
+def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
+    """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum. Needed if no `total_weight` is known.
+
+    A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small steps.
+
+    Args:
+        tail: summed.
+        share: that this rank took.
+    """
+    if not tail.numel() or tail.is_meta:
+        return
+    key = f"{WEIGHT_RATIO}/{name}"
+    before = ctx.memory.get(key)
+    weight = tail[WEIGHT]
+    if isinstance(share, Tensor):
+        ratio = torch.full_like(weight, ctx.num_workers) if before is None else before
+        usable = (share > 0) & (weight > 0) & weight.isfinite()
+        seen = ratio * weight / torch.where(share > 0, share, torch.ones_like(share))
+        smallest = seen if before is None else torch.minimum(seen, ratio * (1 + RATIO_GROWTH))
+        ctx.memory[key] = torch.where(usable, smallest, ratio)
+        return
+    total = float(weight)
+    ratio_now = float(ctx.num_workers if before is None else before)
+    if share > 0 and 0 < total < float("inf"):
+        seen_ratio = ratio_now * total / share  # the share was the ratio times this rank's own weight
+        ratio_now = seen_ratio if before is None else min(seen_ratio, ratio_now * (1 + RATIO_GROWTH))
+    ctx.memory[key] = torch.tensor(ratio_now, dtype=torch.float64)
 
 
 @final

@@ -14,7 +14,7 @@ from workbench.codecs import Codec, ErrorFeedback, SummableCodec
 from workbench.codecs.feedback import add_share
 from workbench.codecs.groups import check_choice, typed
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, count_sum, outcome_of, share_of, spans_of
+from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, Outcome, count_sum, outcome_of, remember_weight, share_of, spans_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait
@@ -153,7 +153,7 @@ class Once(Collective):
         blocks, tails = _cut(piece.body, p), [piece.tail[:0]] * last + [piece.tail]
         own, itemsize = blocks[rank], piece.body.element_size()
         codec, encoded = self.plain, self._spread == "encoded"
-        share = share_of(piece.tail, p, piece.total_weight)
+        share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
         left = None if residual is None else torch.empty_like(residual)
         residuals, lefts = [None] * p if residual is None else _cut(residual, p), [None] * p if left is None else _cut(left, p)
@@ -187,14 +187,14 @@ class Once(Collective):
         piece.tail.copy_(_split(arrived[last], piece.tail)[0])
         outcome = outcome_of(piece.tail, piece.body, piece.spans)
         if residual is not None and left is not None:
-            outcome.settle(residual, left, share)
+            self._settle(ctx, piece, outcome, residual, left, share)
         if owners is not None and unsent is not None:
             outcome.settle(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
         """Every rank's encoded value to every rank; all sum in the same order."""
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
-        share = share_of(piece.tail, ctx.num_workers, piece.total_weight)
+        share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         encode = partial(self._encode, piece.body, residual, share, self._noise(ctx, piece, "value"))
         wire, left = yield Local("encode", piece.nbytes, encode)
         message = _join(piece.tail, wire)
@@ -203,12 +203,12 @@ class Once(Collective):
         piece.body.copy_(total)
         _sum_tails(piece.tail, arrived)
         if residual is not None:
-            outcome_of(piece.tail, piece.body, piece.spans).settle(residual, left, share)
+            self._settle(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
         """Scales side by side in one sum, of which each rank takes the largest; then the integers."""
         p, body = ctx.num_workers, piece.body
-        share = share_of(piece.tail, p, piece.total_weight)
+        share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, body, f"{ONCE_RESIDUAL}/{piece.name}")
 
         def measure() -> Tensor:
@@ -235,7 +235,7 @@ class Once(Collective):
             total = yield AllReduce(integers, self.inner)
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
             if residual is not None:
-                outcome_of(piece.tail, body, piece.spans).settle(residual, left, share)
+                self._settle(ctx, piece, outcome_of(piece.tail, body, piece.spans), residual, left, share)
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
@@ -267,6 +267,13 @@ class Once(Collective):
         if residual.shape != like.shape or residual.dtype != like.dtype:
             raise ConfigError(f"{name} has {residual.numel()} values of a step before, and now there are {like.numel()}: keep the layout")
         return residual
+
+    def _settle(self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor) -> None:
+        """After the sum, the residual becomes what is still owed."""
+        assert left is not None
+        outcome.settle(residual, left, share)
+        if piece.total_weight is None:
+            remember_weight(ctx, piece.name, piece.tail, share)
 
     def _noise(self, ctx: Context, piece: Piece, what: str) -> Generator | None:
         if not self.plain.stochastic or piece.body.is_meta:
