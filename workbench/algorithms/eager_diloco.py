@@ -37,8 +37,8 @@ class EagerDiLoCo(OuterAlgorithm):
     anchors differ between ranks. The parameters can be cut into P fragments: fragment f has its turn after t steps,
     t mod H = floor(f H / P). Staleness 0 (of a rank's own updates); others' differences are one period old.
 
-    Sums that come a period late bear less momentum, as any late gradient does: on the digits the default outer step diverges,
-    and outer_lr=0.5, outer_momentum=0.3 does not (records/digits-margins.json).
+    Sums that come a period late bear less momentum, as any late gradient does. On the digits the default outer step ends at a
+    test loss of 0.76, and outer_lr=0.5, outer_momentum=0.3 at 0.11; `DiLoCo` ends at 0.09 (records/digits-margins.json).
 
     The end of a run discards the sum in flight and averages the parameters: without loss, whatever the collective, which
     compresses differences only.
