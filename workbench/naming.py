@@ -88,16 +88,16 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
     Raises:
         ConfigError: unknown option (similar and valid ones are named), or a value that it refuses.
     """
-    valid = list(signature(make).parameters)
-    for option in options:
-        if option not in valid:
-            meant = did_you_mean(option, valid)
-            raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}")
     try:
         return make(**options)
     except WorkbenchError:
         raise
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # any error of an unexpected value
+        valid = list(signature(make).parameters)
+        for option in options:
+            if option not in valid:
+                meant = did_you_mean(option, valid)
+                raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}") from None
         raise ConfigError(f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}") from error
 
 

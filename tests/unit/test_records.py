@@ -35,8 +35,8 @@ def test_the_verdict_is_that_of_the_paired_differences(row: dict[str, Any]) -> N
 
 
 def test_what_missed_its_margin_is_known() -> None:
-    """Eager updates with the default outer step: `DiLoCo` says so, and what to use instead."""
-    assert [row["method"] for row in ROWS if row["verdict"] != "met"] == ["DiLoCo(every=12, eager=True)"]
+    """Eager updates with the default outer step: `EagerDiLoCo` says so, and what to use instead."""
+    assert [row["method"] for row in ROWS if row["verdict"] != "met"] == ["EagerDiLoCo(every=12)"]
 
 
 def test_a_row_is_found_again() -> None:

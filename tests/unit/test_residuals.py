@@ -19,7 +19,7 @@ from tests.laws import owed, tiny
 from tests.laws.owed import Situation
 from tests.laws.small_world import applied, contexts, gradients, same, world
 from tests.laws.train import train
-from workbench.algorithms import DiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.algorithms import DiLoCo, EagerDiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK
 from workbench.collectives import Auto, Collective, Hierarchical, Native, Once, PowerSGD, Ring, Tree
 from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks, outcome_of, outcome_on_device, remember_weight, share_of
@@ -209,16 +209,21 @@ def test_every_collective_names_its_exact_counterpart(collective: Collective, ex
     assert collective.exact == exact and not exact.lossy
 
 
-@pytest.mark.parametrize("settings", [{}, {"fragments": 2}, {"eager": True}, {"delay": 1}], ids=str)
+@pytest.mark.parametrize(
+    "algorithm",
+    [DiLoCo(every=4), StreamingDiLoCo(every=4, fragments=2), StreamingDiLoCo(every=4, fragments=1, delay=1), EagerDiLoCo(every=4)],
+    ids=str,
+)
 @pytest.mark.parametrize("collective", [FED, PowerSGD(rank=1, inner=Ring()), Ring(codec=Linear8())], ids=repr)
-def test_the_last_average_of_diloco_is_exact(collective: Collective, settings: dict[str, Any]) -> None:
+def test_the_last_average_of_diloco_is_exact(collective: Collective, algorithm: DiLoCo | StreamingDiLoCo | EagerDiLoCo) -> None:
     """The mean of where ranks are before it; residuals are as they were."""
-    found = train("simulated", 3, DiLoCo(every=4, outer_lr=0.5, outer_momentum=0.3, collective=collective, **settings), tiny.problem(), HOW)
-    if not settings:  # nothing is in flight
+    algorithm = replace(algorithm, outer_lr=0.5, outer_momentum=0.3)
+    found = train("simulated", 3, replace(algorithm, collective=collective), tiny.problem(), HOW)
+    if isinstance(algorithm, DiLoCo):  # nothing is in flight
         before = torch.stack([steps[-2] for steps in found.parameters]).mean(0)
         torch.testing.assert_close(found.final, before, rtol=1e-12, atol=1e-12)
     assert same([steps[-1] for steps in found.parameters])
-    exact = train("simulated", 3, DiLoCo(every=4, outer_lr=0.5, outer_momentum=0.3, **settings), tiny.problem(), HOW)
+    exact = train("simulated", 3, algorithm, tiny.problem(), HOW)
     assert float((found.final - exact.final).norm()) < 0.5 * float(exact.final.norm())
 
 

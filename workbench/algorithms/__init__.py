@@ -12,6 +12,7 @@ from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
+from workbench.algorithms.eager_diloco import EagerDiLoCo
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
@@ -22,6 +23,7 @@ from workbench.algorithms.softsync import SoftsyncSGD
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
+from workbench.algorithms.streaming_diloco import StreamingDiLoCo
 from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.naming import build, call_checked, check_kinds, unknown
@@ -37,6 +39,7 @@ __all__ = [
     "DelayCompensatedSGD",
     "DelayedSGD",
     "DiLoCo",
+    "EagerDiLoCo",
     "Empirical",
     "FirstSteps",
     "Geometric",
@@ -53,6 +56,7 @@ __all__ = [
     "StaleSGD",
     "StaleSynchronousSGD",
     "Staleness",
+    "StreamingDiLoCo",
     "SynchronousSGD",
     "Uniform",
     "find",
@@ -79,6 +83,8 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "delay-compensated-sgd": DelayCompensatedSGD,
     "local-sgd": LocalSGD,
     "diloco": DiLoCo,
+    "streaming-diloco": StreamingDiLoCo,
+    "eager-diloco": EagerDiLoCo,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,

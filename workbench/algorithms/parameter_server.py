@@ -34,6 +34,7 @@ from workbench.ops import (
     Ticket,
     UnpackParameters,
     Wait,
+    WaitAny,
 )
 from workbench.program import Algorithm, Context, Elasticity, Replicas
 
@@ -239,6 +240,7 @@ class ServerPort:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
         self.num_workers = algorithm.num_computing(ctx.num_workers)  # without workers that left before their last push
+        self._posted: Ticket | None = None  # of a receive that no push has answered
         self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}
         self._gone: set[int] = set()
@@ -259,6 +261,15 @@ class ServerPort:
     def next_push(self) -> Recv:
         """The request for the next push of any worker; the answer may be that a worker has left (`departed`)."""
         return self._next_push
+
+    def next_push_within(self, timeout_s: float | None) -> Program:
+        """The answer to that request; None if there is none after `timeout_s`. The receive is then left to the next call."""
+        self._posted = self._posted or (yield Start(self._next_push))
+        found = yield WaitAny((self._posted,), timeout_s=timeout_s)
+        if found is None:
+            return None
+        self._posted = None
+        return found[1]
 
     def departed(self, message: Message | PeerLeft, ended: Container[int] = ()) -> TypeGuard[PeerLeft]:
         """Return True if a worker has left. `ended`: the workers that have sent their last push."""

@@ -213,7 +213,7 @@ class Trainer:
     def evaluating(self) -> Iterator[nn.Module]:
         """Show the model as `finish` would leave it now, in evaluation mode. Training continues unchanged afterwards.
 
-        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, DiLoCo's delayed outer step).
+        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, StreamingDiLoCo's outer steps).
         Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's statistics) are rank 0's. So
         the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline and each module's
         mode are bit-identical to before. If gradients are in flight, it costs a copy of the parameters and of the optimizer's state.
