@@ -69,7 +69,7 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
 def _notebooks(outcomes: Sequence[Outcome], page: Path) -> str:
     lines = []
     for outcome in outcomes:
-        kind = {"finished": "good", "failed": "bad", "there already": "none"}[outcome.status]
+        kind = {"finished": "good", "failed": "bad", "recorded": "none"}[outcome.status]
         notes = "".join(f"<small>{_text(note)}</small>" for note in outcome.notes)
         error = f"<pre>{_text(outcome.error)}</pre>" if outcome.error else ""
         cells = [
