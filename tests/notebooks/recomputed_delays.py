@@ -317,7 +317,7 @@ def traced_step(run: Any, ready: Any, order: str) -> float:
 
 
 def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
-    """23: three lines of recurrences beside the simulated steps, fed with operations counted by hooks."""
+    """23: the recurrence, with operations counted by hooks, against the simulated steps."""
     from workbench.gradients import build_layout
 
     models, links, sizes, devices, shares = (names[key] for key in ("models", "links", "bucket_kib", "devices", "shares"))
@@ -403,7 +403,7 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
 
 
 def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
-    """24: d* = ceil(t_c / max(t, t_bw)) beside the steps that were swept."""
+    """24: d* = ceil(t_c / max(t, t_bw)) against the steps of the sweep."""
     import workbench as wb
 
     workers, largest, links, seeds = names["workers"], names["largest"], names["links"], names["seeds"]
@@ -456,7 +456,7 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
 
 
 def small_minibatch(names: Names, kept: list[Kept]) -> Again:
-    """25: losses of the evaluations, and steps on the networks beside c + m."""
+    """25: losses of the evaluations, and steps on the networks against c + m."""
     from workbench import costs
 
     batch, workers, seeds, nets, split = (names[key] for key in ("batch", "workers", "seeds", "networks", "split"))
@@ -689,7 +689,7 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
 
 
 def frameworks(names: Names, kept: list[Kept]) -> Again:
-    """29: medians of the turns' own seconds, which rank 0 brought back, beside DDP's of the same seed."""
+    """29: medians of the seconds that rank 0 returned, against those of DDP with the same seed."""
     seeds, ranks, found, twins = (names[key] for key in ("seeds", "ranks", "found", "twins"))
     ddp, hooked = "torch DDP", "torch DDP, our hook"
     methods = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]

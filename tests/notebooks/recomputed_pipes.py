@@ -62,7 +62,7 @@ def operations(name: str) -> float:
 
 
 def coded_s(num_bytes: float, p: int, link: Any, codec: Any = None) -> float:
-    """Of a ring whose every hop is encoded; a message is of whole values, and says what its codec needs besides."""
+    """Seconds of a ring with encoded hops; a message has whole values, and the header of its codec."""
     values = max(1, round(num_bytes / p / 4))
     block = num_bytes / p * (codec.wire_bytes(values) / (4 * values) if codec else 1.0)
     wire_s = link.latency_s + block / link.bandwidth_bytes_per_s
