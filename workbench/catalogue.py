@@ -199,7 +199,7 @@ def listing(what: str, width: int) -> str:
     rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
     table = grid(tuple(columns.values()), rows, width)
     hints = {
-        "methods": f"{LEGEND}\n\n`workbench methods NAME` shows one of them with its settings.",
+        "methods": f"{LEGEND}\n\n`workbench algorithms NAME` shows one of them with its settings.",
         "collectives": "Written as ring, or with a codec as ring:truncate16, or once:top-k+feedback with error feedback.",
         "codecs": "Bytes on the wire of 1e6 float32 values, 4e6 uncompressed. Summable: messages are added undecoded.",
     }

@@ -159,7 +159,7 @@ def test_methods_is_an_alias_of_algorithms(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("words", [["methods"], ["notebook", "list"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
-    """`workbench methods | head`: no traceback where the pipe is closed."""
+    """`workbench algorithms | head`: no traceback where the pipe is closed."""
     reading, writing = os.pipe()
     os.close(reading)
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -171,7 +171,7 @@ def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
 
 
 def test_the_readme_has_this_table() -> None:
-    """Step 5 of CONTRIBUTING.md: what `workbench methods --markdown` prints is put there whenever a card changes."""
+    """Step 5 of CONTRIBUTING.md: what `workbench algorithms --markdown` prints is put there whenever a card changes."""
     page = (ROOT / "README.md").read_text()
     assert re.findall(r"(?:^\| method \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [catalogue.markdown("methods") + "\n"]
 

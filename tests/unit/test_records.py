@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, simulate, verdict
-from tests.benchmarks.predictions import HOSTS, METHODS, RATES, said
+from tests.benchmarks.predictions import HOSTS, METHODS, RATES, prediction
 from tests.laws.variants import find_algorithms
 from workbench.calibration import Calibration
 from workbench.calibration.probe import without_hold_up
@@ -78,4 +78,4 @@ def test_the_records_predictions_are_those_of_its_calibrations(name: str) -> Non
     """By the present model."""
     row = next(row for row in PREDICTIONS["rows"] if (row["method"], row["hosts"], row["rate"]) == (name, 4, "400mbit"))
     calibration = without_hold_up(Calibration.from_record(PREDICTIONS["calibrations"][row["model"]]))
-    assert said(calibration, row)["predicted_s"] == pytest.approx(row["predicted_s"], rel=1e-6)
+    assert prediction(calibration, row)["predicted_s"] == pytest.approx(row["predicted_s"], rel=1e-6)

@@ -25,7 +25,7 @@ def from_shell(name: str, *words: str) -> Algorithm:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_defaults_as_shown_give_the_default(name: str) -> None:
-    """What `workbench methods NAME` prints in its last column can be typed as it stands."""
+    """What `workbench algorithms NAME` prints in its last column can be typed as it stands."""
     shown = catalogue.show("methods", name)
     rows = [line.split() for line in shown.partition("default\n")[2].splitlines()[1:]]
     words = [f"{row[0]}={row[-1]}" for row in rows]
