@@ -144,7 +144,7 @@ def test_a_call_that_nothing_can_interrupt_ends_with_its_process() -> None:
     pool.close()
     assert time.monotonic() - begin < 40
     assert re.search(
-        r"waiting \d s for the library's own call in step \d, which all ranks had come to: rank 1 is stopped", str(caught.value)
+        r"waiting \d s for the library's own call in step \d, which all ranks had reached: rank 1 is stopped", str(caught.value)
     )
     assert re.search(r"waited 2 s for the library's own call .* Nothing can interrupt it, so rank 0 ends: heal\(\)", str(caught.value))
     assert "rank 0 failed: Stalled" in (Path(job.folder) / "failed-00000.json").read_text()

@@ -1,8 +1,7 @@
 """One rank's side of the commands to a run: it reads them, agrees on them with the other ranks, and changes settings.
 
-Commands take effect where all ranks meet, so that all carry out the same ones: ranks in step at the
-end of one step, asynchronous ranks where all their programs have ended. What follows there is
-decided in `generations`.
+Commands take effect where all ranks meet, so all carry out the same commands: synchronous ranks at the end of one step,
+asynchronous ranks when all their programs have ended. `generations` decides what follows there.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class RunController:
             self._interpreter.clock.hold(False)
 
     def answer_requests(self, admit: Admit) -> None:
-        """Answer each process that asked to join since the ranks met; at most one is admitted, which knows nothing of the others.
+        """Answer each process that has asked to join since the ranks last met. At most one is admitted: it does not know the others.
 
         Args:
             admit: admits a process as a rank, or lets it wait.
@@ -114,7 +113,7 @@ class RunController:
         self._taken = read_info(self._folder).get("steering", [])
 
     def follow(self, num_taken: int, step: int) -> None:
-        """Carry out what other ranks have, where a failure ended the meeting for this rank alone."""
+        """Carry out what other ranks have carried out, if a failure ended the meeting for this rank only."""
         self._read(num_taken)
         for command in self._reader.commands[self.num_taken : num_taken]:
             self._do(command, step, [])
@@ -176,7 +175,7 @@ class RunController:
             self._replica.set_lr(lr)
 
     def _hold_a_beat(self) -> None:
-        """Return when there is a new command, or after a short while: then the ranks hear of each other."""
+        """Return at a new command, or after a short time: then the ranks learn that the others are alive."""
         self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + BEAT_S
         while self._reader.look() <= self.num_taken and time.monotonic() < deadline:

@@ -1,11 +1,10 @@
-"""Ranks in step that have become fewer admit a process in the place of one that left.
+"""Synchronous ranks that have become fewer admit a process in the place of one that left.
 
-The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's
-end, each program takes one more step. It knows that this is its last, so it applies what is in
-flight. Then all ranks hold what the process can be given: parameters, optimizer and place in the
-data of the lowest rank, and those memories of collectives that are not a rank's own. A program that
-cannot end at a step which it did not know when it began (`Algorithm.restart`)
-continues from the first step's end: nothing is in flight there.
+The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program takes one more
+step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the process needs: the lowest
+rank's parameters, optimizer and position in the data, and the memories of collectives that are equal on all ranks. Some programs
+can end only at a step that they knew when they began (`Algorithm.restart`). They continue from the end of the first step: nothing
+is in flight there.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from workbench.runtimes.liveness.membership import Membership
 
 
 def refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | None) -> str | None:
-    """Return why a process that asks to join as that rank is refused; None if it is to wait until the programs end.
+    """Return why a process may not join as that rank; None if it is to wait until the programs end.
 
     All ranks call it after the same step.
 
@@ -50,11 +49,11 @@ def let_in(
     here: JoinState,
     kept: tuple[Any, ...],
 ) -> bool:
-    """Meet the process that waits, and return True if it joined. All ranks call it after the same step, with nothing in flight.
+    """Meet the process that waits. Return True if it joined. All ranks call it after the same step, with nothing in flight.
 
     Args:
         waiting: its rank, and how often it had asked before.
-        kept: gradients of this rank that its next program continues with.
+        kept: gradients of this rank with which its next program continues.
     """
     (rank, number), sampler, clock = waiting, worker.sampler, interpreter.clock
     memory = of_all_ranks(ctx.memory)
@@ -74,13 +73,13 @@ def let_in(
 
 
 def begin_as(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
-    """Begin on the process that joins, from what the lowest rank wrote down.
+    """Begin on the process that joins, from what the lowest rank wrote.
 
     Raises:
         ConfigError: that is of another number of ranks, or of another model.
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
-        raise ConfigError(f"it was told of {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
+        raise ConfigError(f"it expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
     number_anew(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
     worker.loss_watch.begin(worker.rank, saved["first_loss"])
     resume(saved, algorithm, worker.replica, ctx)

@@ -1,4 +1,4 @@
-"""One program's way to the communication library: answers communication requests, books their bytes and spans."""
+"""One program's endpoint of the communication library: answers communication requests, records their bytes and spans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.trace.recorder import Recorder
 
 @final
 class RankClock:
-    """What a rank's threads share: the clock, the recorder, the step under way, and how long to wait."""
+    """What a rank's threads share: the clock, the recorder, the current step, and the deadline of waits."""
 
     def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, detector: FailureDetector | None = None) -> None:
         self.recorder = recorder
@@ -30,8 +30,8 @@ class RankClock:
         self.activity = ""  # what the program's thread does, for ranks that wait for this one; "" for anything else
         self.bytes_sent = 0.0
         self.left: set[int] = set()  # ranks that a server on this rank knows to have left
-        self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
-        self.watch: Callable[[], object] | None = None  # called by whoever waits, and raises what must end the wait
+        self.failure: BaseException | None = None  # of a server on this rank: no thread waits for it
+        self.watch: Callable[[], object] | None = None  # called by the waiting thread; raises what must end the wait
         self._transport = transport
         self._timeout_s = timeout_s
         self._detector = detector
@@ -43,33 +43,33 @@ class RankClock:
             detector.begin_training(lambda: self.step, bound, timeout_s, lambda: self.activity)
 
     def now(self) -> float:
-        """Seconds since the origin, on this rank's clock."""
+        """Return the seconds since the origin, on this rank's clock."""
         return time.perf_counter() - self.origin_s
 
     def sent(self, num_bytes: float) -> None:
-        """Bytes were put on the wire, by any thread."""
+        """Count bytes that any thread has sent."""
         with self._lock:
             self.bytes_sent += num_bytes
 
     def deadline(self, what: str, spins: int = SPINS, step: int | None = None) -> Deadline:
-        """How this rank waits for `what`, of a step if there is one."""
+        """Return the deadline of a wait for `what`, and its step if there is one."""
         return Deadline(what, self._failed, self._timeout_s, spins, self.held, step, self._detector)
 
     def close(self) -> None:
-        """The rank trains no more."""
+        """End the training of this rank."""
         if self._detector is not None:
             self._detector.end_training()  # else they hold each other, and with us the library's sockets
 
     def hold(self, on: bool) -> None:
-        """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
+        """Pause or continue the run. Waits during the pause keep their time-outs: the pause does not count."""
         if on and self._held_since is None:
             self._held_since = time.perf_counter()
         elif not on and self._held_since is not None:
-            self._held_s += time.perf_counter() - self._held_since  # first: who looks in between then waits longer, and not shorter
+            self._held_s += time.perf_counter() - self._held_since  # first: a thread that reads in between waits longer, not shorter
             self._held_since = None
 
     def held(self) -> float:
-        """Seconds that the run has been held until now."""
+        """Return the seconds that the run has been paused until now."""
         since, before = self._held_since, self._held_s
         return before + (time.perf_counter() - since if since is not None else 0.0)
 
@@ -84,14 +84,14 @@ class RankClock:
 
 @final
 class Endpoint:
-    """Requests of one program: the foreground's, or one that was started.
+    """Answers the communication requests of one program: the foreground's, or one that was started.
 
     Args:
         mailbox: the rank's, shared by all its programs.
-        lane: where its spans are drawn.
+        lane: the lane of its spans.
         spins: see `Deadline`.
-        tags: added to every tag: a sub-program has a range of its own.
-        task: which program of this rank it is, in order of starting; the foreground is 0.
+        tags: added to every tag: each sub-program has its own range.
+        task: number of the program on this rank, in order of starting; the foreground is 0.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Endpoint:
         self._transport, self._clock, self._mailbox = transport, clock, mailbox
         self._lane = lane
         self._spins = spins
-        self._num_any = 0  # receives from any rank, for the record of whom they heard
+        self._num_any = 0  # receives from any rank, to record their senders
 
     def enter_thread(self) -> None:
-        """To be called first on a thread of its own."""
+        """Prepare the calling thread. Each background thread calls it first."""
         self._transport.enter_thread()
 
     def perform(self, request: Request) -> Any:
-        """A communication request, to its end, on the calling thread."""
+        """Answer a communication request on the calling thread, and wait until it is complete."""
         transport, clock = self._transport, self._clock
         begin = clock.now()
         if type(request) is ops.AllReduce and request.collective is None:  # first, and without a pattern: short steps have most of these
@@ -145,7 +145,7 @@ class Endpoint:
         return self._clock.deadline(what, self._spins, step)
 
     def start(self, request: Request, *, always: bool = False) -> Ticket | None:
-        """The same in the background of the library itself; None where a lane thread is needed."""
+        """Start it in the library's background; None if it needs a lane's thread."""
         if isinstance(request, ops.Send | ops.Recv):
             return self._start_point(request)
         if isinstance(request, ops.AllReduce):
@@ -182,7 +182,7 @@ class Endpoint:
         return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
 
     def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
-        """Wait for a ticket that `start` gave, book it, and return its value; `inside` the library, if it may be."""
+        """Wait for a ticket of `start`, record it, and return its value. `inside`: wait inside the library, if possible."""
         if not ticket.done:
             deadline = self._deadline(f"{_sentence(ticket.request)} (step {self._clock.step})")
             ticket.runtime.wait_inside(deadline) if inside else ticket.runtime.wait(deadline)
@@ -205,7 +205,7 @@ class Endpoint:
         return ticket.value
 
     def _book(self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0) -> Any:
-        """Record what a request did; returns its answer."""
+        """Record what a request did, and return its answer."""
         match request:
             case ops.AllReduce(value):
                 if isinstance(value, Gradient):
@@ -243,7 +243,7 @@ class Endpoint:
 
 
 def not_lowered(request: Request) -> TypeError:
-    """What a request is that the transport cannot answer."""
+    """Return the error for a request that the transport cannot answer."""
     collective = getattr(request, "collective", None)
     if collective is None:
         return TypeError(f"{type(request).__name__} is not a request that can be answered here")
@@ -251,12 +251,12 @@ def not_lowered(request: Request) -> TypeError:
 
 
 def bucket_of(value: Any) -> int:
-    """Which bucket a value is; -1 for none."""
+    """Return the bucket of a value; -1 for none."""
     return value.bucket if isinstance(value, Gradient) and value.bucket is not None else -1
 
 
 def size_of(value: ops.Value) -> int:
-    """Its bytes on the wire."""
+    """Return the bytes of a value on the wire."""
     return int((value.flat if isinstance(value, Gradient) else value).nbytes)
 
 

@@ -1,4 +1,4 @@
-"""How long a rank waits for others, and what it reports meanwhile."""
+"""How long a rank waits for others, and what it reports during the wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lookout(Protocol):
         """Note that the calling thread waits for `what`."""
 
     def describe_absent(self, what: str | None) -> str:
-        """Which ranks have not come to it, and what they do instead; "" if that is unknown."""
+        """Return which ranks have not reached it, and what they do instead; "" if that is unknown."""
 
 
 class Deadline:

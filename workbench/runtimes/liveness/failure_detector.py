@@ -1,8 +1,8 @@
-"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and peers find out who is gone.
+"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers find out which ranks are gone.
 
-A killed rank cannot report its end. Its peers see a closed connection, its own or that of a rank that left because of it, or nothing
-at all. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not gone).
-For ranks on other machines it looks at the time of the last heartbeat.
+A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of it), or no
+sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not
+gone). For ranks on other machines it reads the time of the last heartbeat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEAT_S = 1.0
 LOST_S = 60.0  # without a heartbeat from another host: longer than network file systems cache
 SILENT_S = 3.0  # a rank without a heartbeat for this long does not run, or its host is not reached
 DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for the rank that is gone
-NUM_WATCHED = 4  # each rank watches so many next ranks; so the first of several that are gone has a watcher
+NUM_WATCHED = 4  # each rank watches this many next ranks, so the first of several that are gone has a watcher
 LEFT = "left-"  # prefix of files of ranks that left before the end
 MOST_NAMED, TAIL_BYTES = 4, 8192
 KINDS: dict[str, Any] = {
@@ -221,13 +221,13 @@ class FailureDetector:
         self._known[peer] = row
         state = state_of(row)
         if state == "gone":
-            return "its process has ended" if self._path(peer).exists() else None  # else it has left meanwhile
+            return "its process has ended" if self._path(peer).exists() else None  # otherwise it has left by now
         if state is not None or not self._silent(peer, idle=idle):
             return None
         there = [rank for rank in range(self.num_ranks) if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]]
         silent = [self._silent(rank, idle=idle) for rank in there]
         if all(silent):  # else its host is reached: the rank is stopped, or a rank on that host sees its end
-            return f"nobody on {row['host']} was heard of for {self._lost_s:.0f} s"
+            return f"no rank on {row['host']} has reported for {self._lost_s:.0f} s"
         return None
 
     def find_gone(self) -> str | None:
@@ -235,7 +235,7 @@ class FailureDetector:
         return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
 
     def diagnose(self, told: Callable[[], str | None]) -> str | None:
-        """Why a connection ended: which rank is gone, or what a peer told. Waits `DIAGNOSIS_S` for either.
+        """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
 
         Args:
             told: returns the failure that a peer announced, or None.
@@ -251,7 +251,7 @@ class FailureDetector:
         return words
 
     def _words_left(self) -> str | None:
-        """Why the lowest of the ranks that left early did so."""
+        """Return the reason of the lowest of the ranks that left early."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
         return None

@@ -47,7 +47,7 @@ class Watchdog:
         self._says_after_s = 0.0
 
     def note_wait(self, what: str) -> None:
-        """Note that the calling thread waits for `what`, with a deadline of its own; called a few times a second."""
+        """Note that the calling thread waits for `what`, with its own deadline. It is called a few times a second."""
         if threading.get_ident() == self._thread:
             self._waits = (what, time.monotonic())
 
@@ -69,7 +69,7 @@ class Watchdog:
         if self._blocked is None or self._blocked[:2] != (bound, step):
             self._blocked, self._says_after_s = (bound, step, now), units.SAYS_S
         waited = now - self._blocked[2]
-        what = f"the library's own call in step {step}, which all ranks had come to"
+        what = f"the library's own call in step {step}, which all ranks had reached"
         if self._timeout_s is not None and waited > self._timeout_s:
             self._leave(f"waited {waited:.0f} s for {what}{absent(None)}. Nothing can interrupt it, so rank {self._rank} ends: heal()")
         elif waited > self._says_after_s:

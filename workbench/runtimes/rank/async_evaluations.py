@@ -1,7 +1,6 @@
-"""Evaluations of asynchronous ranks: parameters are kept while they train, and rank 0 evaluates them after the run.
+"""Evaluations of asynchronous ranks: parameters are kept during the training, and rank 0 evaluates them after the run.
 
-Where there are servers, these keep their shards at their own updates (`EvaluationSchedule`).
-Elsewhere rank 0 keeps its own parameters.
+If there are servers, these keep their shards at their own updates (`EvaluationSchedule`). Otherwise rank 0 keeps its own parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SHARD_TAG = 987  # of the parameters that a server kept for an evaluation
 
 @final
 class AsyncEvaluations:
-    """One rank's.
+    """The evaluations of one rank.
 
     Args:
         algorithm: returns the algorithm with its present settings.
@@ -51,7 +50,7 @@ class AsyncEvaluations:
         self._seconds = seconds
         self._pending = PendingEvaluations(folder)
         self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm().has_servers else None
-        self._lock = Lock()  # servers run on threads of their own
+        self._lock = Lock()  # servers run on separate threads
         self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers on this rank that have reached it, by number
         self._reached_s: dict[int, float] = {}  # step -> when the last of these servers reached it
         self._updated_s: float | None = None  # the last update of a server on this rank
@@ -68,7 +67,7 @@ class AsyncEvaluations:
         self._pending.add(self._row(step), self._worker.snapshot())
 
     def gather(self) -> float | None:
-        """Give rank 0 what servers on other ranks kept. All ranks call it. Returns when the last update was, None without any."""
+        """Send to rank 0 what servers on other ranks kept. All ranks call it. Return the time of the last update, None without any."""
         if self._schedule is None or not self._worker.can_evaluate:
             return None
         updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
@@ -101,7 +100,7 @@ class AsyncEvaluations:
             self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
 
     def _left(self) -> list[int]:
-        """Due steps that no update completed, for their gradients were dropped or lost: evaluated at the last parameters."""
+        """Return due steps that no update completed, because their gradients were dropped or lost: evaluated at the last parameters."""
         if self._schedule is None:
             return []
         progress = self._replica.master.progress if self._replica.has_master else []

@@ -34,10 +34,10 @@ from workbench.trace.tail import last_step_row
 
 
 def rejoin(job: Any, rank: int) -> dict[str, Any]:
-    """Train as that rank, which has left the run of `job.folder`, from where the run is until its end.
+    """Train as that rank, which has left the run of `job.folder`, from the run's position until its end.
 
     Args:
-        job: as the other ranks were given it (`rank.main.Job`).
+        job: the same job as that of the other ranks (`rank.main.Job`).
 
     Returns:
         As `run_rank`.
@@ -69,7 +69,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         if shrinks:
             members.accept(ranks)
         if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
-            raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left meanwhile, or did not come. Try again")
+            raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left during the admission, or did not come. Try again")
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
 
@@ -105,7 +105,7 @@ def _train(
 
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
-    """Wait until the other ranks know that this one has left; return how often it has."""
+    """Wait until the other ranks know that this one has left. Return how often it has."""
     deadline = Deadline(f"the run {folder.name} to continue without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
         row, times = read_heartbeat(folder, rank), 0
@@ -113,7 +113,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
             times += 1
         if row is not None and state_of(row) != "gone":
             raise ConfigError(
-                f"rank {rank} of the run {folder.name} is there (process {row['pid']} on {row['host']}): nobody can take its place"
+                f"rank {rank} of the run {folder.name} is alive (process {row['pid']} on {row['host']}): no process can take its place"
             )
         if times:
             return times
@@ -126,7 +126,7 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
     Raises:
         ConfigError: the run admits no process, with the reason.
     """
-    deadline = Deadline("the run to come to rest", lambda: _over(folder), timeout_s)
+    deadline = Deadline("the run to reach a sync point", lambda: _over(folder), timeout_s)
     number = -1
     while number < 0 or not (path := folder / FOLDER / f"{place_of(rank, number)}.pt").exists():
         if number < 0 or (refused := _answer(folder, rank, number)) == ASK_AGAIN:

@@ -1,7 +1,6 @@
 """The loop around a rank's programs: it records their steps, and carries out what follows at their ends.
 
-What follows is decided in `runtimes/control/generations.py`. A boundary is gathered here, and
-`decide` answers with instructions.
+`runtimes/control/generations.py` decides what follows: this loop describes a boundary, and `decide` answers with instructions.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ NEWS = 1  # what asynchronous ranks tell each other of commands: there are some
 
 @final
 class TrainingLoop:
-    """One rank's run, from its first step to what it leaves in the run's folder.
+    """One rank's training, from its first step to its files in the run's folder.
 
     Args:
         stop_after: stop the run after this step, with a checkpoint.
@@ -99,8 +98,8 @@ class TrainingLoop:
         """Train until the end or a stop, and leave the model and the record in the run's folder.
 
         Args:
-            at: holds the step under way, for whoever reports a failure.
-            late: where the run is that this rank joins; None: it is there from the beginning.
+            at: a list with the current step, for the report of a failure.
+            late: the run's position, if this rank joins later; None: it takes part from the beginning.
 
         Returns:
             {"rank", "steps", "seconds", "stopped"}.
@@ -195,7 +194,7 @@ class TrainingLoop:
         return generation.following(EndStep(ctx.first_step - 1, state=ctx.resumed or ()), sync_point=sync_point)
 
     def _furthest_step(self, ctx: Context) -> int:
-        """The first step of the rank that is furthest. All ranks call it."""
+        """Return the first step of the rank that is furthest. All ranks call it."""
         if self._worker.settings.checkpoint_every is None or not needs_sync_point(self._algorithm):
             return ctx.first_step
         deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
@@ -228,7 +227,7 @@ class TrainingLoop:
         return self._follow(ProgramEnded(end=self._end), ctx)
 
     def _follow(self, boundary: Boundary, ctx: Context) -> Outcome:
-        """Carry out what `decide` says, until it is known how this rank continues."""
+        """Carry out what `decide` returns, until it is known how this rank continues."""
         while True:
             *instructions, last = decide(self._generation, boundary)
             for instruction in instructions:
@@ -257,7 +256,7 @@ class TrainingLoop:
                 raise AssertionError(instruction)
 
     def _boundary_after(self, instruction: Instruction, boundary: Boundary, ctx: Context) -> Boundary:
-        """Carry out an instruction that leads to another boundary, which is returned."""
+        """Carry out an instruction that leads to another boundary, and return it."""
         end, controller = self._end, self._controller
         left = self._generation.has_steps_left(ctx.rank, end.step + 1)
         match instruction, boundary:
@@ -324,7 +323,7 @@ class TrainingLoop:
         return StepEnded(end=end, announced=announced, evaluates=worker.evaluates_after(end.step))
 
     def _hear_alone(self, step: int) -> bool:
-        """Tell the servers that there are commands; return True if this rank's program is to end early because of some."""
+        """Tell the servers of new commands. Return True if this rank's program is to end early because of one."""
         replica = self._replica
         if not replica.control_out and self._controller.heard() > self._controller.num_taken:
             replica.control_out = NEWS
@@ -352,7 +351,7 @@ class TrainingLoop:
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
     def _evaluated(self) -> Tensor:
-        """Return the parameters to evaluate; where replicas differ between steps, their mean."""
+        """Return the parameters to evaluate; their mean if replicas differ between steps."""
         parameters = self._worker.evaluated_parameters()
         if self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1:
             self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))

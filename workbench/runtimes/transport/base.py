@@ -217,10 +217,10 @@ class SoloTransport(Transport):
         """There is no other rank."""
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
-        raise ValueError("one process has nobody to send to")
+        raise ValueError("one process has no rank to send to")
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
-        raise ValueError("one process has nobody to receive from")
+        raise ValueError("one process has no rank to receive from")
 
     def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         return [text]

@@ -1,8 +1,8 @@
-"""Messages in a run whose peers may leave: one behaviour for what a library does when the other process is gone.
+"""Messages in a run with peers that may leave: one behaviour for all libraries when the other process is gone.
 
 gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to answer. A receive
 from any rank that no rank had begun to answer stays valid. If the peer had announced a message before it died, every later receive
-from any rank with that tag raises; then one receive is posted for each remaining rank.
+from any rank with that tag raises. Then one receive is posted for each remaining rank.
 """
 
 from __future__ import annotations

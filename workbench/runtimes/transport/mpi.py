@@ -145,7 +145,7 @@ class MpiTransport(Transport):
         if num_bytes >= LONG_BYTES:
             # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these once more.
             self.barrier(deadline)
-            if self._failure:  # announced meanwhile: that rank does not come
+            if self._failure:  # a failure was announced: that rank does not come
                 raise PeerFailed(self._failure[0])
 
     def end_call(self) -> None:

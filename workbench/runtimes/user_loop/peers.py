@@ -37,7 +37,7 @@ def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, an
 
 
 def stop_watching(detector: FailureDetector | None, words: str = "") -> None:
-    """Leave in an orderly way; `words` tell why if that is before the end. The last rank removes the folder."""
+    """Leave in an orderly way, with a reason (`words`) if that is before the end. The last rank removes the folder."""
     if detector is None:
         return
     detector.leave(words)

@@ -1,7 +1,4 @@
-"""The end of a process whose `Trainer` has not finished: the other ranks learn why, and no thread stays in the library.
-
-A thread that returns from gloo while the interpreter ends aborts the process ("terminate called without an active exception").
-"""
+"""The end of a process with an unfinished `Trainer`: the other ranks learn why, and no thread stays in the library."""
 
 from __future__ import annotations
 
