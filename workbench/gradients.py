@@ -173,7 +173,7 @@ def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
 
 
 def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
-    """Return the same for a number of buckets: a bucket ends nearest to its share of the rest."""
+    """Return the same for a number of buckets: a bucket ends nearest to its share of what is left."""
     groups: list[list[int]] = []
     left, index = sum(sizes), len(sizes) - 1
     for bucket in range(min(num_buckets, len(sizes))):

@@ -87,7 +87,7 @@ def local_error(
         if rank not in (exits or {}) and set(gone) - {rank}:
             ranks = ", ".join(map(str, sorted({rank, *gone})))
             subject = f"the processes of ranks {ranks} are gone, and it is not known which was the first"
-        advice = "Its world cannot continue without it: heal() the cluster, or start a new one."
+        advice = "The other ranks of its world cannot continue: heal() the cluster, or start a new one."
         return RankFailed(f"{subject}: {end}. {advice}{last_words}")
     if error.ename == "KeyboardInterrupt":
         return RankFailed(f"rank {rank} was interrupted, and the run ended with it; the ranks can train again")

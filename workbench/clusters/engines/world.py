@@ -32,7 +32,7 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
         raise LaunchError(f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?") from None
     sizes = {answer["size"] for answer in answers}
     if sizes != {n}:
-        found = "each has a world of its own" if sizes == {1} else f"their worlds have sizes {sorted(sizes)}"
+        found = "each has a separate world" if sizes == {1} else f"their worlds have sizes {sorted(sizes)}"
         raise LaunchError(
             f"{n} ranks were started by {launcher.starter} ({launcher.title}), but {found}. "
             f"mpi4py loads {answers[0]['library']} in them. Launcher and library must be of one MPI: "

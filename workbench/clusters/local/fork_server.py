@@ -197,7 +197,7 @@ def serve(channel: Connection) -> list[str]:
     gc.freeze()  # imported objects stay in memory pages that all children share
     try:
         return _Server(channel).run()
-    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program it was forked off
+    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program from which it was forked
         traceback.print_exc()
         os._exit(1)
 

@@ -102,7 +102,7 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
     end_s = now_s + cluster.times.compute.update_s * gradient.flat.numel() / gradient.layout.numel
     if request.master:
         update = worker.apply_master(gradient, request.lr_scale)
-        if process.task == 0:  # a server on a rank of its own: its updates are its steps
+        if process.task == 0:  # a server on a dedicated rank: its updates are its steps
             worker.step = update - 1
         worker.recorder.events.append(update_event(request, bucket_of(gradient), update, end_s))
         if cluster.on_update is not None:

@@ -202,7 +202,7 @@ class DDPHook:
         return self._buckets[index]
 
     def _forget(self, bucket: Bucket | None) -> None:
-        """Drop the memory of a bucket that no longer exists. Loaded memory stays until a bucket has used it."""
+        """Drop the memory of a bucket that does not exist any more. Loaded memory stays until a bucket has used it."""
         if bucket is not None and bucket.signature not in {item.signature for item in self._buckets.values()}:
             self._memory.pop(bucket.signature, None)
 
@@ -267,7 +267,7 @@ def ddp_hook(
 
     Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other. All ranks
     call it, after torch.distributed was initialised, and in the same order if more than once. The gradients are those of
-    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with one what it leaves of them, the same on all
+    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves of them, equal on all
     ranks. One rank's failure ends backward on all with an error that names it.
 
     Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
@@ -277,7 +277,7 @@ def ddp_hook(
         codec: goes into the collective's hops.
         process_group: the one that DDP was given; None for the default.
         seed: of stochastic codecs and first factors; the same on all ranks.
-        timeout_s: how long a bucket waits for another rank; None for ever.
+        timeout_s: how long a bucket waits for another rank; None: no limit.
 
     Returns:
         state: a `DDPHook`; with error feedback or PowerSGD its `state_dict()` belongs to a checkpoint.

@@ -293,7 +293,7 @@ def _owes(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
 
 
 def _copies(state: State | tuple[Any, ...]) -> Any:
-    """A program's state, its tickets completed, in memory of its own."""
+    """Return a copy of a program's state, with completed tickets."""
     return map_leaves(state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item))
 
 

@@ -26,7 +26,7 @@ from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-KEPT_ENDS = 4096  # of collectives: no worker is so many behind
+KEPT_ENDS = 4096  # of collectives: no worker is this many behind
 SINGLE_WORKERS = 64  # a figure shows no more rows
 
 
