@@ -267,7 +267,7 @@ class Apply(Request):
     Args:
         lr_scale: factor on the learning rate of this step.
         local: this rank's gradient alone, which no other rank sees: the control value in it is not yet known to all.
-        master: update the server's copy of the parameters, not the replica that computes gradients.
+        server_copy: update the server's copy of the parameters, not the replica that computes gradients.
         of: (source, version) of each gradient in the sum, if that is not the gradient's own version.
         dropped: (source, version) of the gradients since the last update that came too late and are not in it.
     """
@@ -275,7 +275,7 @@ class Apply(Request):
     gradient: Gradient = field(repr=False)
     lr_scale: float = 1.0
     local: bool = False
-    master: bool = False
+    server_copy: bool = False
     of: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
 
@@ -310,12 +310,12 @@ class PackParameters(Request):
     Summed over ranks and then unpacked, it is their average: the tail sums the weights.
 
     Args:
-        master: the server's copy, made from the replica at its first use.
+        server_copy: the server's copy, made from the replica at its first use.
         step: the step of the value if a collective sums it: codecs select their noise by it, and `PowerSGD` its beginning.
     """
 
     bucket: int | None = None
-    master: bool = False
+    server_copy: bool = False
     step: int = -1
 
 

@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
 from workbench.replica.backward import SMALL_BYTES, Hooks, LossScale, Micro
 from workbench.replica.replica import Replica
-from workbench.replica.server_copy import Master
+from workbench.replica.server_copy import ServerCopy
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 
@@ -576,13 +576,13 @@ def test_a_server_takes_the_learning_rate_that_is_set(before: int) -> None:
     """a = 1 - lr * its gradient of 2, for each update."""
     model = Products(uses_c=True)
     replica = Replica(model, sgd(model.parameters()))
-    replica.make_master = lambda: Master(replica.parameters, replica.layout, sgd)
-    master = replica.master
+    replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, sgd)
+    server_copy = replica.server_copy
     for update in range(2):
         if update == before:
             replica.set_lr(0.5)
         gradient, _ = replica.backward(update, [micro(model)], Hooks())
-        master.apply(gradient, 1.0)
-    assert master.lr == 0.5
-    assert float(master.parameters[0].detach()) == pytest.approx(1 - 2 * (0.1 * before + 0.5 * (2 - before)))
+        server_copy.apply(gradient, 1.0)
+    assert server_copy.lr == 0.5
+    assert float(server_copy.parameters[0].detach()) == pytest.approx(1 - 2 * (0.1 * before + 0.5 * (2 - before)))
     assert replica.updater.optimizer.param_groups[0]["lr"] == 0.5

@@ -62,7 +62,7 @@ class AsyncSGD(ServerAlgorithm):
             if late:
                 dropped.append(push)
             else:
-                yield Apply(gradient, master=True, of=(push,), dropped=tuple(dropped))
+                yield Apply(gradient, server_copy=True, of=(push,), dropped=tuple(dropped))
                 version += 1
                 dropped = []
             if flags & LAST:

@@ -132,7 +132,7 @@ class BackupSGD(ServerAlgorithm):
             assert total is not None, "a time-out before the first gradient"
             if self.backups == "online":
                 noise.close(body_of(total), len(of))
-            yield Apply(total, master=True, of=tuple(of), dropped=tuple(dropped))
+            yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped))
             version += 1
             end = min(end, version + 1) if ctx.stopping else end
             now = yield Now()

@@ -54,10 +54,10 @@ class DelayCompensatedSGD(ServerAlgorithm):
             if flags & NO_GRADIENT:
                 last.append(message.source)
                 continue
-            present = yield PackParameters(shard, master=True)
+            present = yield PackParameters(shard, server_copy=True)
             moved = partial(self._compensate, gradient, body_of(present), body_of(read[message.source]))
             yield Local("sum", gradient.message_bytes, moved)
-            yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+            yield Apply(gradient, server_copy=True, of=((message.source, gradient.version),))
             version += 1
             if flags & LAST:
                 last.append(message.source)

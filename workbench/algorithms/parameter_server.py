@@ -252,7 +252,7 @@ class ServerPort:
 
     def parameters(self) -> Program:
         """Return the shard's first parameters, with that version."""
-        packed = yield PackParameters(self.shard, master=True)
+        packed = yield PackParameters(self.shard, server_copy=True)
         self._version = packed.version
         return packed
 
@@ -302,7 +302,7 @@ class ServerPort:
         before = self._sending.get(source)
         if before is not None and not before.done:
             yield Wait(before)  # the worker has pushed since, so it had received this
-        packed = yield PackParameters(self.shard, master=True)
+        packed = yield PackParameters(self.shard, server_copy=True)
         self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
         return packed
 

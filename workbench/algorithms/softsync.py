@@ -83,7 +83,7 @@ class SoftsyncSGD(ServerAlgorithm):
                 last.append(message.source)
             group = max(1, port.num_workers // self.splits)
             if total is not None and (len(of) >= group or len(last) == port.num_workers):
-                yield Apply(total, master=True, of=tuple(of))
+                yield Apply(total, server_copy=True, of=tuple(of))
                 version += 1
                 of, total = [], None
             if not left and not flags & LAST:

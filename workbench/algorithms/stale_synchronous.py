@@ -57,7 +57,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
                 source = message.source
                 gradient, flags = port.read(message)
                 if not flags & NO_GRADIENT:
-                    yield Apply(gradient, master=True, of=((source, gradient.version),))
+                    yield Apply(gradient, server_copy=True, of=((source, gradient.version),))
                     version += 1
                 counts[clocks[source]] -= 1
                 if flags & LAST:

@@ -183,7 +183,7 @@ class _Walk:
             np.ascontiguousarray(table[name]) for name in ("kind", "rank", "lane", "start_s", "end_s")
         )
         self.slack_s = 0.0  # tolerance in the present step
-        self.other_side = _last_to_come(table)  # the last participant of each collective and message
+        self.other_side = _last_arrival(table)  # the last participant of each collective and message
         sent, received = spans.messages
         self.other_side[received], self.other_side[sent] = sent, received
         self.free = _free_since(table)
@@ -266,7 +266,7 @@ class _Groups:
         return self._times[first:last], self._spans[first:last]
 
 
-def _last_to_come(table: NDArray[Any]) -> Steps:
+def _last_arrival(table: NDArray[Any]) -> Steps:
     """Return, for each call of a collective, the call of the last rank to arrive; for other spans their own place, shape (N,)."""
     places = np.arange(len(table))
     groups = meetings(table)

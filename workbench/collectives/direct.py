@@ -79,7 +79,7 @@ class Direct(Collective):
                 yield from self._complete(wire, parts[rank][chunk], chunk, totals)
         for turn in turns[:AHEAD]:
             receiving.append((yield from self._listen(wire, parts, turn)))
-        leaving = yield from self._set_off(wire, parts, turns[0], totals)
+        leaving = yield from self._start_turn(wire, parts, turns[0], totals)
         for number, (hop, chunk, distance) in enumerate(turns):
             following = turns[number + 1] if number + 1 < len(turns) else None
             early = following is not None and (following[0] == SUMMING or following[1] in totals)
@@ -99,7 +99,7 @@ class Direct(Collective):
                 if spreads and distance == p - 1:
                     yield from self._complete(wire, part, chunk, totals)
             if following and not early:
-                leaving = yield from self._set_off(wire, parts, following, totals)
+                leaving = yield from self._start_turn(wire, parts, following, totals)
 
     def _listen(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int]) -> Program:
         """Start to receive the messages of a turn."""
@@ -114,7 +114,7 @@ class Direct(Collective):
             return totals[chunk]
         return (yield from wire.pack(*parts[(wire.ctx.rank + distance) % wire.ctx.num_workers][chunk], hop))
 
-    def _set_off(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
+    def _start_turn(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
         message = yield from self._message(wire, parts, turn, totals)
         return (yield from wire.start_send((wire.ctx.rank + turn[2]) % wire.ctx.num_workers, message, turn[0]))
 

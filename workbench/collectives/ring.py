@@ -73,7 +73,7 @@ class Ring(Collective):
         for later, its_part in hops[: self.chunks]:
             receiving.append((yield from wire.start_receive(left, its_part, later)))
         for part in self._chunks(bounds, rank - first - 1) if hops else ():
-            sending.append((yield from self._set_off(wire, right, first, part)))
+            sending.append((yield from self._send_chunk(wire, right, first, part)))
         for position, (hop, part) in enumerate(hops):
             message = yield from wire.received(receiving.popleft(), part)
             for later, its_part in hops[position + self.chunks : position + self.chunks + 1]:
@@ -81,14 +81,14 @@ class Ring(Collective):
             if hop < p - 1:
                 yield from wire.add(*part, message)
                 if hop + 1 < last:
-                    sending.append((yield from self._set_off(wire, right, hop + 1, part)))
+                    sending.append((yield from self._send_chunk(wire, right, hop + 1, part)))
             else:
                 if hop + 1 < last:
                     sending.append((yield from wire.start_send(right, message, hop + 1)))
                 yield from wire.put(part, message)
             yield from wire.finish(sending.popleft())  # with two ranks a later hop overwrites the block, so it must have left
 
-    def _set_off(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
+    def _send_chunk(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
         """Send this rank's values of a chunk. In the first distributing hop they are the whole sum."""
         message = yield from wire.pack(*part, hop)
         ticket = yield from wire.start_send(right, message, hop)

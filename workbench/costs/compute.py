@@ -11,7 +11,7 @@ from typing import TypeVar, final
 import numpy as np
 
 from workbench.costs.stragglers import Array, Failures, Finish, Stragglers
-from workbench.costs.stragglers.base import plainly
+from workbench.costs.stragglers.base import full_speed_finish_s
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.rng import derive_seed
@@ -100,7 +100,7 @@ class Compute:
 
         After a failure, slowed work is repeated.
         """
-        work: Finish = plainly
+        work: Finish = full_speed_finish_s
         timed = [(position, distribution) for position, distribution in enumerate(self.stragglers) if distribution.timed]
         if len(timed) == 1:
             return timed[0][1].finish_s(_seed_of(seed, timed[0][0]), rank, begin_s, seconds)

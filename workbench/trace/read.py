@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.trace.columns import read_columns
 from workbench.trace.recorder import SpanRow
-from workbench.trace.rows_known import is_event, is_metrics_row, is_trace_row
+from workbench.trace.row_checks import is_event, is_metrics_row, is_trace_row
 from workbench.trace.spans import Spans
 from workbench.trace.text import open_file, parse_json, read_json, whole_lines
 

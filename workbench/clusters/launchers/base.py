@@ -84,7 +84,7 @@ class Launcher(ABC):
         """Return False if the engines have ended."""
         return engine_set is not None and engine_set.state == "running" and is_running(engine_set.process)
 
-    def last_words(self, engine_set: Any) -> str:
+    def last_output(self, engine_set: Any) -> str:
         """Return the whole output of the process that started the engines."""
         return written(engine_set)
 

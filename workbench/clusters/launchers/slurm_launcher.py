@@ -218,7 +218,7 @@ class SlurmLauncher(Launcher):
     def alive(self, engine_set: Any) -> bool:
         return engine_set is not None and engine_set.state == "running" and engine_set.watched.state().alive
 
-    def last_words(self, engine_set: Any) -> str:
+    def last_output(self, engine_set: Any) -> str:
         return engine_set.get_output() if engine_set is not None else ""
 
     def why_not_detach(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.costs.stragglers.base import Array, Finish, Stragglers, check, check_numbers, plainly
+from workbench.costs.stragglers.base import Array, Finish, Stragglers, check, check_numbers, full_speed_finish_s
 from workbench.costs.stragglers.independent import normal_quantile
 from workbench.errors import ConfigError
 from workbench.rng import generator
@@ -147,7 +147,7 @@ class Windows(Stragglers):
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         return np.ones(num_workers)
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = plainly) -> float:
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         left = work(begin_s, seconds) - begin_s
@@ -220,7 +220,7 @@ class Failures(Stragglers):
             num *= 2
         return found
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = plainly) -> float:
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         failures = self._known(seed, rank, begin_s)

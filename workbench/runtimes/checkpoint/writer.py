@@ -84,9 +84,9 @@ class CheckpointWriter:
         if self._every is not None:
             deadline = self._interpreter.clock.deadline("all ranks to have their checkpoints on the disk")
             texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._words]), deadline)
-            told = [json.loads(text) for text in texts if text != LEFT_TEXT]
-            words = [word for one in told for word in one[1:]]
-            if (slowest_s := max(one[0] for one in told)) > LOOK_S:
+            reports = [json.loads(text) for text in texts if text != LEFT_TEXT]
+            words = [word for one in reports for word in one[1:]]
+            if (slowest_s := max(one[0] for one in reports)) > LOOK_S:
                 words.append(f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every")
         if words and self._transport.rank == 0:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(words)])

@@ -53,9 +53,9 @@ class RunController:
         self._first_row = 0  # of the commands since the ranks met
         self._num_meetings = 0
 
-    def heard(self) -> int:
+    def num_commands_read(self) -> int:
         """Return how many commands this rank has read."""
-        return max(self._reader.look(), self.num_taken)
+        return max(self._reader.poll(), self.num_taken)
 
     def agree(self, end: EndStep, *, left: bool) -> Agreed:
         """Agree on the commands that no rank has carried out, and take over settings that change. All ranks call it at one place.
@@ -70,12 +70,12 @@ class RunController:
 
     def pause(self, agreed: Agreed, *, left: bool) -> Agreed:
         """Wait for more commands, at most `BEAT_S`, and agree again. Time-outs do not count the wait."""
-        self._interpreter.clock.hold(True)
+        self._interpreter.clock.set_paused(True)
         try:
-            self._hold_a_beat()
+            self._wait_for_command()
             return self._meet(agreed, left=left)
         finally:
-            self._interpreter.clock.hold(False)
+            self._interpreter.clock.set_paused(False)
 
     def answer_requests(self, admit: Admit) -> None:
         """Answer each process that has asked to join since the ranks last met. At most one is admitted: it does not know the others.
@@ -121,7 +121,7 @@ class RunController:
     def _read(self, number: int) -> None:
         """Read that many commands, which other ranks have read: a shared file may lag."""
         deadline = self._interpreter.clock.deadline("what was said to the run to be readable here")
-        while self._reader.look() < number:
+        while self._reader.poll() < number:
             deadline.pause()
 
     @property
@@ -142,8 +142,8 @@ class RunController:
 
     def _gather(self, step: int, left: bool) -> tuple[list[Command], list[dict[str, Any]]]:
         """Return the new commands, from the rank that has read furthest (a shared file may lag), and where each rank is."""
-        self._reader.look()
-        versions = self._replica.master.updates if self._replica.has_master else None
+        self._reader.poll()
+        versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
         mine = {"words": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
         deadline = self._interpreter.clock.deadline("all ranks to agree on what was asked of the run")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
@@ -174,11 +174,11 @@ class RunController:
         if lr is not None:
             self._replica.set_lr(lr)
 
-    def _hold_a_beat(self) -> None:
+    def _wait_for_command(self) -> None:
         """Return at a new command, or after a short time: then the ranks learn that the others are alive."""
         self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + BEAT_S
-        while self._reader.look() <= self.num_taken and time.monotonic() < deadline:
+        while self._reader.poll() <= self.num_taken and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         self._interpreter.clock.activity = ""
 

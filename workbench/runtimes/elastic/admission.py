@@ -59,9 +59,9 @@ class JoinState:
     place: tuple[int, int]
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> JoinState:
+    def of(cls, written: dict[str, Any]) -> JoinState:
         """Return it from its written form."""
-        welcome = told["welcome"]
+        welcome = written["welcome"]
         return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
 
     @classmethod
@@ -72,7 +72,7 @@ class JoinState:
             step=end.step,
             state=tuple(map(int, leaves(end.state))),
             sync_point=sync_point,
-            paused_s=paused_s + clock.held(),
+            paused_s=paused_s + clock.pause_seconds(),
             place=controller.place,
             **when,
         )
@@ -121,12 +121,12 @@ def admit(
         facts |= {"departures": members.record(), **{name: getattr(members, name) for name in COUNTS}}
         what = {"model": interpreter.replica.model.state_dict()} if saved is None else {"saved": {**saved, "num_workers": len(ranks)}}
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
-    if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+    if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
         return f"rank {rank} was gone again, or did not meet the others in {timeout_s:g} s"
     members.readmit(rank)
     if members.shrinks:
         members.accept(ranks)
-    interpreter.renew()
+    interpreter.reset_transport()
     if leads:
         folder = members.folder.parent
         row = {"rank": rank, "step": here.step + 1, "seconds": round(here.seconds - here.paused_s, 3)}
@@ -139,7 +139,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         torch.save(value, file)
 
 
-def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
+def all_have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
     """Return True if all of `ranks` have met in new groups: the lowest asks each, and its answer counts for all.
 
     Args:
@@ -150,7 +150,7 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
 
     def failure() -> str | None:
         row = read_heartbeat(members.folder.parent, rank)
-        asked_since = times_asked(members.folder.parent, rank) > number + 1  # by a process in its place
+        asked_since = num_join_requests(members.folder.parent, rank) > number + 1  # by a process in its place
         gone = row is None or state_of(row) == "gone" or asked_since
         return f"rank {rank} is gone again" if gone else "another has left" if len(members.departures()) > num_gone else None
 
@@ -174,6 +174,6 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
     return meet(ranks, members.folder / place, Deadline(WHAT, failure, timeout_s), agreed)
 
 
-def times_asked(folder: Path, rank: int) -> int:
+def num_join_requests(folder: Path, rank: int) -> int:
     """Return how often a process has asked for that rank's place."""
     return sum(word.get("join") == rank for word in read_commands(folder))

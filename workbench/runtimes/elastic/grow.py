@@ -19,12 +19,12 @@ from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import resume, take_checkpoint
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
 from workbench.runtimes.elastic.admission import JoinState, admit
-from workbench.runtimes.elastic.shrink import number_anew
+from workbench.runtimes.elastic.shrink import renumber_ranks
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import Membership
 
 
-def refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | None) -> str | None:
+def join_refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | None) -> str | None:
     """Return why a process may not join as that rank; None if it is to wait until the programs end.
 
     All ranks call it after the same step.
@@ -40,7 +40,7 @@ def refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | No
     return ASK_AGAIN if waiting is not None else None
 
 
-def let_in(
+def admit_waiting(
     waiting: tuple[int, int],
     worker: LocalTraining,
     ctx: Context,
@@ -59,20 +59,20 @@ def let_in(
     memory = of_all_ranks(ctx.memory)
     saved = take_checkpoint(controller.algorithm, worker.replica, interpreter.transport.num_workers, EndStep(here.step), memory, sampler)
     saved["first_loss"] = worker.loss_watch.first(worker.rank)
-    clock.hold(True)  # background work of a program that may continue must not time out
+    clock.set_paused(True)  # background work of a program that may continue must not time out
     try:
         refused = admit(rank, number, here, interpreter, worker.settings.timeout_s, saved)
     finally:
-        clock.hold(False)
+        clock.set_paused(False)
     if refused is not None:
         controller.refuse(rank, refused)
         return False
-    number_anew(worker, ctx, interpreter.transport, here.step, sampler.samples_before(here.step + 1), kept)
+    renumber_ranks(worker, ctx, interpreter.transport, here.step, sampler.samples_before(here.step + 1), kept)
     ctx.link = None  # measured again, with the rank that joined
     return True
 
 
-def begin_as(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
+def begin_joined(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
     """Begin on the process that joins, from what the lowest rank wrote.
 
     Raises:
@@ -80,7 +80,7 @@ def begin_as(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorit
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
         raise ConfigError(f"it expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
-    number_anew(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
+    renumber_ranks(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
     worker.loss_watch.begin(worker.rank, saved["first_loss"])
     resume(saved, algorithm, worker.replica, ctx)
     ctx.resumed, ctx.num_steps = None, worker.num_steps

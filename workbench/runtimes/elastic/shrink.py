@@ -57,18 +57,18 @@ class Shrinker:
         members = self._transport.members
         self._interpreter.clock.activity = "shrinking to fewer ranks"
         while True:
-            if members is None or not members.shrinks or isinstance(error, ConfigError) or not self._somebody_left(members):
+            if members is None or not members.shrinks or isinstance(error, ConfigError) or not self._has_departure(members):
                 raise error
             try:
-                return self._go_on(members, algorithm, ctx, last)
+                return self._continue(members, algorithm, ctx, last)
             except FAILURES as again:  # of those that remained, one more may have left
                 error = again
 
-    def _go_on(self, members: Membership, algorithm: Algorithm, ctx: Context, last: int) -> int:
+    def _continue(self, members: Membership, algorithm: Algorithm, ctx: Context, last: int) -> int:
         place, timeout_s = f"shrink-{members.num_shrinks}", self._worker.settings.timeout_s
         members.num_shrinks += 1
         self._transport.abandon()
-        deadline = Deadline(WHAT, lambda: None, timeout_s, lookout=members.detector)
+        deadline = Deadline(WHAT, lambda: None, timeout_s, peer_status=members.detector)
         texts = members.gather_texts(json.dumps(self._place(ctx, members, last)), deadline, place)
         remain = [rank for rank, text in enumerate(texts) if text != LEFT_TEXT]
         _check(algorithm, members, len(remain))
@@ -78,8 +78,8 @@ class Shrinker:
         step, ahead = furthest["step"], [rank for rank in remain if places[rank]["step"] == furthest["step"]]
         members.num_texts = furthest["num_texts"] + 1  # a meeting that the failure ended is no rank's next one
         self._controller.follow(furthest["num_words"], step)
-        self._interpreter.renew()
-        self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, lookout=members.detector))
+        self._interpreter.reset_transport()
+        self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, peer_status=members.detector))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         ctx.link = None
         if self._controller.algorithm.requires.link:  # measured here: if another rank leaves now, it is noticed
@@ -87,7 +87,7 @@ class Shrinker:
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size)
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
-        number_anew(self._worker, ctx, self._transport, step, samples, kept)
+        renumber_ranks(self._worker, ctx, self._transport, step, samples, kept)
         ctx.first_step, ctx.resumed, ctx.unused = step + 1, kept or None, None
         self._record(step, remain, ahead[0])
         return step
@@ -97,7 +97,7 @@ class Shrinker:
         begun = max((gradient.step for gradient in ctx.unused(last)), default=last) if ctx.unused else last
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
-    def _somebody_left(self, members: Membership) -> bool:
+    def _has_departure(self, members: Membership) -> bool:
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
             if (words := members.failure()) is not None:
@@ -142,14 +142,14 @@ class Shrinker:
             update_run(self._folder, shrunk=[*read_info(self._folder).get("shrunk", []), row])
 
 
-def number_anew(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
+def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
     """Renumber the ranks as the transport does, and share the data among them after that step and that many samples.
 
     Args:
         kept: gradients of this rank that are not yet used: they weigh as much as new ones of as many samples.
     """
     before = worker.sampler.global_batch
-    worker.number(transport.rank, transport.num_workers, (step + 1, samples))
+    worker.set_rank(transport.rank, transport.num_workers, (step + 1, samples))
     ctx.rank, ctx.num_workers = transport.rank, transport.num_workers
     forget_blocks(ctx.memory)
     worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another one: it announces commands again

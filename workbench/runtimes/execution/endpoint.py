@@ -53,14 +53,14 @@ class RankClock:
 
     def deadline(self, what: str, spins: int = SPINS, step: int | None = None) -> Deadline:
         """Return the deadline of a wait for `what`, and its step if there is one."""
-        return Deadline(what, self._failed, self._timeout_s, spins, self.held, step, self._detector)
+        return Deadline(what, self._failed, self._timeout_s, spins, self.pause_seconds, step, self._detector)
 
     def close(self) -> None:
         """End the training of this rank."""
         if self._detector is not None:
             self._detector.end_training()  # else they hold each other, and with us the library's sockets
 
-    def hold(self, on: bool) -> None:
+    def set_paused(self, on: bool) -> None:
         """Pause or continue the run. Waits during the pause keep their time-outs: the pause does not count."""
         if on and self._held_since is None:
             self._held_since = time.perf_counter()
@@ -68,7 +68,7 @@ class RankClock:
             self._held_s += time.perf_counter() - self._held_since  # first: a thread that reads in between waits longer, not shorter
             self._held_since = None
 
-    def held(self) -> float:
+    def pause_seconds(self) -> float:
         """Return the seconds that the run has been paused until now."""
         since, before = self._held_since, self._held_s
         return before + (time.perf_counter() - since if since is not None else 0.0)
@@ -167,7 +167,7 @@ class Endpoint:
         if request.stamped:
             flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
         if request.source in (ANY, self._transport.rank):
-            ticket = Ticket(self._num_any, request, self._box(request, flat, tag))
+            ticket = Ticket(self._num_any, request, self._receive_from_any(request, flat, tag))
             self._num_any += request.source == ANY
             return ticket
         if request.stamped:
@@ -176,7 +176,7 @@ class Endpoint:
         ticket.value = flat
         return ticket
 
-    def _box(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> AnySourceRecv:
+    def _receive_from_any(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> AnySourceRecv:
         others = request.source == ANY and self._transport.num_workers > 1
         dtype = request.like.dtype if request.stamped else None
         return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
@@ -209,7 +209,7 @@ class Endpoint:
         match request:
             case ops.AllReduce(value):
                 if isinstance(value, Gradient):
-                    value.ready = self._transport.streams.past()  # the host has waited for it
+                    value.ready = self._transport.streams.completed_event()  # the host has waited for it
                 return self._book_sum(value, begin, end)
             case ops.ReduceScatter(value) | ops.AllGather(value):
                 kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"

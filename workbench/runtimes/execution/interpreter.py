@@ -71,7 +71,7 @@ class Interpreter:
     def _in_background(self) -> ProgressEngine:
         return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
 
-    def renew(self) -> None:
+    def reset_transport(self) -> None:
         """Continue with other ranks on the transport: background work is abandoned, with its threads and its failures."""
         self._background.close()
         self.clock.failure = None
@@ -79,7 +79,7 @@ class Interpreter:
         self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
-    def begin_again(self, state: State | tuple[Any, ...]) -> None:
+    def continue_from_state(self, state: State | tuple[Any, ...]) -> None:
         """Prepare for another program, which begins from this state of the one before."""
         self.complete_all(state)
         self._mailbox.forget_departures()
@@ -126,8 +126,8 @@ class Interpreter:
     def _own(self, request: Request, task: int) -> Any:
         """Answer a request that concerns only this rank's replica and clock; a server's requests come from another thread."""
         match request:
-            case ops.Apply(gradient) if request.master:
-                return self._apply_master(request, gradient, task)
+            case ops.Apply(gradient) if request.server_copy:
+                return self._apply_to_server_copy(request, gradient, task)
             case ops.Apply(gradient, lr_scale, local):
                 return self._apply(gradient, lr_scale, local, task)
             case ops.Discard(gradient):
@@ -136,8 +136,8 @@ class Interpreter:
                 return self.replica.read_parameters()
             case ops.WriteParameters(value):
                 return self.replica.write_parameters(value)
-            case ops.PackParameters(bucket, master, step):
-                return self.replica.pack_parameters(bucket, master=master, step=step)
+            case ops.PackParameters(bucket, server_copy, step):
+                return self.replica.pack_parameters(bucket, server_copy=server_copy, step=step)
             case ops.UnpackParameters(value):
                 return self.replica.unpack_parameters(value)
             case ops.Now():
@@ -221,18 +221,18 @@ class Interpreter:
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
-    def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
+    def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
         begin = self.clock.now()
-        master = self.replica.master
+        server_copy = self.replica.server_copy
         if task == 0:
             self.clock.activity = "in the update"
-        master.apply(gradient, request.lr_scale)
+        server_copy.apply(gradient, request.lr_scale)
         if task == 0:
             self.clock.activity = ""
-        update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
+        update = max(server_copy.updates) if gradient.bucket is None else server_copy.updates[gradient.bucket]
         if task == 0:  # a server on a dedicated rank: its updates are its steps
             self.clock.step = update - 1
-        if master.control_seen and self.context is not None:
+        if server_copy.control_seen and self.context is not None:
             self.context.stopping = True
         end = self.clock.now()
         self.recorder.span("apply", "server", begin, end, max(self.clock.step, 0), bucket_of(gradient))

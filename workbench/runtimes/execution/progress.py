@@ -146,7 +146,7 @@ class ProgressEngine:
             streams=streams,
             # A server exchanges values with the foreground while both run: one stream keeps their work in order.
             stream=streams.current() if request.shares_tags else self._stream_of(lane),
-            begin=None if request.shares_tags else streams.mark(),
+            begin=None if request.shares_tags else streams.record_event(),
             sums=lane <= 0 or self.transport.sums_from_threads,
         )
         if not request.shares_tags:

@@ -145,7 +145,7 @@ class Task:
                 if self._take(request):
                     return False
         except StopIteration as stop:
-            self.handle.end(stop.value, ready=None if self._stream is None else self._streams.mark())
+            self.handle.end(stop.value, ready=None if self._stream is None else self._streams.record_event())
         except BaseException as error:  # noqa: BLE001 - raised where its handle is waited for
             self.fail(error)
         return True

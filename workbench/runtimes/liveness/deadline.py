@@ -17,7 +17,7 @@ SPINS = 200  # polls between which a waiting thread only yields its core; after 
 CHECK_S = 0.25  # between two checks for a failed peer
 
 
-class Lookout(Protocol):
+class PeerStatus(Protocol):
     """Knows what the other ranks do."""
 
     def note_wait(self, what: str) -> None:
@@ -46,18 +46,18 @@ class Deadline:
         failure: Callable[[], str | None],
         timeout_s: float | None,
         spins: int = SPINS,
-        held: Callable[[], float] = float,
+        pause_seconds: Callable[[], float] = float,
         step: int | None = None,
-        lookout: Lookout | None = None,
+        peer_status: PeerStatus | None = None,
     ) -> None:
         self._what, self._step = what, step
-        self._lookout = lookout
-        self._says_after_s = units.SAYS_S
+        self._peer_status = peer_status
+        self._report_after_s = units.WAIT_REPORT_S
         self._failure = failure
         self._timeout_s = timeout_s
-        self._held = held
+        self._held = pause_seconds
         self._looked = time.perf_counter()
-        self._begin = self._looked - held()
+        self._begin = self._looked - pause_seconds()
         self._spins = spins
         self._pauses = 0
 
@@ -82,17 +82,17 @@ class Deadline:
         return self._what if self._step is None else f"{self._what} of step {self._step}"
 
     def _absent(self) -> str:
-        return self._lookout.describe_absent(self._whole) if self._lookout is not None else ""
+        return self._peer_status.describe_absent(self._whole) if self._peer_status is not None else ""
 
     def _tell(self, waited_s: float) -> None:
         """Report the wait in this rank's heartbeat and, after a while, on standard error."""
         if not self._what:  # a check for failed peers, not a wait
             return
-        if self._lookout is not None:
-            self._lookout.note_wait(self._whole)
-        if waited_s >= self._says_after_s:
-            while self._says_after_s <= waited_s:
-                self._says_after_s *= 2
+        if self._peer_status is not None:
+            self._peer_status.note_wait(self._whole)
+        if waited_s >= self._report_after_s:
+            while self._report_after_s <= waited_s:
+                self._report_after_s *= 2
             print(f"waiting {waited_s:.0f} s for {self._whole}{self._absent()}", file=sys.stderr, flush=True)
 
     def pause(self) -> None:

@@ -234,7 +234,7 @@ class FailureDetector:
         """Description of the first rank that is gone; None if all are there."""
         return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
 
-    def diagnose(self, told: Callable[[], str | None]) -> str | None:
+    def diagnose(self, announced: Callable[[], str | None]) -> str | None:
         """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
 
         Args:
@@ -243,14 +243,14 @@ class FailureDetector:
         deadline = time.monotonic() + DIAGNOSIS_S
         while (words := self.find_gone()) is None:
             with contextlib.suppress(RuntimeError):  # the process that holds the announcements may be gone too
-                words = told()
-            words = words or self._words_left()
+                words = announced()
+            words = words or self._reason_left()
             if words is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         return words
 
-    def _words_left(self) -> str | None:
+    def _reason_left(self) -> str | None:
         """Return the reason of the lowest of the ranks that left early."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
@@ -300,7 +300,7 @@ class FailureDetector:
     def _run(self) -> None:
         while not self._over.wait(BEAT_S):
             self._write()
-            self._here.look_after_the_library(2 * BEAT_S, self.describe_absent)
+            self._here.watch_library_call(2 * BEAT_S, self.describe_absent)
             if (step := self._here.step()) != self._moved[0]:
                 self._moved = (step, time.monotonic())
             if self.announce is not None:

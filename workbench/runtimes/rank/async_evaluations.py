@@ -103,21 +103,21 @@ class AsyncEvaluations:
         """Return due steps that no update completed, because their gradients were dropped or lost: evaluated at the last parameters."""
         if self._schedule is None:
             return []
-        progress = self._replica.master.progress if self._replica.has_master else []
+        progress = self._replica.server_copy.progress if self._replica.has_server_copy else []
         return self._schedule.left(min((steps for steps in progress if steps), default=0.0))
 
     def _on_update(self, request: Apply, end_s: float) -> None:
         """A server on this rank has made an update: keep its shard for the evaluations that are due."""
         assert self._schedule is not None
-        master, algorithm, clock = self._replica.master, self._algorithm(), self._interpreter.clock
+        server_copy, algorithm, clock = self._replica.server_copy, self._algorithm(), self._interpreter.clock
         num_workers = algorithm.num_computing(self._transport.num_workers) - len(clock.left)
         with self._lock:
             self._updated_s = max(end_s, self._updated_s or 0.0)
-            for step in self._schedule.count(master.progress, request, algorithm, num_workers):
+            for step in self._schedule.count(server_copy.progress, request, algorithm, num_workers):
                 bucket = request.gradient.bucket
                 shards = self._shards.setdefault(step, {})
-                for shard in range(len(master.updates)) if bucket is None else (bucket,):
-                    shards.update(master.evaluated_shard(shard))
+                for shard in range(len(server_copy.updates)) if bucket is None else (bucket,):
+                    shards.update(server_copy.evaluated_shard(shard))
                 self._reached_s[step] = self._seconds(end_s)
                 if self._transport.rank == 0 and len(shards) == len(self._replica.layout.slots):
                     self._add(step, self._reached_s.pop(step), self._shards.pop(step), self._buffers())
@@ -142,7 +142,7 @@ class AsyncEvaluations:
 
     def _add(self, step: int, seconds: float, shards: dict[int, Tensor], buffers: list[Tensor]) -> None:
         row = {**self._row(step), "seconds": round(seconds, 6)}
-        self._pending.add(row, (self._worker.joined(shards).cpu(), buffers))
+        self._pending.add(row, (self._worker.join_shards(shards).cpu(), buffers))
 
     def _buffers(self) -> list[Tensor]:
         return [buffer.cpu().clone() for buffer in self._replica.float_buffers()]

@@ -253,7 +253,7 @@ def _machine() -> str:
 
 def _ranks_on_this_machine(transport: Transport, timeout_s: float, detector: FailureDetector) -> int:
     here = _machine()
-    deadline = Deadline("all ranks to say where they run", transport.peer_failure, timeout_s, lookout=detector)
+    deadline = Deadline("all ranks to say where they run", transport.peer_failure, timeout_s, peer_status=detector)
     return transport.gather_texts(here, deadline).count(here)
 
 

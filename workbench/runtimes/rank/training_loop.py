@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
-from workbench.runtimes.checkpoint.rank_state import begin_again
+from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
 from workbench.runtimes.control.generations import (
@@ -47,7 +47,7 @@ from workbench.runtimes.control.generations import (
     needs_sync_point,
 )
 from workbench.runtimes.elastic.admission import JoinState, admit
-from workbench.runtimes.elastic.grow import let_in, refusal
+from workbench.runtimes.elastic.grow import admit_waiting, join_refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
@@ -155,7 +155,7 @@ class TrainingLoop:
     def _seconds(self, at_s: float | None = None) -> float:
         """Return the seconds of training, until now or until a time: without evaluations and pauses."""
         clock = self._interpreter.clock
-        return (clock.now() if at_s is None else at_s) - self._paused_s - clock.held()
+        return (clock.now() if at_s is None else at_s) - self._paused_s - clock.pause_seconds()
 
     def _take_steps(self, ctx: Context, at: list[int], late: JoinState | None) -> bool:
         """Train, one generation after the other; return True if the run was stopped."""
@@ -208,8 +208,8 @@ class TrainingLoop:
     def _make_ready(self, ctx: Context, *, resumes: bool) -> None:
         """Prepare the generation's program (`resumes`: from the state of the one before). All ranks call it."""
         if resumes:
-            self._interpreter.begin_again(self._end.state)
-            begin_again(ctx, self._end)
+            self._interpreter.continue_from_state(self._end.state)
+            continue_from_state(ctx, self._end)
         self._transport.open_lanes(self._algorithm.requires.num_lanes)
         if self._algorithm.requires.link and ctx.link is None:
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
@@ -271,7 +271,7 @@ class TrainingLoop:
             case Admit(state), _:
                 assert self._generation.waiting is not None
                 here = self._join_state(EndStep(end.step))
-                joined = let_in(self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state)
+                joined = admit_waiting(self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state)
                 return Admitted(end=end, joined=joined, num_ranks=ctx.num_workers, num_steps=self._worker.num_steps)
             case _:
                 raise AssertionError((instruction, boundary))
@@ -282,7 +282,7 @@ class TrainingLoop:
 
     def _ask(self, rank: int, number: int) -> str | None:
         """Let a process wait to join as that rank until the programs end; return why not, or None."""
-        refused = refusal(rank, self._generation.waiting, self._transport.members)
+        refused = join_refusal(rank, self._generation.waiting, self._transport.members)
         if refused is None:
             self._generation = replace(self._generation, waiting=(rank, number))
         return refused
@@ -303,29 +303,29 @@ class TrainingLoop:
         """Record the step; return what is known at its end."""
         interpreter, worker, replica = self._interpreter, self._worker, self._replica
         self._peers.check()
-        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.found())
+        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.gradient_reports())
         interpreter.staleness = None
         if end.dropped:
             self._flush_pending()
             self._recorder.metrics(worker.metrics(*row, dropped=True))
         elif self._lagging:
             self._flush_pending()
-            self._pending = row, self._transport.streams.mark()
+            self._pending = row, self._transport.streams.record_event()
         else:
             self._recorder.metrics(worker.metrics(*row))
         self._recorder.end_step()
         if self._algorithm.asynchronous:
-            announced = self._hear_alone(end.step)
+            announced = self._relay_commands(end.step)
         else:
             if self._transport.rank == 0:
-                replica.control_out = self._controller.heard()
+                replica.control_out = self._controller.num_commands_read()
             announced = replica.control_seen > self._controller.num_taken
         return StepEnded(end=end, announced=announced, evaluates=worker.evaluates_after(end.step))
 
-    def _hear_alone(self, step: int) -> bool:
+    def _relay_commands(self, step: int) -> bool:
         """Tell the servers of new commands. Return True if this rank's program is to end early because of one."""
         replica = self._replica
-        if not replica.control_out and self._controller.heard() > self._controller.num_taken:
+        if not replica.control_out and self._controller.num_commands_read() > self._controller.num_taken:
             replica.control_out = NEWS
             self._recorder.event({"strand": 0, "control": step})
         alone = self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEWS  # no other rank need know

@@ -62,7 +62,7 @@ def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket:
         source = process.recorded.source()
     receiving = (process, request, fabric.clock.now_s, ticket)
     if request.departures and fabric.may_lose:
-        fabric.receive_or_hear(process.key, request.tag, rank, _received, receiving)
+        fabric.receive_or_departure(process.key, request.tag, rank, _received, receiving)
     else:
         fabric.receive(process.key, request.tag, source, rank, _received, receiving)
     return PENDING

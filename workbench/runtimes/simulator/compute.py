@@ -100,8 +100,8 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
     worker, clock, gradient = process.worker, cluster.clock, request.gradient
     now_s = clock.now_s
     end_s = now_s + cluster.times.compute.update_s * gradient.flat.numel() / gradient.layout.numel
-    if request.master:
-        update = worker.apply_master(gradient, request.lr_scale)
+    if request.server_copy:
+        update = worker.apply_to_server_copy(gradient, request.lr_scale)
         if process.task == 0:  # a server on a dedicated rank: its updates are its steps
             worker.step = update - 1
         worker.recorder.events.append(update_event(request, bucket_of(gradient), update, end_s))
@@ -110,7 +110,7 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
     else:
         worker.apply(gradient, request.lr_scale, request.local)
     if worker.traced:
-        lane = "server" if request.master else "compute"
+        lane = "server" if request.server_copy else "compute"
         step = gradient.step if gradient.step >= 0 else worker.step
         worker.recorder.span("apply", lane, now_s, end_s, step, bucket_of(gradient))
     clock.at(end_s, process.resume)

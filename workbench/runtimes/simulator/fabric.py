@@ -78,7 +78,7 @@ class Fabric:
         self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
         self.may_lose = False
         self.gone: dict[int, float] = {}
-        self._num_heard: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
+        self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
         self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
@@ -174,10 +174,10 @@ class Fabric:
         else:
             self._meet(offer, (received, argument), to)
 
-    def receive_or_hear(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+    def receive_or_departure(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
         """Ask for the oldest message from any rank, or for the news that a rank has left: then the value is `LEFT`."""
         box, asked = (key, tag, to), (received, argument)
-        if self._num_heard.get(box, 0) < len(self.gone):
+        if self._num_departures_reported.get(box, 0) < len(self.gone):
             self._tell(box, asked)
             return
         self._listening[box] = asked
@@ -185,8 +185,8 @@ class Fabric:
 
     def _tell(self, box: Any, asked: Asked) -> None:
         """Answer a receive with the first departure that this box has not heard of."""
-        number = self._num_heard.get(box, 0)
-        self._num_heard[box] = number + 1
+        number = self._num_departures_reported.get(box, 0)
+        self._num_departures_reported[box] = number + 1
         self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
 
     def leave(self, rank: int) -> None:

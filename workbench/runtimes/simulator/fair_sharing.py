@@ -69,7 +69,7 @@ class FairLinks:
         if not any(per_byte > 0 for _, per_byte in route.stages):
             self._done(said, route.latency_s)
             return
-        self._go_on(now_s - self._now_s)
+        self._continue(now_s - self._now_s)
         self._now_s = now_s
         self._num_met += 1
         self._routes[pair] = route
@@ -86,11 +86,11 @@ class FairLinks:
         other._waiting = {pair: list(line) for pair, line in self._waiting.items()}
         other._settle()
         while other._left:
-            other._go_on(other._soonest_s())
+            other._continue(other._soonest_s())
             other._settle()
         return max(now_s, other._now_s)
 
-    def _go_on(self, seconds: float) -> None:
+    def _continue(self, seconds: float) -> None:
         for pair in self._left:
             self._left[pair] -= self._rates[pair] * seconds
         self._now_s += seconds
@@ -165,5 +165,5 @@ class FairLinks:
     def _look(self, number: int) -> None:
         """End the next message, unless another has come or left since this was posted."""
         if number == self._number:
-            self._go_on(self._soonest_s())  # not by the clock: adding so short a time to it may change nothing
+            self._continue(self._soonest_s())  # not by the clock: adding so short a time to it may change nothing
             self._settle()

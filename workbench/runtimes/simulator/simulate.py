@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.naming import call_checked
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
-from workbench.replica.local_training import check_what
+from workbench.replica.local_training import check_algorithm_and_problem
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.simulator.failures import check_failures
 from workbench.runtimes.simulator.lockstep.lockstep import Lockstep
@@ -59,7 +59,7 @@ def simulate(
         Stalled: no process can continue; names what each rank waits for.
         Diverged: a loss is not a finite number.
     """
-    check_what(algorithm, problem)
+    check_algorithm_and_problem(algorithm, problem)
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
     compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)

@@ -68,21 +68,21 @@ class SimWorker:
         staleness = self.replica.apply(gradient, lr_scale, local=local)
         self._staleness = staleness if self._staleness is None else max(staleness, self._staleness)
 
-    def apply_master(self, gradient: Gradient, lr_scale: float) -> int:
+    def apply_to_server_copy(self, gradient: Gradient, lr_scale: float) -> int:
         """Update the server's copy; return the number of the update."""
-        master, bucket = self.replica.master, gradient.bucket
+        server_copy, bucket = self.replica.server_copy, gradient.bucket
         if self.has_values or bucket is None:
-            master.apply(gradient, lr_scale)
+            server_copy.apply(gradient, lr_scale)
         else:
-            master.updates[bucket] += 1  # nothing else is kept
-        return max(master.updates) if bucket is None else master.updates[bucket]
+            server_copy.updates[bucket] += 1  # nothing else is kept
+        return max(server_copy.updates) if bucket is None else server_copy.updates[bucket]
 
     def end_step(self, end: EndStep, now_s: float) -> bool:
         """Record the step; return True if an evaluation is due."""
         step = self.last_step = end.step
         self.last_end = end
         if self._worker is not None:
-            numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.found())
+            numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.gradient_reports())
             self.recorder.metrics(self._worker.metrics(*numbers, dropped=end.dropped))
             self._staleness = None
             return self._worker.evaluates_after(step)
@@ -111,10 +111,10 @@ class SimWorker:
         """The steps after which an evaluation is due, except the last; none in a timing-only simulation."""
         return self._worker.due_steps() if self._worker is not None else []
 
-    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+    def join_shards(self, parts: dict[int, Tensor]) -> Tensor:
         """Shards' parameters in the layout of `evaluated_parameters`."""
         assert self._worker is not None
-        return self._worker.joined(parts)
+        return self._worker.join_shards(parts)
 
     def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
         """Evaluate the whole test set at these parameters, in no virtual time; `bytes_sent` is that of all workers."""
@@ -172,9 +172,9 @@ class Shapes(_Counted):
     def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
         super().__init__(layout)
         self._buckets = without_content(layout) if buckets is None else buckets
-        self.master = _Counted(self.layout)
+        self.server_copy = _Counted(self.layout)
         self.control_out = 0
-        self.has_master = True
+        self.has_server_copy = True
 
     def backward(self, step: int) -> Gradient:
         return Gradient(self._buckets[None], self.layout, step, min(self.updates))
@@ -192,8 +192,8 @@ class Shapes(_Counted):
     def write_parameters(self, value: Tensor) -> None:
         """Do nothing: no value is kept."""
 
-    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
-        updates = self.master.updates if master else self.updates
+    def pack_parameters(self, bucket: int | None, *, server_copy: bool, step: int = -1) -> Gradient:
+        updates = self.server_copy.updates if server_copy else self.updates
         return Gradient(self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:

@@ -153,7 +153,7 @@ class Transport(ABC):
         """Whether an operation is in progress in the library, or a thread waits in it."""
         return False
 
-    def cut(self) -> None:  # noqa: B027 - most libraries need nothing
+    def abort_waits(self) -> None:  # noqa: B027 - most libraries need nothing
         """At the end of the process: make every wait in the library return at once, with an error."""
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:

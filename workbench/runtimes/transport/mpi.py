@@ -51,7 +51,7 @@ class MpiTransport(Transport):
     ) -> None:
         parent = MPI.COMM_WORLD if communicator is None else communicator
         if communicator is None:
-            _refuse_to_be_alone()
+            _check_not_alone()
         _join(parent, Deadline("all ranks to join the run", failure, timeout_s))  # Dup has no time-out
         self._comm = parent.Dup()
         self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
@@ -71,7 +71,7 @@ class MpiTransport(Transport):
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lanes' transports: each announcement arrives once, at the thread that polls first
         self._announced: list[Any] = []
-        self._last_words = ""  # announced by this rank
+        self._last_output = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
         self._said: list[Any] = []  # this rank's reports that are not received yet
         self._collectives = self._comm
@@ -180,7 +180,7 @@ class MpiTransport(Transport):
             return [part.tobytes().decode() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
     def announce_failure(self, words: str) -> None:
-        payload, self._last_words = words.encode()[:4000], words
+        payload, self._last_output = words.encode()[:4000], words
         for peer in range(self.num_workers):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
@@ -248,7 +248,7 @@ class MpiTransport(Transport):
 
     def why_unfreed(self) -> str:
         """Why this rank's process ends without a collective close."""
-        return self._last_words or (self._failure[0] if self._failure else "it left its run before the others")
+        return self._last_output or (self._failure[0] if self._failure else "it left its run before the others")
 
     def close(self) -> None:
         if self.members is not None:
@@ -311,7 +311,7 @@ def _join(communicator: Any, deadline: Deadline) -> None:
     del _JOINING[key]
 
 
-def _refuse_to_be_alone() -> None:
+def _check_not_alone() -> None:
     """Raise if the launcher and the library belong to different MPIs: each rank then sees a world of one, without an error."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         started = int(os.environ.get(name, 0))

@@ -128,7 +128,7 @@ class TorchTransport(Transport):
         self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any rank fails
 
     @classmethod
-    def late(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
+    def join_later(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
         """The transport of a rank that joins a running gloo run: without groups until `admit`."""
         self = object.__new__(cls)
         self._on_default_group = False
@@ -339,7 +339,7 @@ class TorchTransport(Transport):
 
     def close(self) -> None:
         self._waiters.close()
-        if self._meeting is None and self._all_came_to_the_end():  # peers may still use the other groups, or hang in them
+        if self._meeting is None and self._all_have_finished():  # peers may still use the other groups, or hang in them
             for group in self._all_groups():
                 with suppress(ValueError):  # the user destroyed the default group, and so all groups
                     dist.destroy_process_group(group)
@@ -356,7 +356,7 @@ class TorchTransport(Transport):
     def in_flight(self) -> bool:
         return self._works.pending() or bool(self._waiters.busy)
 
-    def cut(self) -> None:
+    def abort_waits(self) -> None:
         if self._backend != "gloo":
             return
         for group in self._all_groups():
@@ -364,7 +364,7 @@ class TorchTransport(Transport):
         self._works.wait(JOIN_S)
         self._waiters.close()
 
-    def _all_came_to_the_end(self) -> bool:
+    def _all_have_finished(self) -> bool:
         if self.members is not None and self.members.departures(now=True):
             return False
         key = f"{self._key}/ended"

@@ -129,7 +129,7 @@ class DDPHook:
         for index, signature in enumerate(self._cut):
             pairs = [parts[number] for number, *_ in signature]
             parameters, gradients = [param for param, _ in pairs], [gradient for _, gradient in pairs]
-            joined = torch.cat([_as_it_lies(gradient) for gradient in gradients])
+            joined = torch.cat([_in_memory_order(gradient) for gradient in gradients])
             known = self._known(index, parameters, joined)
             ready = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
             last = index == len(self._cut) - 1
@@ -142,7 +142,7 @@ class DDPHook:
     def _average_and_return(self, bucket: Bucket, joined: Tensor, gradients: list[Tensor], step: int, ready: Any) -> Program:
         yield from self._average(bucket, joined, step, ready)
         for gradient, mean in zip(gradients, joined.split([gradient.numel() for gradient in gradients]), strict=True):
-            _as_it_lies(gradient).copy_(mean)
+            _in_memory_order(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
         """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
@@ -340,7 +340,7 @@ def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future
         future.set_result(bucket.buffer())
 
 
-def _as_it_lies(gradient: Tensor) -> Tensor:
+def _in_memory_order(gradient: Tensor) -> Tensor:
     """A gradient in DDP's buffer as a flat view, its numbers in order of memory (channels last, say)."""
     return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
 

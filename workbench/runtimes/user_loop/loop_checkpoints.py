@@ -239,7 +239,7 @@ class Preview:
         self._recorder = interpreter.recorder
         interpreter.recorder = interpreter.clock.recorder = NullRecorder()
         try:
-            if end.step >= 0 and _owes(algorithm, end.state):
+            if end.step >= 0 and _has_pending_updates(algorithm, end.state):
                 interpreter.complete_all(end.state)
                 self._set_aside()
                 here = end.step + 1
@@ -287,7 +287,7 @@ class Preview:
         self._interpreter.clock.bytes_sent = self._bytes_sent
 
 
-def _owes(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
+def _has_pending_updates(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
     """Whether the end of training would change parameters."""
     return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 

@@ -63,7 +63,7 @@ class ProcessEnd:
             time.sleep(1e-3)  # operations in progress end if the other ranks take part
         if not self._interpreter.ended:
             self._interpreter.clock.failure = LaunchError("this process ends")
-            self._transport.cut()
+            self._transport.abort_waits()
             self._interpreter.close()
         if self._detector is not None:
             self._detector.join_thread()

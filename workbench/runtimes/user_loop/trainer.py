@@ -383,7 +383,7 @@ class Trainer:
         found, event = () if self._guard is None else self._guard.take_reports(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:
             found, self._late, step = self._late, found, step - 1
-            event, self._late_event = self._late_event, self._transport.streams.mark()
+            event, self._late_event = self._late_event, self._transport.streams.record_event()
         with self._transport.streams.after(event):  # None: after all work until now
             entries = entries_of((*self._late, *found) if last else found, None)
         entries.pop("loss")

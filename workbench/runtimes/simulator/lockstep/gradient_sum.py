@@ -46,7 +46,7 @@ class GradientSum:
         """Add another worker's gradient, and return its mean loss. `make`: makes its minibatch, again if needed."""
         minibatch, guard = make(), self._guard
         if not self._plain or len(minibatch) != 1:
-            return self._add_closely(total, minibatch)
+            return self._add_as_real_rank(total, minibatch)
         loss, share = minibatch[0].loss(), minibatch[0].share
         torch.autograd.backward(loss)
         self._flat.mul_(share)
@@ -59,9 +59,9 @@ class GradientSum:
             if view._version != self._versions[position]:
                 self._versions[position] = view._version
                 self._used[position] += good
-        return float(loss.detach()) if good else self._add_closely(total, make())
+        return float(loss.detach()) if good else self._add_as_real_rank(total, make())
 
-    def _add_closely(self, total: Gradient, minibatch: Minibatch) -> float | None:
+    def _add_as_real_rank(self, total: Gradient, minibatch: Minibatch) -> float | None:
         """Add it as a real rank computes it."""
         gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
         total.flat.add_(gradient.flat)

@@ -48,7 +48,7 @@ class _Thread:
 
 @final
 @dataclass(slots=True, eq=False)
-class _Going:
+class _InProgress:
     """The value of a ticket: when the work ended, and which programs wait for it."""
 
     end_s: Array | float = 0.0
@@ -164,7 +164,7 @@ class Lockstep:
 
     def _start(self, request: ops.Start, now_s: Array) -> Ticket:
         self._num_started += 1
-        going = _Going()
+        going = _InProgress()
         ticket = Ticket(self._num_started, request.work, going)
 
         def end(end_s: Array | float, value: Any) -> None:

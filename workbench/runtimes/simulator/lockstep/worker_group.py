@@ -167,7 +167,7 @@ class WorkerGroup:
     def _look_back(self, worker: LocalTraining, step: int) -> None:
         """Collect the losses and the bad gradients of the step, and check the losses."""
         self._entries = [{"loss": loss} for loss in self._losses]
-        for found in worker.found():
+        for found in worker.gradient_reports():
             self._entries[found.rank] |= entries_of([found], self._losses[found.rank])
         self._losses = [entries["loss"] for entries in self._entries]
         for rank, loss in enumerate(self._losses):
