@@ -247,7 +247,7 @@ class Gradient:
         """Return a copy of the values, for use after `Apply` has consumed this gradient."""
         return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket, total_weight=self.total_weight)
 
-    def part(self, bucket: int) -> Gradient:
+    def bucket_view(self, bucket: int) -> Gradient:
         """Return one bucket of a complete gradient; it shares memory."""
         piece = self.layout.buckets[bucket]
         return Gradient(

@@ -394,7 +394,7 @@ def test_bucket_by_bucket_in_any_order_is_the_whole(optimizer: Callable[..., tor
             gradient, _ = replica.backward(step, [Micro(lambda x=x: model(x).square().mean(), 1.0, 5)], Hooks())
             if by_bucket:
                 for index in (2, 0, 3, 1):
-                    assert replica.apply(gradient.part(index)) == 0
+                    assert replica.apply(gradient.bucket_view(index)) == 0
             else:
                 assert replica.apply(gradient) == 0
         assert [len(group["params"]) for group in groups] == [2, 2], "the groups are whole again"
@@ -413,7 +413,7 @@ def test_a_schedule_advances_once_an_update_not_once_a_bucket() -> None:
     for _ in range(4):
         gradient = summed(replica, model)
         for index in range(3):
-            replica.apply(gradient.part(index))
+            replica.apply(gradient.bucket_view(index))
         rates.append(replica.lr)
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
@@ -443,9 +443,9 @@ def test_a_word_of_control_arrives_with_the_first_bucket() -> None:
     replica.control_out = 1
     gradient, _ = replica.backward(0, [micro(model)], Hooks())
     assert float(gradient.tail(0)[CONTROL]) == 1.0
-    replica.apply(gradient.part(1))
+    replica.apply(gradient.bucket_view(1))
     assert replica.control_seen == 0
-    replica.apply(gradient.part(0))
+    replica.apply(gradient.bucket_view(0))
     assert replica.control_seen == 1
 
 

@@ -185,7 +185,7 @@ def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.M
     seal, apply, divided = replica._seal, replica.apply, replica._read_tail
 
     def sealed(state: Any, bucket: int) -> None:
-        streams.write(state.gradient.part(bucket), f"backward of step {state.gradient.step}")
+        streams.write(state.gradient.bucket_view(bucket), f"backward of step {state.gradient.step}")
         seal(state, bucket)
 
     def read_tail(gradient: Gradient, piece: Any) -> list[float]:

@@ -94,7 +94,7 @@ class DeAR(CollectiveAlgorithm):
             for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers
                 # Its error is raised here. The last bucket is first, because forward needs it first.
                 yield Wait(due.scattered[bucket])
-                arriving[bucket] = yield Start(AllGather(due.gradient.part(bucket), self.collective))
+                arriving[bucket] = yield Start(AllGather(due.gradient.bucket_view(bucket), self.collective))
         return arriving
 
 

@@ -192,7 +192,7 @@ class WorkerPort:
                 yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
             sending = []
             for shard in versions:
-                sending.append((yield Start(push(gradient.part(shard)))))
+                sending.append((yield Start(push(gradient.bucket_view(shard)))))
         replies: dict[int, int] = {}
         for shard in versions:
             message = yield self._replies[shard]

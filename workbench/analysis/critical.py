@@ -139,7 +139,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     """
     spans = spans if ranks is None else spans.select(ranks=ranks)
     first, last = step_bounds(steps or slice(None))
-    ends = _ends(spans)
+    ends = _last_ends(spans)
     walk = _Walk(spans)
     pieces = [(step, *piece) for step in sorted(ends) if first <= step < last for piece in walk.back(*ends[step])]
     columns = np.array([(step, *piece) for step, *piece in pieces], float).reshape(-1, 6).T
@@ -149,7 +149,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     return CriticalPath(start_s=start_s, end_s=end_s, **dict(zip(names, whole, strict=True)))
 
 
-def _ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
+def _last_ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
     """Return step -> (rank, begin, end) of its last end.
 
     Ranks without forward (servers) count only if no rank has a forward.

@@ -75,7 +75,7 @@ def libraries() -> list[Library]:
 
 
 def _cases(how: BenchOptions, library: Library, number: int, launcher: str, sizes: tuple[int, ...]) -> Iterator[Row]:
-    titles = {size: f"{_words(size)}, {number} ranks, {library.name}, {launcher}" for size in sizes}
+    titles = {size: f"{_size_text(size)}, {number} ranks, {library.name}, {launcher}" for size in sizes}
     wanted = {size: title for size, title in titles.items() if how.wanted(title)}
     if not wanted:
         return
@@ -142,5 +142,5 @@ def rows_of(title: str, times: dict[str, list[float]], library: Library, number:
         yield compare(rates, carried, case=title, what=what, over=over, kind="limit", unit="B/s", above=asked)
 
 
-def _words(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

@@ -93,12 +93,12 @@ class Hierarchical(Collective):
         leaders = range(0, ctx.num_workers, self.group)
         grouped = min(self.group, ctx.num_workers) > 1
         if grouped:
-            yield from among(members, inner.reduce(_part(ctx, members, f"within {first}"), value))
+            yield from among(members, inner.reduce(_group_context(ctx, members, f"within {first}"), value))
         if ctx.rank == first:
-            part = _part(ctx, leaders, "leaders")
+            part = _group_context(ctx, leaders, "leaders")
             yield from among(leaders, lower(part, perform(outer.all_reduce(part, value))))
         if grouped:  # in every group, be it of one: leaders hold the same sum and encode it with the same noise
-            yield from among(members, inner.broadcast(_part(ctx, members, "back"), value))
+            yield from among(members, inner.broadcast(_group_context(ctx, members, "back"), value))
         return value
 
     def _levels(self) -> tuple[Rooted, Collective]:
@@ -147,7 +147,7 @@ def _translated(ranks: Sequence[int], request: Request) -> Request:
             return request
 
 
-def _part(ctx: Context, ranks: range, purpose: str) -> Context:
+def _group_context(ctx: Context, ranks: range, purpose: str) -> Context:
     """Return the context of a rank in a group. Each purpose draws its own noise.
 
     It has no measurements of the library's all-reduce, which needs all ranks: otherwise `Auto` would choose it.

@@ -258,7 +258,7 @@ class Replica:
             self.guard.check_bucket(state.gradient, bucket)
         state.next_bucket += 1
         if state.on_bucket is not None:
-            state.on_bucket(state.gradient.part(bucket))
+            state.on_bucket(state.gradient.bucket_view(bucket))
 
     # -- updates -----------------------------------------------------------------------------------------------
 
@@ -435,7 +435,7 @@ class Replica:
             owner = Gradient(self.pool.take(), self.layout, step, version)
         if bucket is not None and owners is not None:
             owners[step] = owner
-        gradient = owner if bucket is None else owner.part(bucket)
+        gradient = owner if bucket is None else owner.bucket_view(bucket)
         gradient.flat.copy_(flat)
         if bucket in (None, 0):
             # the control value that stopped the former run does not apply to this one

@@ -304,7 +304,7 @@ class ReferenceRuntime:
             return gradient
         tickets = []
         for bucket in range(num_buckets):
-            work = request.on_bucket(gradient.part(bucket))
+            work = request.on_bucket(gradient.bucket_view(bucket))
             tickets.append((yield work if isinstance(work, ops.Start) else ops.Start(work)))
         return tuple(tickets)
 

@@ -30,7 +30,7 @@ BEAT_S = 0.5  # how often paused ranks hear of each other
 LOOK_S = 0.02
 ASK_AGAIN = "another process came at the same place: it can ask again"
 Admit = Callable[[int, int], str | None]  # a rank, and how often it had asked before -> why not, or None
-WHO_LEFT: dict[str, Any] = {"words": [], "step": None, "left": False, "versions": None}
+WHO_LEFT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
 
 
 @final
@@ -144,11 +144,11 @@ class RunController:
         """Return the new commands, from the rank that has read furthest (a shared file may lag), and where each rank is."""
         self._reader.poll()
         versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
-        mine = {"words": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
+        mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
         deadline = self._interpreter.clock.deadline("all ranks to agree on what was asked of the run")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
         where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
-        commands: list[Command] = max((rank.pop("words") for rank in where), key=len)
+        commands: list[Command] = max((rank.pop("commands") for rank in where), key=len)
         return commands, where
 
     def _do(self, command: Command, step: int, where: list[dict[str, Any]]) -> None:

@@ -100,9 +100,9 @@ class Shrinker:
     def _has_departure(self, members: Membership) -> bool:
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            if (words := members.failure()) is not None:
+            if (reason := members.failure()) is not None:
                 if members.has_left(members.rank):
-                    raise PeerFailed(words)
+                    raise PeerFailed(reason)
                 return True
             time.sleep(0.02)
         return False

@@ -76,10 +76,10 @@ class RankClock:
     def _failed(self) -> str | None:
         if self.failure is not None:
             raise self.failure
-        words = self._transport.peer_failure()
-        if words is None and self.watch is not None:
+        reason = self._transport.peer_failure()
+        if reason is None and self.watch is not None:
             self.watch()
-        return words
+        return reason
 
 
 @final

@@ -66,9 +66,9 @@ class Deadline:
         now = time.perf_counter()
         if now - self._looked >= CHECK_S:
             self._looked = now
-            words = self._failure()
-            if words is not None:
-                raise PeerFailed(words)
+            reason = self._failure()
+            if reason is not None:
+                raise PeerFailed(reason)
             self._tell(now - self._held() - self._begin)
         waited = now - self._held() - self._begin
         if self._timeout_s is not None and waited > self._timeout_s:

@@ -109,7 +109,7 @@ class FailureDetector:
     Args:
         folder: the run's folder.
         rank, num_ranks: this rank, and the number of ranks.
-        announce: called once, with the words about a rank that is gone. None: other ranks are looked up only when asked.
+        announce: called once, with a text about a rank that is gone. None: other ranks are looked up only when asked.
         step: the current step of this rank.
         lost_s: see `LOST_S`.
 
@@ -146,16 +146,16 @@ class FailureDetector:
         self.leave()
         self._thread.join(BEAT_S)
 
-    def leave(self, words: str = "") -> None:
+    def leave(self, reason: str = "") -> None:
         """End the heartbeat in an orderly way, so that no peer reports this rank as gone.
 
         Args:
-            words: why it leaves early, for peers that lose a connection.
+            reason: why it leaves early, for peers that lose a connection.
         """
         with self._writing:
-            if words and not self._over.is_set():
+            if reason and not self._over.is_set():
                 with contextlib.suppress(OSError):
-                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(words)
+                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(reason)
             self._over.set()
             self.announce = None
             with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ class FailureDetector:
 
     def find_gone(self) -> str | None:
         """Description of the first rank that is gone; None if all are there."""
-        return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
+        return next((reason for peer in range(self.num_ranks) if peer != self.rank and (reason := self._look(peer)) is not None), None)
 
     def diagnose(self, announced: Callable[[], str | None]) -> str | None:
         """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
@@ -241,14 +241,14 @@ class FailureDetector:
             told: returns the failure that a peer announced, or None.
         """
         deadline = time.monotonic() + DIAGNOSIS_S
-        while (words := self.find_gone()) is None:
+        while (reason := self.find_gone()) is None:
             with contextlib.suppress(RuntimeError):  # the process that holds the announcements may be gone too
-                words = announced()
-            words = words or self._reason_left()
-            if words is not None or time.monotonic() > deadline:
+                reason = announced()
+            reason = reason or self._reason_left()
+            if reason is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return words
+        return reason
 
     def _reason_left(self) -> str | None:
         """Return the reason of the lowest of the ranks that left early."""
@@ -308,9 +308,9 @@ class FailureDetector:
 
     def _watch(self, announce: Callable[[str], None]) -> None:
         for distance in range(1, min(NUM_WATCHED, self.num_ranks - 1) + 1):
-            words = self._look((self.rank + distance) % self.num_ranks)
-            if words is not None and not self._over.is_set() and self.announce is not None:
+            reason = self._look((self.rank + distance) % self.num_ranks)
+            if reason is not None and not self._over.is_set() and self.announce is not None:
                 self.announce = None
                 with contextlib.suppress(RuntimeError):  # the process that holds announcements may be the one that is gone
-                    announce(words)
+                    announce(reason)
                 return

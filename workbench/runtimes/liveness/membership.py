@@ -242,7 +242,7 @@ def note_departures(folder: Path, members: Membership) -> None:
     info = read_info(folder)
     rows = members.record()
     if rows:
-        words = [f"rank {row['rank']} left ({row['why']}), and the others continued without it" for row in rows]
-        for line in words:
+        notes = [f"rank {row['rank']} left ({row['why']}), and the others continued without it" for row in rows]
+        for line in notes:
             warnings.warn(line, RuntimeWarning, stacklevel=2)
-        update_run(folder, departures=rows, notes=[*info.get("notes", []), *words])
+        update_run(folder, departures=rows, notes=[*info.get("notes", []), *notes])

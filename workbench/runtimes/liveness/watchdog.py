@@ -76,12 +76,12 @@ class Watchdog:
             self._report_after_s *= 2
             print(f"waiting {waited:.0f} s for {what}{absent(None)}", file=sys.stderr, flush=True)
 
-    def _leave(self, words: str) -> None:
+    def _leave(self, reason: str) -> None:
         """End the process. In an MPI world the launcher then ends the others."""
-        record = {"rank": self._rank, "error": f"rank {self._rank} failed: Stalled: {words}", "traceback": "", "exit_code": 2}
+        record = {"rank": self._rank, "error": f"rank {self._rank} failed: Stalled: {reason}", "traceback": "", "exit_code": 2}
         with contextlib.suppress(OSError):
             (self._folder / f"failed-{self._rank:05d}.json").write_text(json.dumps(record))
-            os.write(2, f"{words}\n".encode())
+            os.write(2, f"{reason}\n".encode())
         os._exit(EXIT_STATUS)
 
 

@@ -81,7 +81,7 @@ class _Pass:
         """Begin what the program wants to do with a bucket, whose gradients are final."""
         assert self._request.on_bucket is not None and self._gradient is not None
         process = self._process
-        work = self._request.on_bucket(process.worker.part(self._gradient, bucket))
+        work = self._request.on_bucket(process.worker.bucket_view(self._gradient, bucket))
         begin = work if isinstance(work, ops.Start) else ops.Start(work)
         self._tickets.append(start(process.cluster, process, begin))
 

@@ -60,7 +60,7 @@ class PassTimes:
         if len(self._factors) > KEPT_STEPS:
             del self._factors[next(iter(self._factors))]
         drawn = self.compute.factors(self._seed, step, self._num_workers)
-        drawn[: self._num_computing] *= self.compute.part(self._sampler.shares(step))
+        drawn[: self._num_computing] *= self.compute.time_share(self._sampler.shares(step))
         factors: list[float] = drawn.tolist()
         self._factors[step] = factors
         return factors

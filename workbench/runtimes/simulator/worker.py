@@ -60,9 +60,9 @@ class SimWorker:
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
         return gradient
 
-    def part(self, gradient: Gradient, bucket: int) -> Gradient:
+    def bucket_view(self, gradient: Gradient, bucket: int) -> Gradient:
         """One bucket of a whole gradient."""
-        return self.replica.part(gradient, bucket) if isinstance(self.replica, Shapes) else gradient.part(bucket)
+        return self.replica.bucket_view(gradient, bucket) if isinstance(self.replica, Shapes) else gradient.bucket_view(bucket)
 
     def apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
         staleness = self.replica.apply(gradient, lr_scale, local=local)
@@ -179,8 +179,8 @@ class Shapes(_Counted):
     def backward(self, step: int) -> Gradient:
         return Gradient(self._buckets[None], self.layout, step, min(self.updates))
 
-    def part(self, gradient: Gradient, bucket: int) -> Gradient:
-        """As `Gradient.part`, without the slice of a meta tensor, which takes microseconds."""
+    def bucket_view(self, gradient: Gradient, bucket: int) -> Gradient:
+        """As `Gradient.bucket_view`, without the slice of a meta tensor, which takes microseconds."""
         return Gradient(self._buckets[bucket], self.layout, gradient.step, gradient.version, bucket, owner=gradient)
 
     def discard(self, gradient: Gradient) -> None:

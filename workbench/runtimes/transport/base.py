@@ -104,7 +104,7 @@ class Transport(ABC):
         """Every rank's text, in order of rank."""
 
     @abstractmethod
-    def announce_failure(self, words: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """Report to all ranks, out of band, that this rank fails; never blocks."""
 
     @abstractmethod
@@ -225,7 +225,7 @@ class SoloTransport(Transport):
     def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         return [text]
 
-    def announce_failure(self, words: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """There is no other rank."""
 
     def peer_failure(self) -> str | None:

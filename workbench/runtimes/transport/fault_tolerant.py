@@ -52,12 +52,12 @@ class PeerHandle(Handle):
         except RuntimeError as error:
             self._fail(error)
             done = False
-        if not done and not self._lost():
+        if not done and not self._is_gone():
             return False
         self.finished_s = time.perf_counter()
         return True
 
-    def _lost(self) -> bool:
+    def _is_gone(self) -> bool:
         """Whether that rank has left.
 
         Raises:
@@ -66,9 +66,9 @@ class PeerHandle(Handle):
         check(self._members, self._error, self._failed_s, self.source)
         if not self._members.has_left(self.source):
             return False
-        words = self._members.failure()
-        if words is not None:
-            raise PeerFailed(words)
+        reason = self._members.failure()
+        if reason is not None:
+            raise PeerFailed(reason)
         return True
 
     def wait(self, deadline: Deadline) -> None:
@@ -155,9 +155,9 @@ def check(members: Membership, error: RuntimeError | None, since_s: float, peer:
     """
     if error is None:
         return
-    words = members.failure()
-    if words is not None:
-        raise PeerFailed(words) from error
+    reason = members.failure()
+    if reason is not None:
+        raise PeerFailed(reason) from error
     explained = bool(members.departures()) if peer is None else members.has_left(peer)
     if not explained and time.monotonic() - since_s > GRACE_S:
         raise error

@@ -71,7 +71,7 @@ class MpiTransport(Transport):
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lanes' transports: each announcement arrives once, at the thread that polls first
         self._announced: list[Any] = []
-        self._last_output = ""  # announced by this rank
+        self._last_failure = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
         self._said: list[Any] = []  # this rank's reports that are not received yet
         self._collectives = self._comm
@@ -139,9 +139,9 @@ class MpiTransport(Transport):
         """
         self._bound = True
         self.barrier(deadline)
-        words = self.peer_failure()
-        if words is not None:
-            raise PeerFailed(words)
+        reason = self.peer_failure()
+        if reason is not None:
+            raise PeerFailed(reason)
         if num_bytes >= LONG_BYTES:
             # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these once more.
             self.barrier(deadline)
@@ -179,8 +179,8 @@ class MpiTransport(Transport):
             self._comm.Allgatherv(mine, (everything, lengths.tolist()))
             return [part.tobytes().decode() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
-    def announce_failure(self, words: str) -> None:
-        payload, self._last_output = words.encode()[:4000], words
+    def announce_failure(self, reason: str) -> None:
+        payload, self._last_failure = reason.encode()[:4000], reason
         for peer in range(self.num_workers):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
@@ -208,13 +208,13 @@ class MpiTransport(Transport):
         return len(rows), other
 
     def peer_failure(self) -> str | None:
-        if not self._failure and (words := self._words()) is not None:
-            self._failure.append(words)
+        if not self._failure and (reason := self._received_failure()) is not None:
+            self._failure.append(reason)
         if self._failure or self.members is None:
             return self._failure[0] if self._failure else None
         return self.members.failure()
 
-    def _words(self) -> str | None:
+    def _received_failure(self) -> str | None:
         """A failure that a peer has sent; None if none has."""
         try:
             message = self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
@@ -248,7 +248,7 @@ class MpiTransport(Transport):
 
     def why_unfreed(self) -> str:
         """Why this rank's process ends without a collective close."""
-        return self._last_output or (self._failure[0] if self._failure else "it left its run before the others")
+        return self._last_failure or (self._failure[0] if self._failure else "it left its run before the others")
 
     def close(self) -> None:
         if self.members is not None:

@@ -311,8 +311,8 @@ class TorchTransport(Transport):
         self._groups, self._lanes, self._host_group = pairs[0], pairs[1:], pairs[0][0]
         self._meeting, self._store, self._key, self._fans = meeting, meeting.store, FAILURE_KEY, {}
 
-    def announce_failure(self, words: str) -> None:
-        self._store.set(self._key, words[:4000])
+    def announce_failure(self, reason: str) -> None:
+        self._store.set(self._key, reason[:4000])
 
     def arrive(self, number: int, text: str) -> None:
         # A text that differs from the first is kept too: the rank that wrote the first may have left and look no more.

@@ -44,16 +44,16 @@ class ProcessEnd:
     def _end(self) -> None:
         if not self.failed:
             steps = "1 step" if self._barrier.steps == 1 else f"{self._barrier.steps} steps"
-            words = f"rank {self._transport.rank} ended after {steps} without trainer.finish()"
+            reason = f"rank {self._transport.rank} ended after {steps} without trainer.finish()"
             error = getattr(sys, "last_value", None)
             why = f", because of {type(error).__name__}: {error}" if error is not None else f": {FIX}"
             if self._detector is not None:
-                self._detector.leave(words + why)
+                self._detector.leave(reason + why)
             self.collected()
             if error is None:
                 with contextlib.suppress(Warning):  # as an error it would only be printed here
                     warnings.warn(
-                        f"{words}, so updates in flight are lost, and the model still has the Trainer's hooks: {FIX}",
+                        f"{reason}, so updates in flight are lost, and the model still has the Trainer's hooks: {FIX}",
                         RuntimeWarning,
                         stacklevel=2,
                     )

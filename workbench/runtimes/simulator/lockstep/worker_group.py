@@ -82,7 +82,7 @@ class WorkerGroup:
         """Return (p,) factors: how much longer a worker's minibatch takes than a full one usually does."""
         if self._slow[0] != step:
             factors = self.compute.factors(self.settings.seed, step, self.num_workers)
-            self._slow = (step, factors * self.compute.part(self.sampler.shares(step)))
+            self._slow = (step, factors * self.compute.time_share(self.sampler.shares(step)))
         return self._slow[1]
 
     def _pass(self, kind: str, now_s: Array, seconds: Array) -> Array:
