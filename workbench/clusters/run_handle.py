@@ -285,7 +285,7 @@ class RunHandle(Views):
         return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {state} ({self.folder})"
 
     def _trouble(self, run: Run) -> str:
-        """What failed, even if the record does not contain it yet; empty if nothing failed."""
+        """Return what failed, even if the record does not contain it yet; "" if nothing failed."""
         if run.trouble or not self._failed():
             return run.trouble
         rank, error = first_cause(self._failed(), self._exits)

@@ -113,7 +113,7 @@ def _is_over(run: Path) -> bool:
 
 
 def _of_run(folder: Path, rank: int) -> dict[str, Any]:
-    """What a rank has written into the run's folder so far."""
+    """Return what a rank has written into the run's folder so far."""
     found: dict[str, Any] = {}
     if (beat := read_heartbeat(folder, rank)) is not None:
         found |= {"beat_s": beat["silent_s"], "memory_bytes": beat["memory_bytes"]}

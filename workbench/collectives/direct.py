@@ -142,7 +142,7 @@ class Direct(Collective):
         return 2 * (num_workers - 1) / num_workers * total
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """Of one message h = alpha + n beta / p and s = n gamma / p: 2 (p-1) h + s if s < h; otherwise (p-2) (s - h) more.
+        """Return 2 (p-1) h + s if s < h, otherwise (p-2) (s - h) more, for h = alpha + n beta / p and s = n gamma / p of one message.
 
         With c chunks there are c times as many messages, each 1 / c as long; s of the last one is hidden.
         """

@@ -114,7 +114,7 @@ class Outcome:
     on_device: tuple[Tensor, Tensor] | None = None
 
     def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
-        """In place, `residual` becomes what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
+        """Update `residual` in place to what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
         if self.on_device is not None:
             weight, mask = self.on_device
             owed = residual * (1 - share / weight) + left / weight

@@ -134,7 +134,7 @@ class Run(Views):
 
     @property
     def waiting(self) -> str:
-        """How many evaluations wait, for a run that ended before it made them, and the command that makes them.
+        """The number of evaluations that a run did not make before it ended, and the command that makes them.
 
         It is "" for none, also in a damaged record.
 

@@ -62,7 +62,7 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
 
 
 def continue_from_state(ctx: Context, end: EndStep) -> None:
-    """The same without a checkpoint: set the context of a program that begins after this step.
+    """Set the context of a program that begins after this step, in the same run.
 
     The tickets of the state must be complete.
     """

@@ -170,7 +170,7 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
 
 
 def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) -> dict[str, str]:
-    """What a rank holds alone, and checksums of what must be equal on all ranks. Buffers are always rank 0's."""
+    """Return a rank's own state, and checksums of what must be equal on all ranks. Buffers are always rank 0's."""
     own = ""
     if algorithm.asynchronous:
         own = f"ranks of {type(algorithm).__name__} are at different steps"

@@ -56,7 +56,7 @@ class CheckpointWriter:
         interpreter.clock.activity = "keeping a checkpoint"
         self.finish_writing()
         if self._transport.members is not None and (missing := self._transport.members.missing()):
-            self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: those before it stand")
+            self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: earlier ones are valid")
             return
         begin = interpreter.clock.now()
         memory = interpreter.context.memory if interpreter.context else {}
@@ -119,7 +119,7 @@ class CheckpointWriter:
                 remove_old_rank_files(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
         except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
-            note = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): those before it stand"
+            note = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): earlier ones are valid"
             self._notes.append(note)
             print(note, file=sys.stderr)
         self._written_s = time.perf_counter() - begin

@@ -99,7 +99,7 @@ class RunController:
         self._show("running")
 
     def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
-        """On a rank that joins: take over what the other ranks have carried out.
+        """Take over what the other ranks have carried out, on a rank that joins.
 
         Args:
             trained: it has the optimizer of another rank, with its learning rate.

@@ -414,7 +414,7 @@ def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
 
 
 def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
-    """Nothing of the commands is left to do but to begin again: the step table or the meeting table."""
+    """Return what follows when all commands are carried out, by the step table or the meeting table."""
     end = agreed.end
     if not generation.algorithm.asynchronous:
         return _in_step(generation, agreed.algorithm, end)

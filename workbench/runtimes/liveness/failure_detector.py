@@ -210,7 +210,7 @@ class FailureDetector:
     # -- ranks that are gone -----------------------------------------------------------------------------------
 
     def end_of(self, peer: int, *, idle: bool = False) -> str | None:
-        """How it is known that a rank is gone without leaving; None if it is not gone.
+        """Return the evidence that a rank is gone without leaving; None if it is not gone.
 
         Args:
             idle: count the silence of another host only while this rank takes no steps either.

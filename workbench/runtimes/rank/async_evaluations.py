@@ -123,7 +123,7 @@ class AsyncEvaluations:
                     self._add(step, self._reached_s.pop(step), self._shards.pop(step), self._buffers())
 
     def _receive(self, theirs: list[dict[str, Any] | None], deadline: Deadline) -> None:
-        """On rank 0: the other ranks' shards, in the order in which they send them."""
+        """Receive the other ranks' shards on rank 0, in the order in which they send them."""
         parameters = self._replica.parameters
         for rank, one in enumerate(theirs):
             if rank == 0 or one is None:

@@ -149,7 +149,7 @@ def _tell(error: BaseException, transport: Transport, detector: FailureDetector,
 def make_transport(
     runtime: RuntimeName, timeout_s: float, folder: Path | None = None, failure: Callable[[], str | None] = lambda: None
 ) -> Transport:
-    """This process's transport of a runtime.
+    """Return this process's transport of a runtime.
 
     Args:
         folder: where ranks of torch.distributed meet if no launcher gives an address.

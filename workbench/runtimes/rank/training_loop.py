@@ -149,7 +149,7 @@ class TrainingLoop:
 
     @property
     def _algorithm(self) -> Algorithm:
-        """With its present settings."""
+        """Return the algorithm with its present settings."""
         return self._controller.algorithm
 
     def _seconds(self, at_s: float | None = None) -> float:

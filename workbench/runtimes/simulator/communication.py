@@ -209,7 +209,7 @@ def _span(process: SimProcess, kind: str, begin_s: float, value: Any, num_bytes:
 
 
 def _sum(values: list[Any]) -> None:
-    """In rank order, into every rank's own memory."""
+    """Sum in rank order, into every rank's own memory."""
     flats = [flat_of(value) for value in values]
     for other in flats[1:]:
         flats[0].add_(other)
@@ -218,7 +218,7 @@ def _sum(values: list[Any]) -> None:
 
 
 def _sum_blocks(values: list[Any]) -> None:
-    """In rank order, each block into its own rank's memory; what the others hold of it is no number any more."""
+    """Sum in rank order, each block into its own rank's memory; the other blocks' contents are lost."""
     flats = [flat_of(value) for value in values]
     bounds = block_bounds(flats[0].numel(), len(flats))
     for block, mine in enumerate(flats):

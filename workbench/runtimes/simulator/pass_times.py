@@ -15,7 +15,7 @@ KEPT_STEPS = 256  # steps whose factors are kept; a worker that lags further beh
 
 @final
 class PassTimes:
-    """Of all workers of a simulation.
+    """The compute times of all workers of a simulation.
 
     Attributes:
         early: (bucket, share of backward after which its gradients are final), for buckets that are final before its end.

@@ -40,7 +40,7 @@ class Handle(ABC):
         """Wait until it is complete."""
 
     def wait_inside(self, deadline: Deadline) -> None:
-        """The same on a thread with no other duty meanwhile: it may block in the library, which wakes only this thread."""
+        """Wait until it is complete, on a thread with no other duty: it may block in the library, which wakes only this thread."""
         self.wait(deadline)
 
 
@@ -154,7 +154,7 @@ class Transport(ABC):
         return False
 
     def abort_waits(self) -> None:  # noqa: B027 - most libraries need nothing
-        """At the end of the process: make every wait in the library return at once, with an error."""
+        """Make every wait in the library return at once, with an error, at the end of the process."""
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         """Continue with these ranks alone, renumbered in this order. Each of them must call it. They meet at `place`, a new file."""

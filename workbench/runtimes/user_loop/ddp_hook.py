@@ -145,7 +145,7 @@ class DDPHook:
             _in_memory_order(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
-        """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
+        """Average a bucket, on the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
         if self._error is not None:
             raise self._error
         if ready is not None:  # the lane uses its thread's stream
@@ -329,7 +329,7 @@ def _refuse(request: Request, _task: int) -> Any:
 
 
 def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:
-    """DDP's own buckets are averaged, or none of them will be."""
+    """Complete the futures of DDP's own buckets: all with their averages, or all with the error."""
     try:
         done.value()
     except Exception as error:  # noqa: BLE001 - whatever it was, DDP waits for it on every future

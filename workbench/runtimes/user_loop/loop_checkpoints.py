@@ -61,7 +61,7 @@ class BatchWeights:
         self.samples = 0
 
     def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
-        """This step's micro-batches.
+        """Return this step's micro-batches, with their weights.
 
         Args:
             gather: this rank's text -> the texts of all ranks.
@@ -171,7 +171,7 @@ class LoopCheckpoints:
             self._write(folder, end, {**counted, "loop": own})
             remove_old_rank_files(folder, rank, num_workers, keep)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): those before it stand"
+            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): earlier ones are valid"
         return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
 
     def _write(self, folder: Path, end: EndStep, own: dict[str, Any]) -> None:

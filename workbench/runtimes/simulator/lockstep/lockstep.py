@@ -271,14 +271,14 @@ def _select(ctx: Context, request: Sum) -> Request:
 
 
 def _whole(collective: Collective, network: Any, value: Value, p: int) -> tuple[float, float]:
-    """Of an all-reduce, bucket by bucket."""
+    """Return the seconds of an all-reduce, bucket by bucket, and the bytes that a worker sends."""
     pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
     seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
     return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
 
 
 def _half(request: Sum, collective: Collective, network: AnyNetwork, p: int) -> tuple[float, float]:
-    """Of one half of a ring."""
+    """Return the seconds of one half of a ring, and the bytes that a worker sends."""
     if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; say detail='messages'")
     num_bytes = size_of(request.value)
