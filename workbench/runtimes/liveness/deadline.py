@@ -35,9 +35,9 @@ class Deadline:
         failure: returns the failure that a peer announced, or None.
         timeout_s: None: no deadline.
         spins: polls that only yield the core before the thread sleeps. Give 0 to a thread next to one that computes.
-        held: seconds that the run has been paused until now; they do not count.
+        pause_seconds: seconds that the run has been paused until now; they do not count.
         step: the step of what is waited for. It is an argument of its own because a message is rarely made.
-        lookout: knows what the other ranks do.
+        peer_status: knows what the other ranks do.
     """
 
     def __init__(

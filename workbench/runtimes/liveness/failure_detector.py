@@ -238,7 +238,7 @@ class FailureDetector:
         """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
 
         Args:
-            told: returns the failure that a peer announced, or None.
+            announced: returns the failure that a peer announced, or None.
         """
         deadline = time.monotonic() + DIAGNOSIS_S
         while (reason := self.find_gone()) is None:
