@@ -222,7 +222,7 @@ class Local(Request):
     action: Callable[[], Any] = field(repr=False)
 
 
-FREE = -1  # a lane of its own
+FREE = -1  # a separate lane
 
 
 @final

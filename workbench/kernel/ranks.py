@@ -127,7 +127,7 @@ class Ranks:
         """
         if self.cluster is None or self.cluster.state != "ready" or self.busy():
             return None
-        with suppress(Exception):  # without a result, for whatever reason, the caller uses its own
+        with suppress(Exception):  # without a result, for any reason, the caller uses its own
             return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
         return None
 

@@ -159,7 +159,7 @@ class StepEnded:
     """A step of the generation's program has ended.
 
     Attributes:
-        announced: this rank has heard that commands were given which the ranks have not carried out.
+        announced: this rank knows of commands that the ranks have not carried out.
         evaluates: an evaluation follows this step.
     """
 
@@ -337,7 +337,7 @@ class Stop:
 @final
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run has come to its end."""
+    """The run has ended."""
 
 
 Outcome = Continue | BeginGeneration | Stop | Finish

@@ -38,7 +38,7 @@ class Interpreter:
         minibatch: step -> the micro-batches of this rank.
         timeout_s: how long to wait for peers; None: no limit.
         progress: how background work makes progress (see `progress`).
-        presence: the failure detector; made on the calling thread.
+        detector: the failure detector, made on the calling thread.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Task:
     Args:
         answer: answers the requests about the replica and time. The endpoint answers the rest.
         after: the sub-program that used its tags before, which must have ended.
-        serves: nobody may wait for it when it fails, so its failure is set on the rank clock.
+        serves: maybe no thread waits for it when it fails, so its failure is set on the rank clock.
         streams, stream: the device stream on which it works; None: its thread's own.
         begin: the device event after which it may begin.
         sums: whether it may ask for the library's own sums.

@@ -36,7 +36,7 @@ class Deadline:
         timeout_s: None: no deadline.
         spins: polls that only yield the core before the thread sleeps. Give 0 to a thread next to one that computes.
         pause_seconds: seconds that the run has been paused until now; they do not count.
-        step: the step of what is waited for. It is an argument of its own because a message is rarely made.
+        step: the step of what is waited for. It is a separate argument because a message is rarely made.
         peer_status: knows what the other ranks do.
     """
 

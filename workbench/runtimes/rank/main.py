@@ -142,7 +142,7 @@ def _tell(error: BaseException, transport: Transport, detector: FailureDetector,
         with suppress(OSError):  # a full disk, which the error itself reports
             (folder / f"failed-{rank:05d}.json").write_text(json.dumps(record))
     if keeps_record:
-        with suppress(WorkbenchError):  # likewise
+        with suppress(WorkbenchError):  # the same
             update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else reason)
 
 

@@ -332,7 +332,7 @@ def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future
     """Complete the futures of DDP's own buckets: all with their averages, or all with the error."""
     try:
         done.value()
-    except Exception as error:  # noqa: BLE001 - whatever it was, DDP waits for it on every future
+    except Exception as error:  # noqa: BLE001 - for any error: DDP waits for it on every future
         for _, future in waiting:
             future.set_exception(error)  # type: ignore[arg-type]  # its annotation is a slip
         return
