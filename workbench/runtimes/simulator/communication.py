@@ -1,6 +1,6 @@
 """Handlers of requests that communicate: messages between two ranks, and collectives of all.
 
-A request of a program that waits for it has no ticket; one that was started in the background has one.
+A request that its program waits for has no ticket. A request that was started in the background has one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], send
 
 
 def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigError | None:
-    """An error unless the message is what was asked for."""
+    """Return an error unless the message is the requested one."""
     flat, like = load[0], request.like
     if flat.numel() != like.numel() or flat.dtype != like.dtype:
         return ConfigError(
@@ -105,7 +105,7 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
 
 
 def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
-    """Pass the messages of a collective whose schedule is known."""
+    """Pass the messages of a collective with a known schedule."""
     player = SchedulePlayer(process, schedule, process.resume)
     process.pending = player
     player.go()

@@ -1,4 +1,4 @@
-"""Handlers of requests that take a worker's processor: `Backward`, `Apply` and `Local`."""
+"""Handlers of requests that use a worker's processor: `Backward`, `Apply` and `Local`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backward(cluster: SimCluster, process: SimProcess, request: ops.Backward) ->
 
 
 def _begin_in_parts(cluster: SimCluster, process: SimProcess, request: ops.Backward) -> None:
-    """Forward bucket by bucket: a sub-program of `before_forward` runs to its end before the part that uses its bucket."""
+    """Compute forward bucket by bucket: a sub-program of `before_forward` runs to its end before the part that uses its bucket."""
     worker, times, clock = process.worker, cluster.times, cluster.clock
     needed = [piece.index for piece in reversed(worker.replica.layout.buckets)]
 
@@ -78,7 +78,7 @@ class _Pass:
         self._gradient = self._process.worker.backward(self._request.step)
 
     def _launch(self, bucket: int) -> None:
-        """Begin what the program wants to do with a bucket, whose gradients are final."""
+        """Begin what the program returns for a bucket with final gradients."""
         assert self._request.on_bucket is not None and self._gradient is not None
         process = self._process
         work = self._request.on_bucket(process.worker.bucket_view(self._gradient, bucket))

@@ -1,4 +1,4 @@
-"""A simulated worker: what a rank holds. Its gradients are real, or (timing only) tensors without content."""
+"""A simulated worker: the state of a rank. Its gradients are real, or (timing only) tensors without content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SimWorker:
 
     @property
     def trained(self) -> Replica:
-        """The replica, where there is one.
+        """The replica, if there is one.
 
         Raises:
             ConfigError: in a timing-only simulation.
@@ -160,7 +160,7 @@ Buckets = dict[int | None, Tensor]
 
 
 def without_content(layout: Layout) -> Buckets:
-    """Tensors on the meta device that all workers share: by bucket, and under None the whole gradient."""
+    """Return tensors on the meta device that all workers share: by bucket, and under None the whole gradient."""
     flat = torch.empty(layout.numel, dtype=layout.dtype, device="meta")
     return {None: flat, **{piece.index: flat[piece.start : piece.stop] for piece in layout.buckets}}
 
@@ -201,14 +201,14 @@ class Shapes(_Counted):
 
 
 def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
-    """How the algorithm lays out the problem's gradients; allocates no memory for them."""
+    """Return the layout of the problem's gradients for the algorithm, without memory for them."""
     with torch.device("meta"):
         model = problem.model()
     return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
 
 
 def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
-    """The share of backward after which each bucket may leave: 1 for all where the whole gradient must be known."""
+    """Return the share of backward after which each bucket may leave: 1 for all if the whole gradient must be known."""
     shares = compute.ready_shares(layout)
     return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
 
