@@ -293,7 +293,7 @@ class OfTwo:
     def end_step(self) -> None: ...
 
     def gather_texts(self, text: str, deadline: None) -> list[str]:
-        return [text, json.dumps({"words": self.other.pop(0), "step": 5, "left": True, "versions": None})]
+        return [text, json.dumps({"commands": self.other.pop(0), "step": 5, "left": True, "versions": None})]
 
     def event(self, row: dict[str, Any]) -> None:
         self.events.append(row)
