@@ -13,7 +13,7 @@ from IPython.core.inputtransformer2 import cell_magic
 from workbench.clusters.waiting import Waiting
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
-from workbench.kernel.execution import Execution, stuck
+from workbench.kernel.execution import Execution, stuck_message
 
 DEFAULT_RANKS = 4
 PREPARE_S = 60.0
@@ -142,7 +142,7 @@ class Ranks:
         if state in ("lost", "stopped"):
             raise LaunchError(f"the ranks have ended ({state}): %restart_ranks starts new ones; their variables are lost")
         if self.busy():
-            raise LaunchError(stuck(self.busy()))
+            raise LaunchError(stuck_message(self.busy()))
 
     # -- the ranks -------------------------------------------------------------------------------------------------
 

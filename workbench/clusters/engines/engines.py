@@ -239,7 +239,7 @@ class Engines:
         if entry.is_here and not entry.processes() and not entry.in_job:
             raise LaunchError(f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes its files")
         registry.take_ownership(entry)
-        launcher = cloudpickle.loads(registry.trusted(entry.folder / registry.LAUNCHER).read_bytes())
+        launcher = cloudpickle.loads(registry.check_trusted(entry.folder / registry.LAUNCHER).read_bytes())
         engines = cls(launcher, entry.record["num_ranks"], "", cluster_id=entry.id)
         engines._reaper = start_reaper(engines.mark, str(engines.folder))
         try:

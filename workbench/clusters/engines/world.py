@@ -68,7 +68,7 @@ def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".seen-", dir=root) as file:
-            pending = [engines.client[rank].apply_async(remote.sees, file.name, SEEN_S) for rank in range(len(ranks))]
+            pending = [engines.client[rank].apply_async(remote.can_see, file.name, SEEN_S) for rank in range(len(ranks))]
             seen = _answers(engines, pending, timeout_s)
     except OSError as error:
         raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): set WORKBENCH_RUNS to another folder") from None

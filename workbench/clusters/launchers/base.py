@@ -86,7 +86,7 @@ class Launcher(ABC):
 
     def last_output(self, engine_set: Any) -> str:
         """Return the whole output of the process that started the engines."""
-        return written(engine_set)
+        return launcher_log(engine_set)
 
     def why_not_detach(self) -> str | None:
         """Return why the engines cannot outlive this process; None if they can."""
@@ -117,7 +117,7 @@ def ended_here(process: dict[str, Any]) -> bool:
         return True
 
 
-def written(launcher: Any) -> str:
+def launcher_log(launcher: Any) -> str:
     """Return the log of an ipyparallel launcher.
 
     Its `get_output` works only once, and it removes the file at the end.

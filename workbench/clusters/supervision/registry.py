@@ -126,7 +126,7 @@ def find_entry(name: str) -> Entry:
     raise ConfigError(f"{len(found) or 'no'} clusters are called {name!r}: there are {names}")
 
 
-def trusted(path: Path) -> Path:
+def check_trusted(path: Path) -> Path:
     """Return the path, if only this user can have written the file. Reading the file executes its content.
 
     Raises:

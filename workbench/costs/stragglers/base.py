@@ -63,7 +63,7 @@ class Independent(Stragglers):
         return self.quantile(generator(seed, type(self).__name__.lower(), 0, step).random(num_workers))
 
 
-def check(distribution: Stragglers, right: bool, rule: str) -> None:
+def check_rule(distribution: Stragglers, right: bool, rule: str) -> None:
     """Raise `ConfigError` with the rule unless the numbers are right."""
     if not right:
         raise ConfigError(f"{distribution}: {rule}")

@@ -63,7 +63,7 @@ class PeerHandle(Handle):
         Raises:
             PeerFailed: it has left, and the run cannot continue without it.
         """
-        check(self._members, self._error, self._failed_s, self.source)
+        check_departure(self._members, self._error, self._failed_s, self.source)
         if not self._members.has_left(self.source):
             return False
         reason = self._members.failure()
@@ -139,14 +139,14 @@ class AnyHandle(Handle):
     def _note(self, error: RuntimeError, peer: int | None = None) -> None:
         if self._error is None:
             self._error, self._failed_s = error, time.monotonic()
-        check(self._members, error, self._failed_s, peer)
+        check_departure(self._members, error, self._failed_s, peer)
 
     def wait(self, deadline: Deadline) -> None:
         while not self.poll():
             deadline.pause()
 
 
-def check(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:
+def check_departure(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:
     """Raise if the run cannot continue, or if no departure explains the library's error within `GRACE_S`.
 
     Args:
