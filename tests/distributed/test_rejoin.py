@@ -349,7 +349,7 @@ def test_one_that_is_killed_while_links_are_measured_has_left_once_more() -> Non
 @pytest.mark.parametrize(
     ("algorithm", "rank", "words"),
     [
-        (AsyncSGD(), 2, "rank 2 of the run .* is there"),
+        (AsyncSGD(), 2, "rank 2 of the run .* is alive"),
         (AsyncSGD(), 0, "does not continue without rank 0"),
         (SynchronousSGD(), 1, "does not continue without rank 1"),
     ],

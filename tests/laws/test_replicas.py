@@ -309,7 +309,7 @@ def test_noise_of_whoever_decodes_breaks_it(collective: Collective) -> None:
 def test_a_server_that_answers_one_rank_otherwise_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrongly(port: ServerPort, source: int, version: int, flags: int = 0) -> Program:
         port._version = version
-        packed = yield PackParameters(port.shard, master=True)
+        packed = yield PackParameters(port.shard, server_copy=True)
         packed.flat[0] += 1e-9 * (source == 2)
         port._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + port.shard, stamp=stamp_of(version, flags)))
         return packed

@@ -125,7 +125,7 @@ class BackupSGD(ServerAlgorithm):
             if total is None:
                 break  # every worker has left or been sent the last version
             quorum.complete(total, len(of))
-            yield Apply(total, master=True, of=tuple(of), dropped=tuple(dropped))
+            yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped))
             version += 1
             end = min(end, version + 1) if ctx.stopping else end
             now_s = yield Now()

@@ -32,7 +32,7 @@ NAMES = {
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class BenchOptions:
     """How to run a benchmark.
 
     Attributes:
@@ -60,7 +60,7 @@ class How:
         return not self.only or any(word.lower() in case.lower() for word in self.only)
 
 
-def run(name: str, how: How) -> Iterator[Row]:
+def run(name: str, how: BenchOptions) -> Iterator[Row]:
     """Measure; yield each row as soon as it is known.
 
     Raises:

@@ -159,7 +159,7 @@ class StepEnded:
     """A step of the generation's program has ended.
 
     Attributes:
-        announced: this rank has heard that commands were given which the ranks have not carried out.
+        announced: this rank knows of commands that the ranks have not carried out.
         evaluates: an evaluation follows this step.
     """
 
@@ -337,7 +337,7 @@ class Stop:
 @final
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run has come to its end."""
+    """The run has ended."""
 
 
 Outcome = Continue | BeginGeneration | Stop | Finish
@@ -414,7 +414,7 @@ def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
 
 
 def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
-    """Nothing of the commands is left to do but to begin again: the step table or the meeting table."""
+    """Return what follows when all commands are carried out, by the step table or the meeting table."""
     end = agreed.end
     if not generation.algorithm.asynchronous:
         return _in_step(generation, agreed.algorithm, end)

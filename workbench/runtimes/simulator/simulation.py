@@ -21,9 +21,9 @@ from workbench.gradients import Layout
 from workbench.ops import Apply, EndStep, Program
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Context, Replicas, lower, take_sum
-from workbench.replica.local_training import check_what, model_info, num_steps_of, run_info, trace_note
+from workbench.replica.local_training import check_algorithm_and_problem, model_info, num_steps_of, run_info, trace_note
 from workbench.replica.replica import compute_threads
-from workbench.runtimes.checkpoint.rank_state import begin_again
+from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.rank_state import resume as resume_rank
 from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.simulator import background, communication, compute
@@ -56,7 +56,7 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` is a simulation's own
     ops.Local: compute.local,
     ops.Now: _now,
     ops.PackParameters: lambda cluster, process, request: process.worker.replica.pack_parameters(
-        request.bucket, master=request.master, step=request.step
+        request.bucket, server_copy=request.server_copy, step=request.step
     ),
     ops.ReadParameters: lambda cluster, process, request: process.worker.replica.read_parameters(),
     ops.Recv: communication.receive,
@@ -95,7 +95,7 @@ class Simulation:
         check_in_flight: bool = False,
         failures: Mapping[int, float] | None = None,
     ) -> None:
-        check_what(algorithm, problem)
+        check_algorithm_and_problem(algorithm, problem)
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         algorithm.check(workers)
@@ -162,7 +162,7 @@ class Simulation:
             return False
         for process, ctx in zip(processes, self.contexts, strict=True):
             ctx.num_steps = self.writer.end_of(process.worker)
-            begin_again(ctx, process.worker.last_end)
+            continue_from_state(ctx, process.worker.last_end)
             process.run_next(self._program_of(ctx))
         return True
 
@@ -244,16 +244,16 @@ class Simulation:
     def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
         """A server of this worker makes an update: evaluate the steps that all servers complete with it."""
         self._updated_s = end_s
-        ctx, master = self.contexts[worker.rank], worker.trained.master
-        ctx.stopping = ctx.stopping or bool(master.control_seen)
+        ctx, server_copy = self.contexts[worker.rank], worker.trained.server_copy
+        ctx.stopping = ctx.stopping or bool(server_copy.control_seen)
         num_workers = self.num_computing - len(self.fabric.gone)
-        for step in self._milestones.count(master.progress, request, self.algorithm, num_workers):
+        for step in self._milestones.count(server_copy.progress, request, self.algorithm, num_workers):
             parts = self._parts.setdefault(step, {})
-            shards = range(len(master.updates)) if request.gradient.bucket is None else (request.gradient.bucket,)
+            shards = range(len(server_copy.updates)) if request.gradient.bucket is None else (request.gradient.bucket,)
             for shard in shards:
-                parts.update(master.evaluated_shard(shard))
+                parts.update(server_copy.evaluated_shard(shard))
             if len(parts) == len(worker.replica.layout.slots):
-                self.workers[0].evaluate(step, end_s, worker.joined(self._parts.pop(step)), self._bytes_sent)
+                self.workers[0].evaluate(step, end_s, worker.join_shards(self._parts.pop(step)), self._bytes_sent)
 
     def _evaluate_at_end(self) -> None:
         """Evaluate the last step, after all programs have ended."""
@@ -272,8 +272,8 @@ class Simulation:
 
     def _progress(self) -> list[float]:
         """Of each shard: the steps that its server has completed."""
-        masters = [worker.trained.master for worker in self.workers if worker.trained.has_master]
-        return [max(master.progress[shard] for master in masters) for shard in range(len(self.workers[0].replica.layout.buckets))]
+        copies = [worker.trained.server_copy for worker in self.workers if worker.trained.has_server_copy]
+        return [max(server_copy.progress[shard] for server_copy in copies) for shard in range(len(self.workers[0].replica.layout.buckets))]
 
     @property
     def _stops_early(self) -> bool:
