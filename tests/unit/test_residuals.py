@@ -234,7 +234,7 @@ HOW = Settings(steps=22, batch_size=3, optimizer=tiny.sgd, seed=5)
 def test_local_sgd_refuses_to_compress_parameters_and_names_what_trains(collective: Collective) -> None:
     with pytest.raises(ConfigError, match="use DiLoCo") as found:
         LocalSGD(every=2, collective=collective)
-    named = str(found.value).split("use ")[1].split("; else")[0]
+    named = str(found.value).split("use ")[1].split("; otherwise")[0]
     instead = DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective=collective)
     assert named == f"DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective={collective})"
     losses = [row["loss"] for row in train("simulated", 3, instead, tiny.problem(), replace(HOW, steps=60)).rows(0)]
