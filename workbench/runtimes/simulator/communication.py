@@ -31,7 +31,7 @@ def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ti
     """Offer a message to its receiver."""
     worker, fabric = process.worker, cluster.fabric
     flat = flat_of(request.value)
-    num_bytes = flat.numel() * flat.element_size()
+    num_bytes = int(flat.nbytes)
     content = flat.clone() if worker.has_values else flat  # a network takes a copy
     load: Load = (content, 0, False)
     if request.stamp is not None:

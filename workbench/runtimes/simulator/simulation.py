@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench import ops
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Stalled
 from workbench.gradients import Layout
@@ -192,8 +193,11 @@ class Simulation:
 
     def _program_of(self, ctx: Context) -> Program:
         """A worker's program; without values, collectives of a fixed schedule are answered from the cache."""
+        program = self.algorithm.worker(ctx)
+        if self.algorithm.has_servers and not isinstance(self.algorithm, CollectiveAlgorithm):
+            return program  # it names no collective: `lower` would take a tenth of the run to find none
         schedules = self._schedules.get(ctx.rank)
-        return lower(ctx, self.algorithm.worker(ctx), take_sum if schedules is None else schedules.take)
+        return lower(ctx, program, take_sum if schedules is None else schedules.take)
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
@@ -288,7 +292,7 @@ class Simulation:
         At rank 0's parameters; where replicas differ between steps, at their mean, when the last rank ends the step. Where ranks end a
         step with equal parameters at different times, at those of the first that ends it.
         """
-        if self.algorithm.has_servers:
+        if self.algorithm.has_servers and not isinstance(self.algorithm, CollectiveAlgorithm):
             return
         if not self._asynchronous and self.algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:
