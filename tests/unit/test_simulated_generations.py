@@ -120,6 +120,14 @@ def test_workers_with_servers_meet_at_sync_points_and_nowhere_else() -> None:
     assert ended_together(step_times(ASYNC, checkpoint_every=3)) == {2, 5, 6}
 
 
+def test_a_late_failure_does_not_date_the_evaluation_of_a_stopped_run() -> None:
+    """The clock runs on to the failure, when all programs have ended."""
+    simulated = Simulation(ASYNC, tiny.problem(), settings(), WORKERS, network=NETWORK, compute=COMPUTE, failures={2: 1e6})
+    run = simulated.run(stop_after=3)
+    *_, last = [row for row in run.metrics[0] if "evaluation" in row]
+    assert (last["step"], last["seconds"]) == (3, run.info["result"]["seconds"])
+
+
 def test_workers_that_share_nothing_do_not_wait_for_a_checkpoint() -> None:
     assert step_times(ALONE, checkpoint_every=3) == step_times(ALONE)
 

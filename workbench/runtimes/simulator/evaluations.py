@@ -77,7 +77,7 @@ class SimEvaluations:
             return
         if not algorithm.has_servers or stopped:
             last = first.last_step if algorithm.asynchronous else first.num_steps - 1
-            self._evaluate(last, self._clock.now_s if last < first.num_steps - 1 else seconds, parameters)
+            self._evaluate(last, seconds, parameters)
             return
         end_s = seconds if self._updated_s is None else self._updated_s
         done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
