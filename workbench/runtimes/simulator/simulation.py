@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -230,8 +229,10 @@ class Simulation:
             checkpoint_every=self.settings.checkpoint_every,
         )
         sync_point = first_sync_point(whole, max(ctx.first_step for ctx in self.contexts))
+        fresh = whole.following(EndStep(-1), sync_point=sync_point)
         for worker, ctx in zip(self.workers, self.contexts, strict=True):
-            self._generations.append(whole.following(worker.last_end, sync_point=sync_point))
+            end = worker.last_end
+            self._generations.append(fresh if end.step < 0 else whole.following(end, sync_point=sync_point))
             ctx.num_steps = self._generations[-1].end_step
 
     def _end_step(self, cluster: SimCluster, process: SimProcess, end: EndStep) -> Any:
@@ -261,11 +262,11 @@ class Simulation:
             generation.has_steps_left(worker.rank, worker.last_end.step + 1)
             for worker, generation in zip(self.workers, self._generations, strict=True)
         )
-        agreed = Agreed(end=EndStep(-1), algorithm=self.algorithm, num_commands=int(self._stop_heard), stop=self._stop_heard, any_left=left)
+        agreed: dict[str, Any] = {"num_commands": int(self._stop_heard), "stop": self._stop_heard, "any_left": left}
+        meet = decide(self._generations[0], ProgramEnded(end=self.workers[0].last_end)) == (Agree(),)
         for process in processes:
-            end, generation = process.worker.last_end, self._generations[process.worker.rank]
-            meets = decide(generation, ProgramEnded(end=end)) == (Agree(),)
-            self._follow(process, replace(agreed, end=end) if meets else ProgramEnded(end=end))
+            end = process.worker.last_end
+            self._follow(process, Agreed(end=end, algorithm=self.algorithm, **agreed) if meet else ProgramEnded(end=end))
 
     def _follow(self, process: SimProcess, boundary: StepEnded | ProgramEnded | Agreed) -> Any:
         """Carry out what `decide` says; return the answer to an `EndStep`."""
