@@ -158,7 +158,7 @@ def test_resumed_at_any_step_is_unbroken(algorithm: Algorithm) -> None:
     unbroken = final(simulate(algorithm, how))
     for stop in range(STEPS):
         first = simulate(algorithm, how, stop_after=stop)
-        second = simulate(algorithm, how, resume=first.checkpoints)
+        second = simulate(algorithm, how, resume=first.checkpoints.at_stop)
         for rank, (found, expected) in enumerate(zip(final(second), unbroken, strict=True)):
             law = f"{algorithm}: a resumed run is the unbroken one"
             assert_near(law, found, expected, 0.0, f"stopped after step {stop}, rank {rank} at the end")
@@ -179,7 +179,7 @@ def test_partial_sums_go_on_from_a_checkpoint() -> None:
     how = settings(optimizer=tiny.momentum, steps=12)
     for stop in range(0, 12, 3):
         first = simulate(PartialAllReduce(quorum="solo"), how, stop_after=stop)
-        second = simulate(PartialAllReduce(quorum="solo"), how, resume=first.checkpoints)
+        second = simulate(PartialAllReduce(quorum="solo"), how, resume=first.checkpoints.at_stop)
         found = final(second)
         assert_equal_ranks("PartialAllReduce: replicas are equal where a run is resumed", found, f"at the end, stopped after step {stop}")
         assert [worker.last_step for worker in second.workers] == [11] * 3

@@ -26,6 +26,7 @@ REPLICA: tuple[Selection, ...] = (
 MEANS: Selection = ("tests/laws/test_means.py",)
 REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
 GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
+SIMULATED_GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
 
@@ -1171,5 +1172,61 @@ MUTANTS: tuple[Mutant, ...] = (
         "generation.stop_after is not None",
         "a run of full length counts as stopped",
         GENERATIONS,
+    ),
+    _M(
+        "simulated-generation-checkpoint-a-step-late",
+        "runtimes/control/generations.py",
+        "(step + 1) % every == 0",
+        "step % every == 0",
+        "a checkpoint follows the step after the one that it is due after",
+        SIMULATED_GENERATIONS,
+    ),
+    _M(
+        "simulated-generation-sync-point-a-step-late",
+        "runtimes/control/generations.py",
+        "(step // every + 1) * every",
+        "(step // every + 1) * every + 1",
+        "asynchronous workers meet a step after the one that a checkpoint is due after",
+        SIMULATED_GENERATIONS,
+    ),
+    _M(
+        "simulated-generation-stop-a-step-late",
+        "runtimes/control/generations.py",
+        "end.step == generation.stop_after",
+        "end.step - 1 == generation.stop_after",
+        "workers in step take one step more than they are asked to",
+        SIMULATED_GENERATIONS,
+    ),
+    _M(
+        "simulated-generation-early-end-a-step-early",
+        "runtimes/control/generations.py",
+        "min(self.num_steps, self.stop_after + 1)",
+        "min(self.num_steps, self.stop_after)",
+        "asynchronous workers take one step less than they are asked to",
+        SIMULATED_GENERATIONS,
+    ),
+    _M(
+        "simulated-generation-without-its-end",
+        "runtimes/simulator/simulation.py",
+        "self.contexts[worker.rank].num_steps = generation.end_step",
+        "pass",
+        "a worker that has heard of a stop takes all its steps",
+        SIMULATED_GENERATIONS,
+    ),
+    _M(
+        "simulated-generation-up-to-the-same-sync-point",
+        "runtimes/simulator/simulation.py",
+        "        ctx.num_steps = generation.end_step",
+        "        pass",
+        "programs that begin after a sync point end before it",
+        SIMULATED_GENERATIONS,
+    ),
+    _M(
+        "simulated-checkpoint-of-a-later-step",
+        "runtimes/simulator/simulation.py",
+        "if place is None or is_complete(end.state):",
+        "if True:",
+        "the program takes further steps before its checkpoint is taken",
+        (("tests/laws/test_resume_kept.py", "-k", "any_checkpoint and PipeSGD"),),
     ),
 )

@@ -185,7 +185,7 @@ def test_a_resumed_run_on_fewer_lanes_loses_nothing() -> None:
     first = Simulation(three, situation.problem(), how, 4, network=owed.NETWORK, compute=owed.COMPUTE)
     first.run(stop_after=5)
     second = Simulation(one, situation.problem(), how, 4, network=owed.NETWORK, compute=owed.COMPUTE)
-    second.run(resume=first.checkpoints)
+    second.run(resume=first.checkpoints.at_stop)
     assert not any(name.startswith("lane-") for name in second.contexts[0].memory)
     ended = owed.ended(second)
     np.testing.assert_allclose(ended.applied[0] + ended.left, situation.owed(one, steps, 0), rtol=1e-10, atol=1e-10)
