@@ -54,7 +54,7 @@ class BenchOptions:
     def wanted(self, case: str) -> bool:
         """Return whether to measure a case.
 
-        >>> How(only=("mlp",)).wanted("50 MB MLP, 2 ranks")
+        >>> BenchOptions(only=("mlp",)).wanted("50 MB MLP, 2 ranks")
         True
         """
         return not self.only or any(word.lower() in case.lower() for word in self.only)
@@ -65,7 +65,7 @@ def run(name: str, how: BenchOptions) -> Iterator[Row]:
 
     Raises:
         ConfigError: unknown benchmark.
-            LaunchError: its ranks, or its emulated network, cannot be started here.
+        LaunchError: its ranks, or its emulated network, cannot be started here.
     """
     if name not in NAMES:
         raise unknown("benchmark", name, NAMES)

@@ -77,7 +77,7 @@ class Compute:
     def time_share(self, share_of_batch: Number) -> Number:
         """Return the share of a full minibatch's forward and backward seconds that a share of its samples takes; 0 samples take 0.
 
-        >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).part(0.5)
+        >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).time_share(0.5)
         0.75
         """
         return (share_of_batch > 0) * (self.fixed_share + (1 - self.fixed_share) * share_of_batch)
