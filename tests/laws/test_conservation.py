@@ -25,6 +25,7 @@ from workbench.algorithms import (
     ApplyOrder,
     Constant,
     DiLoCo,
+    EagerDiLoCo,
     LayerwiseSGD,
     PartialAllReduce,
     PipeSGD,
@@ -83,6 +84,8 @@ def algorithms(collective: Collective) -> list[Algorithm]:
         StaleSGD(staleness=Constant(2), collective=collective),
         DiLoCo(every=2, collective=collective, **mean),
         StreamingDiLoCo(every=3, fragments=2, collective=collective, **mean),
+        EagerDiLoCo(every=2, collective=collective, **mean),
+        EagerDiLoCo(every=3, fragments=2, collective=collective, **mean),
     ]  # with a delay, StreamingDiLoCo discards by its rule what was learned under the sum: it owes nothing of that
     return found if collective.calls_library else [*found, PartialAllReduce(quorum="all", collective=collective)]
 
