@@ -14,7 +14,8 @@ time is wall or virtual, whether a peer is a process or a simulated worker, or w
 | `Local` | what its action returned: encoding, decoding and summing, by name |
 | `Start` | a `Ticket` for a request or sub-program that now runs in the background |
 | `Wait`, `WaitAny` | the ticket's value; (position, value) of one that is complete |
-| `Apply`, `Discard` | None: the optimizer has taken its step with this gradient or bucket; its buffer is free |
+| `Apply` | None: the optimizer has taken its step, and the buffer is free; of a server, whether the run was asked to stop |
+| `Discard` | None: the buffer is free |
 | `ReadParameters`, `WriteParameters` | flat copy of the parameters; None |
 | `PackParameters`, `UnpackParameters` | the parameters laid out as a gradient, to be sent or averaged; None |
 | `Now` | seconds since the run began |
@@ -264,12 +265,16 @@ class WaitAny(Request):
 class Apply(Request):
     """One optimizer step with a summed gradient, or with one bucket of it. Consumes the gradient.
 
+    The answer of a server's (`master`) is True if the run was asked to stop: the server ends it for all at one version.
+
     Args:
         lr_scale: factor on the learning rate of this step.
         local: this rank's gradient alone, which no other rank sees: a word of control in it is not yet known to all.
         master: update the server's copy of the parameters, and not the replica with which gradients are computed.
         of: (source, version) of each gradient that was summed, where that is not the gradient's own version.
         dropped: (source, version) of gradients that came too late and are not in it, since the last update.
+        completes: of a server's: how many steps of the run this update completes. The schedule of evaluations counts in these. None:
+            a step is a minibatch of each worker, and each gradient is one, also a dropped one.
     """
 
     gradient: Gradient = field(repr=False)
@@ -278,6 +283,7 @@ class Apply(Request):
     master: bool = False
     of: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    completes: float | None = None
 
 
 @final
@@ -340,6 +346,10 @@ class State:
     Its fields are tickets, gradients, tensors, plain numbers, None, or tuples of these: a checkpoint keeps them by name.
     """
 
+    def unused(self, step: int) -> State | None:
+        """This rank's gradients that are in none of the sums up to that step: ranks that continue as fewer begin from these."""
+        return None
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -348,10 +358,10 @@ class EndStep(Request):
 
     Args:
         step: the step that ends.
-        state: what the program is given as `ctx.resumed` to continue from here; a plain tuple where all items are of one kind.
+        state: what the program is given as `ctx.resumed` to continue from here; None where it needs nothing.
         dropped: this rank's gradient of the step came too late and was not used.
     """
 
     step: int
-    state: State | tuple[Any, ...] = ()
+    state: State | None = None
     dropped: bool = False

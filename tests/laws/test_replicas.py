@@ -50,7 +50,7 @@ def settings_of(kind: Kind) -> tuple[Algorithm, ...]:
     """Those in which the laws are to hold; one of each that differ in more than collective and lanes."""
     found: dict[str, Algorithm] = {}
     for item in SETTINGS.get(kind, [kind()]):
-        found.setdefault(repr({name: value for name, value in item.settings().items() if name not in ("collective", "lanes")}), item)
+        found.setdefault(repr({name: value for name, value in settings_of(item).items() if name not in ("collective", "lanes")}), item)
     return tuple(found.values())
 
 
@@ -142,7 +142,7 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
     for bucket, number in dict.fromkeys(name for rank in ranks for name in rank.taken):
         held = {place: rank.taken[bucket, number] for place, rank in enumerate(ranks) if (bucket, number) in rank.taken}
         steps = {place: step for place, (step, _) in held.items()}
-        what = f"{'version' if algorithm.has_servers else 'average'} {number} of {'all' if bucket < 0 else f'bucket {bucket}'}"
+        what = f"{'version' if algorithm.requires.servers else 'average'} {number} of {'all' if bucket < 0 else f'bucket {bucket}'}"
         assert_equal_ranks(law, [value for _, value in held.values()], f"{what}, by rank and step {steps}", names=list(held))
 
 
@@ -203,7 +203,7 @@ def test_the_list_has_all_that_the_package_lists() -> None:
 
 
 MAY_DIFFER = [
-    item for item in representatives() if item.replicas != Replicas.EVERY_STEP and not (item.has_servers and item.max_staleness == 0)
+    item for item in representatives() if item.replicas != Replicas.EVERY_STEP and not (item.requires.servers and item.max_staleness == 0)
 ]
 
 

@@ -40,7 +40,7 @@ from workbench.algorithms import (
 from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.errors import ConfigError
-from workbench.program import Algorithm
+from workbench.program import Algorithm, settings_of
 
 COLLECTIVES = (Native(), Ring(), Linear())
 MORE_COLLECTIVES = (
@@ -182,7 +182,7 @@ def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
 
 def name_of(algorithm: Algorithm) -> str:
     """Short, for a test's id: PipeSGD-3-Ring."""
-    words = [word_of(value) for value in algorithm.settings().values()]
+    words = [word_of(value) for value in settings_of(algorithm).values()]
     return "-".join([type(algorithm).__name__, *words])
 
 

@@ -18,6 +18,7 @@ from workbench.algorithms.parameter_server import (
     check_positive,
     ended,
     fresh,
+    state_of,
 )
 from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
 from workbench.errors import ConfigError
@@ -75,13 +76,9 @@ class BackupSGD(ServerAlgorithm):
     def max_staleness(self) -> int:
         return 0
 
-    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
-        """One: the run has as many updates as steps, whatever was dropped."""
-        return 1.0
-
     def check(self, num_ranks: int) -> None:
         ServerAlgorithm.check(self, num_ranks)
-        workers = self.num_computing(num_ranks)
+        workers = self.roles(num_ranks).num_computing
         if self.backups != "online" and self.backups >= workers:
             raise ConfigError(f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}")
 
@@ -132,9 +129,9 @@ class BackupSGD(ServerAlgorithm):
             assert total is not None, "a time-out before the first gradient"
             if self.backups == "online":
                 noise.close(body_of(total), len(of))
-            yield Apply(total, master=True, of=tuple(of), dropped=tuple(dropped))
+            stopping = yield Apply(total, master=True, of=tuple(of), dropped=tuple(dropped), completes=1.0)
             version += 1
-            end = min(end, version + 1) if ctx.stopping else end
+            end = min(end, version + 1) if stopping else end
             now = yield Now()
             for source, _ in of:
                 yield from port.reply(source, version, FINAL * (version >= end))
@@ -164,7 +161,7 @@ class BackupSGD(ServerAlgorithm):
             replies = yield from port.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, state=tuple(known.values()), dropped=not LATE.isdisjoint(replies.values()))
+            yield EndStep(step, state=state_of(known), dropped=not LATE.isdisjoint(replies.values()))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class

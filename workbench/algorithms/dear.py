@@ -11,7 +11,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, State, Ticket, Wait
-from workbench.program import Card, Context
+from workbench.program import Buckets, Card, Context, Requirements
 from workbench.units import MIB
 
 
@@ -53,12 +53,9 @@ class DeAR(CollectiveAlgorithm):
             raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
 
     @property
-    def state_type(self) -> type[DeARState]:
-        return DeARState
-
-    @property
-    def applies_buckets(self) -> bool:
-        return True
+    def requires(self) -> Requirements:
+        buckets = Buckets(max_bytes=self.bucket_bytes, applied_singly=True)
+        return Requirements(buckets=buckets, state=DeARState, link=self.collective.needs_link)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """The first step sends half of what the others do."""

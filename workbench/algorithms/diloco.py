@@ -13,7 +13,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
-from workbench.program import Card, Context, Elasticity, Replicas
+from workbench.program import Buckets, Card, Context, Elasticity, Replicas, Requirements
 
 
 @final
@@ -88,12 +88,8 @@ class DiLoCo(CollectiveAlgorithm):
             raise ConfigError(f"delay={self.delay}, mix={self.mix} with eager=True, which has delays of its own: leave both at 0")
 
     @property
-    def state_type(self) -> type[DiLoCoState]:
-        return DiLoCoState
-
-    @property
-    def num_buckets(self) -> int:
-        return self.fragments
+    def requires(self) -> Requirements:
+        return Requirements(buckets=Buckets(count=self.fragments), state=DiLoCoState, link=self.collective.needs_link)
 
     @property
     def replicas(self) -> Replicas:

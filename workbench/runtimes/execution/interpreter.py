@@ -79,7 +79,7 @@ class Interpreter:
         self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
-    def begin_again(self, state: State | tuple[Any, ...]) -> None:
+    def begin_again(self, state: State | None) -> None:
         """Another program is to begin, from that state of the one before."""
         self.complete_all(state)
         self._mailbox.forget_departures()
@@ -221,7 +221,8 @@ class Interpreter:
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
-    def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
+    def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> bool:
+        """Update the server's copy; return True if the run was asked to stop."""
         begin = self.clock.now()
         master = self.replica.master
         if task == 0:
@@ -232,13 +233,12 @@ class Interpreter:
         update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
         if task == 0:  # a server on a rank of its own: its updates are its steps
             self.clock.step = update - 1
-        if master.control_seen and self.context is not None:
-            self.context.stopping = True
         end = self.clock.now()
         self.recorder.span("apply", "server", begin, end, max(self.clock.step, 0), bucket_of(gradient))
         self.recorder.event(update_event(request, bucket_of(gradient), update, end))
         if self.on_update is not None:
             self.on_update(request, end)
+        return bool(master.control_seen)
 
     # -- background --------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Interpreter:
         """Whether nothing is left in the background after `close`."""
         return self._background.ended
 
-    def complete_all(self, state: State | tuple[Any, ...]) -> None:
+    def complete_all(self, state: State | None) -> None:
         """Wait for every ticket in a program's state, so that it can be kept."""
         for item in leaves(state):
             if isinstance(item, Ticket):

@@ -14,7 +14,7 @@ from workbench.runtimes.simulator.state import SimProcess
 from workbench.runtimes.simulator.worker import SimWorker
 
 
-def when_complete(state: State | tuple[Any, ...], action: Callable[[], None]) -> None:
+def when_complete(state: State | None, action: Callable[[], None]) -> None:
     """Call `action` when no ticket of a step's state is in flight any more."""
     in_flight = [item for item in leaves(state) if isinstance(item, Ticket) and not item.done]
 

@@ -104,7 +104,7 @@ class Simulation:
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
         self.num_workers, self.network, self.compute = workers, network, compute
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
-        self.num_computing = algorithm.num_computing(workers)
+        self.num_computing = algorithm.roles(workers).num_computing
         self._asynchronous = algorithm.asynchronous
         first = self.workers[0]
         times = PassTimes(compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=self.num_computing)
@@ -120,7 +120,7 @@ class Simulation:
         self._schedules: dict[int, ScheduleCache] = {}  # rank -> those of its collectives, if there are no values
         self._ending: set[int] = set()  # ranks whose next step is their last
         self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
-        self._milestones = EvaluationSchedule(first.due_steps() if algorithm.has_servers else [])
+        self._milestones = EvaluationSchedule(first.due_steps() if algorithm.requires.servers else [])
         self._parts: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have completed it, by number
         self._num_evaluated = 0  # steps that were evaluated, or before one that was
         self._updated_s: float | None = None  # the last update of a server
@@ -187,7 +187,7 @@ class Simulation:
             self._schedules[worker.rank] = cache
         if resume is not None:
             resume_rank(resume[worker.rank], self.algorithm, worker.trained, ctx)
-        worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
+        worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed)
         return ctx
 
     def _program_of(self, ctx: Context) -> Program:
@@ -244,10 +244,9 @@ class Simulation:
     def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
         """A server of this worker makes an update: evaluate the steps that all servers complete with it."""
         self._updated_s = end_s
-        ctx, master = self.contexts[worker.rank], worker.trained.master
-        ctx.stopping = ctx.stopping or bool(master.control_seen)
+        master = worker.trained.master
         num_workers = self.num_computing - len(self.fabric.gone)
-        for step in self._milestones.count(master.progress, request, self.algorithm, num_workers):
+        for step in self._milestones.count(master.progress, request, num_workers):
             parts = self._parts.setdefault(step, {})
             shards = range(len(master.updates)) if request.gradient.bucket is None else (request.gradient.bucket,)
             for shard in shards:
@@ -258,7 +257,7 @@ class Simulation:
     def _evaluate_at_end(self) -> None:
         """Evaluate the last step, after all programs have ended."""
         first = self.workers[0]
-        if not self.algorithm.has_servers or self._stops_early:
+        if not self.algorithm.requires.servers or self._stops_early:
             self._evaluate(first.last_step if self._asynchronous else first.num_steps - 1, self.workers)
             return
         parameters = first.evaluated_parameters()
@@ -288,7 +287,7 @@ class Simulation:
         At rank 0's parameters; where replicas differ between steps, at their mean, when the last rank ends the step. Where ranks end a
         step with equal parameters at different times, at those of the first that ends it.
         """
-        if self.algorithm.has_servers:
+        if self.algorithm.requires.servers:
             return
         if not self._asynchronous and self.algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:
@@ -325,7 +324,8 @@ class Simulation:
             self.algorithm, self.problem, self.settings, self.num_workers, first.replica.layout, self.network, self.compute, first.sampler
         )
         stopped = self._stops_early
-        done = first.num_steps if self.algorithm.has_servers and not stopped else first.last_step + 1  # rank 0 may have skipped its last
+        served = self.algorithm.requires.servers
+        done = first.num_steps if served and not stopped else first.last_step + 1  # rank 0 may have skipped its last
         status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
