@@ -14,7 +14,8 @@ time or virtual time, whether a peer is a process or a simulated worker, or whic
 | `Local` | what its action returned: encoding, decoding and summing, by name |
 | `Start` | a `Ticket` for a request or sub-program that runs in the background |
 | `Wait`, `WaitAny` | the ticket's value; (position, value) of one that is complete |
-| `Apply`, `Discard` | None: the optimizer has taken its step with this gradient or bucket; its buffer is free |
+| `Apply` | None: the optimizer has taken its step, and the buffer is free; of a server, whether the run was asked to stop |
+| `Discard` | None: the buffer is free |
 | `ReadParameters`, `WriteParameters` | flat copy of the parameters; None |
 | `PackParameters`, `UnpackParameters` | the parameters in a gradient's layout, to be sent or averaged; None |
 | `Now` | seconds since the run began |
@@ -271,12 +272,16 @@ class WaitAny(Request):
 class Apply(Request):
     """One optimizer step with a summed gradient, or with one bucket of it. Consumes the gradient.
 
+    The answer to a server's (`server_copy=True`) is True if the run was asked to stop: the server ends it for all at one version.
+
     Args:
         lr_scale: factor on the learning rate of this step.
         local: this rank's gradient alone, which no other rank sees: the control value in it is not yet known to all.
         server_copy: update the server's copy of the parameters, not the replica that computes gradients.
         of: (source, version) of each gradient in the sum, if that is not the gradient's own version.
         dropped: (source, version) of the gradients since the last update that came too late and are not in it.
+        completes: of a server's update: how many steps of the run it completes, as the schedule of evaluations counts them. None:
+            a step is a minibatch of each worker, and each gradient is one of these, also a dropped one.
     """
 
     gradient: Gradient = field(repr=False)
@@ -285,6 +290,7 @@ class Apply(Request):
     server_copy: bool = False
     of: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    completes: float | None = None
 
 
 @final
@@ -347,6 +353,10 @@ class State:
     Its fields are tickets, gradients, tensors, plain numbers, None, or tuples of these: a checkpoint keeps them by name.
     """
 
+    def unused(self, step: int) -> State | None:
+        """This rank's gradients that are in none of the sums up to that step: ranks that continue as fewer begin from these."""
+        return None
+
 
 @final
 @_frozen
@@ -355,10 +365,10 @@ class EndStep(Request):
 
     Args:
         step: the step that ends.
-        state: what the program gets as `ctx.resumed` to continue from here; a plain tuple if all items are of one kind.
+        state: what the program gets as `ctx.resumed` to continue from here; None if it needs nothing.
         dropped: this rank's gradient of the step came too late and was not used.
     """
 
     step: int
-    state: State | tuple[Any, ...] = ()
+    state: State | None = None
     dropped: bool = False

@@ -25,16 +25,13 @@ class Context:
             counts all ranks, servers too.
         first_step: where to begin (more than 0 when resumed).
         num_steps: where to end; None while the caller continues (`Trainer`).
-        resumed: the state of the last `EndStep`, its tickets completed; None at a fresh start.
+        resumed: the state of the last `EndStep`, its tickets completed; None at a fresh start. A program may replace it by a state
+            that is up to date between the ends of steps too: when a rank has left, the others ask it (`State.unused`).
         layout: how gradients are laid out: what a receiver must know. None in a test that needs none.
         seed: of the run, for random choices by (seed, stream, rank, step).
         memory: tensors by name that live as long as the run and are kept with its checkpoint: what error feedback
             leaves over, a low-rank factor to start from. Every sub-program of one lane sees the same one; see `on_lane`.
         link: what the network costs, as measured or simulated; None where that is not required (`Algorithm.requires`).
-        stopping: the run was asked to stop: a server ends it for all at one version.
-        may_shrink: whether the others continue as fewer when a rank's process ends; then a program may set `unused`.
-        unused: a step that is finished -> gradients of this rank that are in none of the sums up to it. The next program of this
-            rank is given them as `resumed` where a rank has left.
     """
 
     rank: int
@@ -46,9 +43,6 @@ class Context:
     seed: int = 0
     memory: MutableMapping[str, Tensor] = field(default_factory=dict)
     link: Any = None
-    stopping: bool = False
-    may_shrink: bool = False
-    unused: Callable[[int], tuple[Any, ...]] | None = None
 
     def on_lane(self, lane: int) -> Context:
         """The context of a sum on that lane, with a memory of its own; lane 0 has the plain one.
@@ -115,7 +109,7 @@ class Elasticity(StrEnum):
     """How a run continues when a rank's process ends."""
 
     NONE = "none"  # not at all
-    LOSES_WORKERS = "loses workers"  # without a rank for which nobody waits (`Algorithm.can_lose`)
+    LOSES_WORKERS = "loses workers"  # without a rank for which nobody waits (`can_lose`)
     SHRINKS = "shrinks"  # as fewer ranks, from any step's end, where the run is asked to
     SHRINKS_ALWAYS = "shrinks always"  # the same unasked: nobody waits for all ranks, so that none of them need end the run
 
@@ -140,16 +134,56 @@ class Restart(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """How the gradient is cut (`gradients.build_layout`); by default not at all.
+
+    Attributes:
+        max_bytes: of a bucket; 0: each parameter is a bucket; None: no limit.
+        count: cut into that many buckets of about equal size instead, or one for each parameter if there are fewer.
+        applied_singly: `Apply` is given single buckets. Then nothing may need the whole gradient (global clipping).
+    """
+
+    max_bytes: float | None = None
+    count: int | None = None
+    applied_singly: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
     """What a runtime prepares before a run.
 
     Attributes:
+        buckets: how the gradient is cut.
+        state: class of its `EndStep.state`; None if it has none.
+        servers: the parameters that are updated live on servers: `Apply(server_copy=True)`.
         num_lanes: on which sums are started.
         link: `ctx.link` must be measured.
     """
 
+    buckets: Buckets = Buckets()
+    state: type[State] | None = None
+    servers: bool = False
     num_lanes: int = 1
     link: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Which ranks compute gradients, and which serve parameters. A rank can do both.
+
+    >>> Roles(computing=range(3), serving=range(3, 4)).num_computing
+    3
+    """
+
+    computing: range
+    serving: range = range(0)
+
+    @property
+    def num_computing(self) -> int:
+        """How many ranks compute gradients."""
+        return len(self.computing)
 
 
 @final
@@ -186,29 +220,13 @@ class Algorithm(ABC):
         """The program of one rank."""
 
     @property
-    def state_type(self) -> type[State] | None:
-        """The class of its `EndStep.state`; None where that is a plain tuple."""
-        return None
+    def requires(self) -> Requirements:
+        """What a runtime prepares before the run."""
+        return Requirements()
 
-    @property
-    def bucket_bytes(self) -> float | None:
-        """How the gradient is cut (`gradients.build_layout`); None: not at all."""
-        return None
-
-    @property
-    def applies_buckets(self) -> bool:
-        """Whether `Apply` is given single buckets: then nothing may need the whole gradient (global clipping)."""
-        return False
-
-    @property
-    def num_buckets(self) -> int | None:
-        """Into how many buckets of about equal size the gradient is cut instead, as far as it has so many parameters."""
-        return None
-
-    @property
-    def max_staleness(self) -> int | None:
-        """Updates between the parameters a gradient was taken at and those it is applied to, at most; None: no bound."""
-        return 0
+    def roles(self, num_ranks: int) -> Roles:
+        """Which ranks compute gradients (from rank 0 on), and which serve."""
+        return Roles(computing=range(num_ranks))
 
     @property
     def replicas(self) -> Replicas:
@@ -216,14 +234,14 @@ class Algorithm(ABC):
         return Replicas.EVERY_STEP
 
     @property
-    def has_servers(self) -> bool:
-        """Whether the parameters that are updated live on servers: `Apply(server_copy=True)`."""
-        return False
+    def max_staleness(self) -> int | None:
+        """Updates between the parameters a gradient was taken at and those it is applied to, at most; None: no bound."""
+        return 0
 
     @property
     def asynchronous(self) -> bool:
         """Whether ranks are at steps of their own: they end a run rather than being stopped in it, and rank 0 evaluates for all."""
-        return self.has_servers
+        return self.requires.servers
 
     @property
     def symmetric(self) -> bool:
@@ -244,26 +262,6 @@ class Algorithm(ABC):
         in_step = self.symmetric and self.replicas == Replicas.EVERY_STEP
         return Elasticity.SHRINKS if in_step else Elasticity.NONE
 
-    @property
-    def requires(self) -> Requirements:
-        """What a runtime prepares before the run."""
-        return Requirements()
-
-    def num_computing(self, num_ranks: int) -> int:
-        """How many ranks, from rank 0 on, compute gradients."""
-        return num_ranks
-
-    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
-        """How many steps of the run one update of a server completes, with so many workers' gradients (late ones count).
-
-        The schedule of evaluations is counted in these. A step is a minibatch of each worker.
-        """
-        return num_gradients / num_workers
-
-    def can_lose(self, rank: int, num_ranks: int) -> bool:
-        """Return True if the others continue as they are when that rank's process ends. Rank 0 keeps the record: it is always needed."""
-        return self.elasticity == Elasticity.LOSES_WORKERS and 0 < rank < self.num_computing(num_ranks)
-
     def check(self, num_ranks: int) -> None:  # noqa: B027 - most run on any number
         """Raise `ConfigError` unless the algorithm can run on so many ranks."""
 
@@ -271,33 +269,40 @@ class Algorithm(ABC):
         """Bytes that a rank sends in each step; None where that depends on the step or on chance."""
         return None
 
-    def settings(self) -> dict[str, Any]:
-        """Field names and values, as recorded with a run."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
 
+def can_lose(algorithm: Algorithm, rank: int, num_ranks: int) -> bool:
+    """Return True if the others continue as they are when that rank's process ends.
 
-def fields_of(state: State | tuple[Any, ...]) -> dict[str, Any]:
-    """A state's fields by name; a plain tuple is one field without a name."""
-    return {item.name: getattr(state, item.name) for item in fields(state)} if isinstance(state, State) else {"": state}
-
-
-def leaves(state: State | tuple[Any, ...]) -> Iterator[Any]:
-    """The tickets, gradients, tensors and numbers of a state.
-
-    >>> list(leaves((1, 2)))
-    [1, 2]
+    It must be a worker that serves nothing. Rank 0 keeps the record, so it is always needed.
     """
+    roles = algorithm.roles(num_ranks)
+    spare = rank > 0 and rank in roles.computing and rank not in roles.serving
+    return spare and algorithm.elasticity == Elasticity.LOSES_WORKERS
+
+
+def settings_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Names and values of an algorithm's settings, as recorded with a run."""
+    return {item.name: getattr(algorithm, item.name) for item in fields(algorithm)}
+
+
+def fields_of(state: State | None) -> dict[str, Any]:
+    """A state's fields by name; None has none."""
+    return {} if state is None else {item.name: getattr(state, item.name) for item in fields(state)}
+
+
+def leaves(state: State | None) -> Iterator[Any]:
+    """The tickets, gradients, tensors and numbers of a state."""
     for value in fields_of(state).values():
         yield from value if isinstance(value, tuple) else (value,)
 
 
-def map_leaves(state: State | tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+def map_leaves(state: State | None, change: Callable[[Any], Any]) -> State | None:
     """The same state with each of its `leaves` changed."""
     changed = {name: tuple(map(change, value)) if isinstance(value, tuple) else change(value) for name, value in fields_of(state).items()}
-    return replace(state, **changed) if isinstance(state, State) else changed[""]
+    return None if state is None else replace(state, **changed)
 
 
-def complete(state: State | tuple[Any, ...]) -> Any:
+def complete(state: State | None) -> State | None:
     """The state with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
     return map_leaves(state, lambda item: Ticket.completed(item.value) if isinstance(item, Ticket) else item)
 

@@ -22,7 +22,7 @@ import workbench as wb
 from workbench import algorithms, codecs, collectives, costs
 from workbench.algorithms import StaleSGD
 from workbench.algorithms.staleness import Constant
-from workbench.program import Algorithm
+from workbench.program import Algorithm, settings_of
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "records"
@@ -44,7 +44,7 @@ class Entry:
     def name(self) -> str:
         shown = {
             key: value
-            for key, value in self.algorithm.settings().items()
+            for key, value in settings_of(self.algorithm).items()
             if value != type(self.algorithm).__dataclass_fields__[key].default
         }
         return f"{type(self.algorithm).__name__}({', '.join(f'{key}={value}' for key, value in shown.items())})"

@@ -40,7 +40,7 @@ def size_only(workers: int) -> Problem:
 
 def simulation(algorithm: Algorithm, workers: int, steps: int) -> Simulation:
     """Built for its times alone, without a trace."""
-    computing = algorithm.num_computing(workers)
+    computing = algorithm.roles(workers).num_computing
     how = Settings(steps=steps, trace_steps=0)
     return Simulation(algorithm, size_only(computing), how, workers, network=ethernet_10g, compute=COMPUTE, timing_only=True)
 

@@ -33,6 +33,7 @@ from tests.distributed.leaks import Snapshot
 from workbench.clusters.supervision.reaper import marked
 from workbench.errors import WorkbenchError
 from workbench.problems.base import Problem
+from workbench.program import can_lose
 
 NUM_RANKS = 2
 METHODS: tuple[Any, ...] = (
@@ -197,7 +198,7 @@ def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
     run = begun(cluster, method)
     victim = soak.chance.choice(cluster.ranks)
     psutil.Process(victim["pid"]).kill()
-    if cluster.runtime == "torch" and method.can_lose(victim["rank"], NUM_RANKS):
+    if cluster.runtime == "torch" and can_lose(method, victim["rank"], NUM_RANKS):
         begin = time.monotonic()
         until(lambda: any(row["state"] == "gone" for row in cluster.status()), 30)
         fault.detect_s, at = time.monotonic() - begin, len(run.run.metrics[0])

@@ -22,7 +22,7 @@ from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousS
 from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
 from workbench.problems.base import Problem
-from workbench.program import Algorithm
+from workbench.program import Algorithm, settings_of
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
@@ -42,7 +42,7 @@ METHODS = [
 
 
 def ids(algorithm: Algorithm) -> str:
-    return f"{type(algorithm).__name__}-{type(algorithm.settings()['collective']).__name__}"
+    return f"{type(algorithm).__name__}-{type(settings_of(algorithm)['collective']).__name__}"
 
 
 @pytest.fixture(params=["torch", MPI])

@@ -116,7 +116,7 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     sent = [row["bytes_sent"] for row in run.metrics[VICTIM]]
     assert sent == sorted(sent), "the bytes of a rank, whichever process has it"
     assert not run.damaged
-    if algorithm.has_servers:
+    if algorithm.requires.servers:
         assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
         by = Counter(source for update in run.updates() for source in update["sources"])
         dropped = isinstance(algorithm, BackupSGD) and algorithm.backups

@@ -111,7 +111,7 @@ def test_the_others_go_on_without_a_worker(algorithm: Algorithm) -> None:
     assert any(f"rank {VICTIM} left" in note for note in run.info["notes"])
     assert not (Path(job.folder) / "members").exists()
     pushes = [(source, update["update"]) for update in run.updates() for source in update["sources"]]
-    workers = algorithm.num_computing(NUM_RANKS)
+    workers = algorithm.roles(NUM_RANKS).num_computing
     late = algorithm.max_staleness == 0
     by = {rank: sum(source == rank for source, _ in pushes) for rank in range(workers)}
     assert by[VICTIM] <= AT_STEP

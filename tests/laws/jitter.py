@@ -80,7 +80,7 @@ class Jittered(Wrapper):
                     seen.steps.append((yield ReadParameters()))
                 case UnpackParameters(value):
                     bucket = -1 if value.bucket is None else value.bucket
-                    name = (bucket, value.version if self.has_servers else number[f"bucket {bucket}"])
+                    name = (bucket, value.version if self.requires.servers else number[f"bucket {bucket}"])
                     number[f"bucket {bucket}"] += 1
                     seen.taken[name] = len(seen.steps), value.flat.clone()
                 case Backward(step, on_bucket, before_forward) if on_bucket is not None:
@@ -138,4 +138,4 @@ def run(algorithm: Algorithm, situation: Situation) -> list[Seen]:
     jittered = Jittered(inner=algorithm, pause_s=situation.pause_s, seed=situation.seed)
     how = Settings(steps=situation.steps, batch_size=situation.batch_size, optimizer=tiny.momentum, seed=situation.seed, evaluate_every=0)
     Simulation(jittered, tiny.problem(test=None), how, situation.num_ranks, network=NETWORK, compute=COMPUTE).run()
-    return [jittered.seen[rank] for rank in range(algorithm.num_computing(situation.num_ranks))]
+    return [jittered.seen[rank] for rank in range(algorithm.roles(situation.num_ranks).num_computing)]

@@ -79,7 +79,7 @@ def test_one_that_is_left_out_leaves_replicas_equal_and_finite(algorithm: Algori
         assert_holds(f"{name_of(algorithm)}: what is left out leaves parameters finite", not bad, f"on rank {rank} after steps {bad}")
     if algorithm.replicas != Replicas.NEVER:
         law = f"{name_of(algorithm)}: what is left out leaves replicas equal"
-        assert_equal_ranks(law, ends[: algorithm.num_computing(P)], "at the end")
+        assert_equal_ranks(law, ends[: algorithm.roles(P).num_computing], "at the end")
     drawn = poison.drawn(algorithm, settings, P)
     skipped = {(row["step"], rank): row["skipped"] for rank in range(P) for row in trained.rows(rank) if "skipped" in row}
     assert skipped and set(skipped) <= drawn
@@ -137,7 +137,7 @@ def test_one_program_for_all_workers_finds_the_same(algorithm: Algorithm, policy
 def test_clipped_ones_leave_replicas_equal_and_say_their_norm(algorithm: Algorithm) -> None:
     settings = how(on_bad_gradient="clip", max_grad_norm=0.2)
     trained = train("simulated", P, algorithm, poison.problem(1e6), settings)
-    ends = [steps[-1] for steps in trained.parameters[: algorithm.num_computing(P)]]
+    ends = [steps[-1] for steps in trained.parameters[: algorithm.roles(P).num_computing]]
     if algorithm.replicas != Replicas.NEVER:
         assert_equal_ranks(f"{name_of(algorithm)}: clipped gradients leave replicas equal", ends, "at the end")
     rows = {(row["step"], rank): row for rank in range(P) for row in trained.rows(rank)}

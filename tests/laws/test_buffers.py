@@ -21,7 +21,7 @@ from workbench.collectives import Collective, Native, Ring, flat_of
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.gradients import BufferPool, Gradient
 from workbench.ops import Apply, Backward, EndStep, Program, Start, Ticket, Value, Wait, WaitAny
-from workbench.program import Algorithm, Context, perform
+from workbench.program import Algorithm, Context, perform, settings_of
 from workbench.runtimes.rank.main import Job
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -138,16 +138,16 @@ def simulate(algorithm: Algorithm, num_workers: int, check_in_flight: bool = Tru
     return simulation
 
 
-SUMMING = [item for item in variants() if item.settings().get("collective") in COLLECTIVES and not isinstance(item, NOT_SEALED)]
+SUMMING = [item for item in variants() if settings_of(item).get("collective") in COLLECTIVES and not isinstance(item, NOT_SEALED)]
 
 
 def how_sums(algorithm: Algorithm) -> tuple[Any, ...]:
     """What decides which buffers are in flight at once."""
-    settings = algorithm.settings()
+    settings = settings_of(algorithm)
     return (
         type(algorithm),
         settings["collective"],
-        algorithm.num_lanes,
+        algorithm.requires.num_lanes,
         algorithm.max_staleness,
         settings.get("apply"),
         settings.get("order"),

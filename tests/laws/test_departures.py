@@ -20,13 +20,14 @@ from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.costs import Compute
 from workbench.costs.stragglers import SlowMachines
 from workbench.errors import ConfigError
+from workbench.program import can_lose, settings_of
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
 STEPS, RANKS = 8, 5
 HOW = Settings(steps=STEPS, batch_size=3, seed=2, optimizer=tiny.momentum)
-METHODS = [item for item in variants() if item.has_servers]
+METHODS = [item for item in variants() if item.requires.servers]
 
 
 def lose(algorithm: Any, leaves: dict[int, float], *, ranks: int = RANKS, timing_only: bool = False, how: Settings = HOW) -> Simulation:
@@ -52,7 +53,7 @@ def sources(run: Run) -> Counter[tuple[int, int]]:
 
 def last_lost(algorithm: ServerAlgorithm) -> int:
     """The last rank that can be lost."""
-    return next(rank for rank in reversed(range(RANKS)) if algorithm.can_lose(rank, RANKS))
+    return next(rank for rank in reversed(range(RANKS)) if can_lose(algorithm, rank, RANKS))
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
@@ -62,7 +63,7 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: floa
     simulation = lose(algorithm, {victim: at_s})
     run = simulation.run()
     assert run.info["departures"] == [{"rank": victim, "seconds": at_s, "why": "as was planned"}]
-    workers = [rank for rank in range(algorithm.num_computing(RANKS)) if rank != victim]
+    workers = [rank for rank in range(algorithm.roles(RANKS).num_computing) if rank != victim]
     final = [simulation.workers[rank].trained.read_parameters() for rank in workers]
     law = f"{name_of(algorithm)}: those that remain are equal at the end"
     assert_equal_ranks(law, final, f"at the end, ranks {workers} without rank {victim}, by position")
@@ -85,7 +86,7 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: floa
     shards=st.integers(1, 2),
 )
 def test_whenever_two_of_them_leave(method: ServerAlgorithm, first: float, second: float, shards: int) -> None:
-    method = type(method)(**{**method.settings(), "shards": shards})
+    method = type(method)(**{**settings_of(method), "shards": shards})
     run = lose(method, {3: first, 4: second}).run()
     if method.max_staleness != 0:
         assert run.metrics[0][-1]["step"] == STEPS - 1

@@ -37,7 +37,7 @@ def train_with_slow(algorithm: Algorithm, slow: int | None, num_ranks: int = WOR
 
 def num_ranks_of(algorithm: Algorithm) -> int:
     """So many that `WORKERS` of them compute."""
-    return next((number for number in range(WORKERS, 2 * WORKERS + 1) if algorithm.num_computing(number) == WORKERS), 1)
+    return next((number for number in range(WORKERS, 2 * WORKERS + 1) if algorithm.roles(number).num_computing == WORKERS), 1)
 
 
 @pytest.mark.parametrize("algorithm", variants(), ids=name_of)
@@ -114,7 +114,7 @@ def test_a_resumed_run_keeps_the_schedule() -> None:
 @on_real_runtimes
 @pytest.mark.parametrize(
     "algorithm",
-    [*(item for item in representatives() if item.has_servers), BackupSGD(dedicated=True), AsyncSGD(shards=2), PartialAllReduce()],
+    [*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True), AsyncSGD(shards=2), PartialAllReduce()],
     ids=name_of,
 )
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:

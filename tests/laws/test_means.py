@@ -71,7 +71,7 @@ def when(step: int) -> str:
 @cache
 def averages_parameters(algorithm: Algorithm) -> bool:
     """Whether it takes steps with gradients that no other rank sees; servers keep the only parameters, and are held to other laws."""
-    if algorithm.has_servers:
+    if algorithm.requires.servers:
         return False
     try:
         algorithm.check(3)

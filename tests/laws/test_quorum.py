@@ -56,7 +56,7 @@ BACKUP = [
 @pytest.mark.parametrize("algorithm", BACKUP, ids=name_of)
 def test_an_update_sums_the_first_n_gradients_of_its_own_version(algorithm: BackupSGD, runtime: str) -> None:
     run = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW).run
-    workers = algorithm.num_computing(NUM_RANKS)
+    workers = algorithm.roles(NUM_RANKS).num_computing
     for shard in range(algorithm.shards):
         mine = of_shard(run, shard)
         assert [update["update"] for update in mine] == list(range(1, HOW.steps + 1)), "one update a step"

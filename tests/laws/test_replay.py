@@ -33,7 +33,7 @@ MORE = [
     BackupSGD(backups=0, timeout_s=0.002),
     StaleSynchronousSGD(bound=0),
 ]
-REPLAYED = [*(item for item in representatives() if item.has_servers), *MORE]
+REPLAYED = [*(item for item in representatives() if item.requires.servers), *MORE]
 
 
 def of(run: Run, algorithm: Algorithm, how: Settings) -> Run:
@@ -58,7 +58,7 @@ def test_a_replay_is_the_run(algorithm: Algorithm, runtime: str) -> None:
     replayed = again(trained, algorithm, settings())
     law = f"{name_of(algorithm)}: a replay is the run that {runtime} recorded"
     assert made_of(replayed.run) == made_of(trained.run)
-    for rank in range(algorithm.num_computing(NUM_RANKS)):
+    for rank in range(algorithm.roles(NUM_RANKS).num_computing):
         rows = [row for row in replayed.run.metrics[rank] if "evaluation" not in row]
         kept = [[{"step": row["step"], "loss": row["loss"]} for row in found] for found in (rows, trained.rows(rank))]
         assert_same_rows(law, *kept, f"rank {rank}")

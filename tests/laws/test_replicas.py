@@ -32,7 +32,7 @@ from workbench.codecs import Codec
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Send, Start, Ticket, Wait, WaitAny
-from workbench.program import Algorithm, Card, Context, LaneMemory, Replicas
+from workbench.program import Algorithm, Card, Context, LaneMemory, Replicas, settings_of
 
 LANES = (1, 2, 3)
 SIZES = (3, 2, 4)  # ranks
@@ -46,18 +46,18 @@ Row = tuple[Kind, str, str, int]  # algorithm, collective, codec ("" for none), 
 
 
 @cache
-def settings_of(kind: Kind) -> tuple[Algorithm, ...]:
+def variants_of(kind: Kind) -> tuple[Algorithm, ...]:
     """Those in which the laws are to hold; one of each that differ in more than collective and lanes."""
     found: dict[str, Algorithm] = {}
     for item in SETTINGS.get(kind, [kind()]):
-        found.setdefault(repr({name: value for name, value in item.settings().items() if name not in ("collective", "lanes")}), item)
+        found.setdefault(repr({name: value for name, value in settings_of(item).items() if name not in ("collective", "lanes")}), item)
     return tuple(found.values())
 
 
 def made(row: Row) -> Iterator[tuple[Algorithm, tuple[str, str]]]:
     """The row's algorithm in each of its settings, with each version of its collective, and the names of both; none that is refused."""
     kind, collective, codec, lanes = row
-    for setting, (name, version) in product(settings_of(kind), versions(collective, codec).items()):
+    for setting, (name, version) in product(variants_of(kind), versions(collective, codec).items()):
         try:
             yield (
                 replace(setting, collective=version, **({"lanes": lanes} if takes(setting, "lanes") else {})),  # type: ignore[call-arg]
@@ -72,14 +72,14 @@ def rows() -> tuple[Row, ...]:
     """Every algorithm that sums, with every collective, codec and number of lanes that it takes."""
     found = []
     for kind in find_algorithms():
-        plain = settings_of(kind)[0]
+        plain = variants_of(kind)[0]
         if takes(plain, "collective"):
             lanes = LANES if takes(plain, "lanes") else (1,)
             found += [row for row in product([kind], collectives.names(), CODINGS, lanes) if any(made(row))]
     return tuple(found)
 
 
-WITHOUT_SUMS = [setting for kind in find_algorithms() for setting in settings_of(kind) if not takes(setting, "collective")]
+WITHOUT_SUMS = [setting for kind in find_algorithms() for setting in variants_of(kind) if not takes(setting, "collective")]
 
 
 def parts(row: Row) -> list[Hashable]:
@@ -142,7 +142,7 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
     for bucket, number in dict.fromkeys(name for rank in ranks for name in rank.taken):
         held = {place: rank.taken[bucket, number] for place, rank in enumerate(ranks) if (bucket, number) in rank.taken}
         steps = {place: step for place, (step, _) in held.items()}
-        what = f"{'version' if algorithm.has_servers else 'average'} {number} of {'all' if bucket < 0 else f'bucket {bucket}'}"
+        what = f"{'version' if algorithm.requires.servers else 'average'} {number} of {'all' if bucket < 0 else f'bucket {bucket}'}"
         assert_equal_ranks(law, [value for _, value in held.values()], f"{what}, by rank and step {steps}", names=list(held))
 
 
@@ -203,7 +203,7 @@ def test_the_list_has_all_that_the_package_lists() -> None:
 
 
 MAY_DIFFER = [
-    item for item in representatives() if item.replicas != Replicas.EVERY_STEP and not (item.has_servers and item.max_staleness == 0)
+    item for item in representatives() if item.replicas != Replicas.EVERY_STEP and not (item.requires.servers and item.max_staleness == 0)
 ]
 
 

@@ -57,10 +57,10 @@ def ignores_order(algorithm: Algorithm) -> bool:
     if isinstance(algorithm, PartialAllReduce):
         return algorithm.quorum == Quorum.ALL
     everybody = isinstance(algorithm, BackupSGD) and algorithm.backups == 0 and algorithm.timeout_s is None
-    return not algorithm.has_servers or everybody
+    return not algorithm.requires.servers or everybody
 
 
-EQUAL = [*(item for item in REAL if ignores_order(item) and not item.has_servers), PartialAllReduce(quorum=Quorum.ALL)]
+EQUAL = [*(item for item in REAL if ignores_order(item) and not item.requires.servers), PartialAllReduce(quorum=Quorum.ALL)]
 
 
 def simulate(algorithm: Algorithm, problem: Problem, how: Settings, resume: Any = None) -> Simulation:
@@ -120,7 +120,7 @@ def test_going_on_from_files_is_unbroken(algorithm: Algorithm, runtime: str) -> 
     assert [checkpoint.step for checkpoint in complete_checkpoints(Path(unbroken.checkpoint))] == [5, 2]
     for step in (5, 2):
         again = train(runtime, 3, algorithm, problem, how, resume=unbroken.checkpoint)
-        for rank in range(algorithm.num_computing(3)):
+        for rank in range(algorithm.roles(3).num_computing):
             where = f"from the checkpoint of step {step}, rank {rank}"
             assert_same_rows(UNBROKEN, rows_of(again.run, rank), rows_of(unbroken.run, rank, step + 1), where)
             assert_near(UNBROKEN, again.parameters[rank][-1], unbroken.parameters[rank][-1], 0.0, f"{where}, at the end")
@@ -187,7 +187,7 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     simulation.cluster.recorded = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
     parts = [torch.load(checkpoint.rank_file(rank), weights_only=True) for rank in range(3)]
     simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])  # the ranks' was the test's wrapper
-    for rank in range(algorithm.num_computing(3)):
+    for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: a replay is the run"
         assert_near(law, whole.parameters[rank], trained.parameters[rank][-1], 0.0, f"from the begin to the end, rank {rank}")
         found = simulation.workers[rank].trained.read_parameters()

@@ -26,7 +26,7 @@ from workbench.settings import Settings
 ROUNDING = 1e-12
 STEPS = 7
 settings = partial(Settings, steps=STEPS, batch_size=3, timeout_s=30, optimizer=tiny.momentum, seed=3)
-WITH_SERVERS = [item for item in variants() if item.has_servers]
+WITH_SERVERS = [item for item in variants() if item.requires.servers]
 
 
 def skips_steps(algorithm: Algorithm) -> bool:
@@ -36,7 +36,7 @@ def skips_steps(algorithm: Algorithm) -> bool:
 
 def check_stop(runtime: str, algorithm: Algorithm, how: Settings, first: Trained) -> None:
     """A stopped run says so, and resumed it takes the steps that are left, once each."""
-    num_workers, law = algorithm.num_computing(3), f"{name_of(algorithm)}: replicas are equal at an end"
+    num_workers, law = algorithm.roles(3).num_computing, f"{name_of(algorithm)}: replicas are equal at an end"
     assert first.run.info["status"] == "stopped"
     for rank in range(num_workers):
         assert_near(law, first.parameters[rank][-1], first.final, 0.0, f"at the early end, rank {rank} beside rank 0")
@@ -65,7 +65,9 @@ def test_a_stopped_run_goes_on_to_its_end(algorithm: Algorithm) -> None:
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("algorithm", [*(item for item in representatives() if item.has_servers), BackupSGD(dedicated=True)], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True)], ids=name_of
+)
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:
     """Stopped after a step, and by a word in the run's folder, which finds ranks at steps of their own."""
     check_stop(runtime, algorithm, settings(), train(runtime, 3, algorithm, tiny.problem(), settings(), stop_after=3))
@@ -79,7 +81,7 @@ def test_a_run_stopped_at_its_last_step_has_nothing_left_to_do(algorithm: Algori
     first = train("simulated", 3, algorithm, tiny.problem(), settings(), stop_after=STEPS - 1)
     second = train("simulated", 3, algorithm, tiny.problem(), settings(), resume=first.checkpoint)
     assert not second.run.updates()
-    for rank in range(algorithm.num_computing(3)):
+    for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: what is over stays as it is"
         assert_near(law, second.parameters[rank][-1], first.final, 0.0, f"after the last step, rank {rank}")
 
@@ -93,7 +95,7 @@ def test_a_worker_at_its_end_does_not_keep_the_others_from_going_on(algorithm: A
     second = train("simulated", 3, algorithm, tiny.problem(), settings(), resume=mixed)
     assert [row["step"] for row in second.rows(1)] == list(range(3, STEPS))
     assert not second.rows(0)
-    for rank in range(algorithm.num_computing(3)):
+    for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: replicas are equal at the end"
         assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} beside rank 0")
 
@@ -107,7 +109,7 @@ def test_resumed_is_unbroken_where_everybody_is_waited_for(algorithm: Algorithm,
     unbroken = train(runtime, 3, algorithm, tiny.problem(), settings())
     first = train(runtime, 3, algorithm, tiny.problem(), settings(), stop_after=3)
     second = train(runtime, 3, algorithm, tiny.problem(), settings(), resume=first.checkpoint)
-    for rank in range(algorithm.num_computing(3)):
+    for rank in range(algorithm.roles(3).num_computing):
         joined = [*first.parameters[rank][:-1], *second.parameters[rank]]
         assert_same(joined, unbroken.parameters[rank], ROUNDING)
 
@@ -120,7 +122,7 @@ def test_one_worker_resumed_is_unbroken(algorithm: Algorithm) -> None:
     assert_same([*first.parameters[0][:-1], *second.parameters[0]], unbroken.parameters[0], 0)
 
 
-ONE_WORKER = [item for item in variants(1) if item.has_servers and getattr(item, "clip_norm", None) is None]
+ONE_WORKER = [item for item in variants(1) if item.requires.servers and getattr(item, "clip_norm", None) is None]
 
 
 @pytest.mark.parametrize("algorithm", ONE_WORKER, ids=name_of)
@@ -177,7 +179,7 @@ def test_a_worker_holds_a_gradient_only_while_it_is_sent(algorithm: Algorithm) -
     how = replace(settings(), steps=25)
     simulation = Simulation(algorithm, tiny.problem(), how, 3, network=NETWORK, compute=COMPUTE)
     simulation.run()
-    for worker in simulation.workers[: algorithm.num_computing(3)]:
+    for worker in simulation.workers[: algorithm.roles(3).num_computing]:
         assert worker.trained.pool.num_allocated == 1
         assert not worker.trained.pool._out
 

@@ -49,7 +49,7 @@ def simulated(
     algorithm: Algorithm, ranks: int, steps: int, network: AnyNetwork, compute: Compute, seed: int = 0, numel: int = 0, **how: Any
 ) -> tuple[Run, Layout, Costs]:
     """Our run, timing only, all minibatches full; how the gradient lies; and what SimPy's needs to know of it."""
-    problem = problem_of(algorithm.num_computing(ranks), numel)
+    problem = problem_of(algorithm.roles(ranks).num_computing, numel)
     chosen = Settings(steps=steps, batch_size=2, seed=seed)
     run = run_simulation(algorithm, problem, chosen, ranks, network=network, compute=compute, timing_only=True, **how)
     costs = Costs(
@@ -143,7 +143,7 @@ def test_synchronous_sgd_is_a_pipe_of_one() -> None:
 def shards_of(method: ServerAlgorithm, layout: Layout, ranks: int) -> list[Shard]:
     """Backward comes to a shard when the parameters of those before it, and its own, are done."""
     sizes = [sum(slot.numel for slot in piece.slots) for piece in layout.buckets]
-    first = method.num_computing(ranks) if method.dedicated else 0
+    first = method.roles(ranks).num_computing if method.dedicated else 0
     return [
         Shard(
             rank=first + piece.index if method.dedicated else piece.index % ranks,
@@ -180,7 +180,7 @@ def test_parameter_servers(method: ServerAlgorithm, network: Network, compute: C
     """Beside a worker, whose interface they share, and on ranks of their own."""
     for ranks in (4, 7):
         run, layout, costs = simulated(method, ranks, 5, network, compute)
-        workers = method.num_computing(ranks)
+        workers = method.roles(ranks).num_computing
         quorum = workers - int(method.backups) if isinstance(method, BackupSGD) else None
         agree(run, parameter_servers(costs, ranks, workers, 5, shards_of(method, layout, ranks), quorum))
 
@@ -219,6 +219,6 @@ def test_a_ring_over_racks() -> None:
 def test_parameter_servers_over_racks(method: ServerAlgorithm) -> None:
     """Ranks, servers beside them and their replies all go through the host's one interface."""
     run, layout, costs = simulated(method, 11, 4, RACKS, JITTERY)
-    workers = method.num_computing(11)
+    workers = method.roles(11).num_computing
     quorum = workers if isinstance(method, BackupSGD) else None
     agree(run, parameter_servers(replace(costs, way=racks), 11, workers, 4, shards_of(method, layout, 11), quorum))

@@ -88,7 +88,7 @@ def test_a_cut_off_is_never_exceeded(cutoff: int) -> None:
 
 
 @on_all_runtimes
-@pytest.mark.parametrize("algorithm", [item for item in representatives() if item.has_servers], ids=name_of)
+@pytest.mark.parametrize("algorithm", [item for item in representatives() if item.requires.servers], ids=name_of)
 def test_on_servers_it_is_within_what_the_method_says(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, 3, algorithm, tiny.problem(), HOW)
     found = late(trained.run)
@@ -136,7 +136,7 @@ def versions(run: Run, shard: int) -> list[dict[str, Any]]:
     return [update for update in run.updates() if update["bucket"] == shard]
 
 
-@pytest.mark.parametrize("algorithm", [item for item in variants() if item.has_servers], ids=name_of)
+@pytest.mark.parametrize("algorithm", [item for item in variants() if item.requires.servers], ids=name_of)
 def test_updates_are_numbered_in_order(algorithm: Algorithm) -> None:
     run = train("simulated", 3, algorithm, tiny.problem(), HOW).run
     for shard in {update["bucket"] for update in run.updates()}:

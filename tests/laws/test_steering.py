@@ -174,7 +174,7 @@ def test_servers_take_it_at_one_version(algorithm: Algorithm, changes: dict[str,
     (entry,) = run.info["steering"]
     assert run.info["status"] == "finished"
     assert entry["versions"]
-    for rank in range(algorithm.num_computing(3)):
+    for rank in range(algorithm.roles(3).num_computing):
         (told,) = [row for row in run.events[rank] if "steer" in row]
         assert told["step"] == entry["steps"][rank] < 20
         assert steps_of(run, rank) == sorted(set(steps_of(run, rank)))

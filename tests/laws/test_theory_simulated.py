@@ -24,7 +24,7 @@ from workbench.collectives import Collective, HalvingDoubling, Linear, Native, R
 from workbench.costs import Network
 from workbench.ops import FREE, Apply, Backward, EndStep, Local, Program, Start, Ticket, Wait
 from workbench.problems.base import Problem
-from workbench.program import Context, perform
+from workbench.program import Buckets, Context, Requirements, perform
 from workbench.runtimes.simulator.simulate import Detail
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -160,12 +160,8 @@ class LayeredPipe(Bare):
     """Pipe-SGD of width 2 whose gradient goes in one ring a layer, from under backward on."""
 
     @property
-    def bucket_bytes(self) -> float:
-        return 0
-
-    @property
-    def applies_buckets(self) -> bool:
-        return True
+    def requires(self) -> Requirements:
+        return Requirements(buckets=Buckets(max_bytes=0, applied_singly=True))
 
     @property
     def max_staleness(self) -> int:

@@ -22,7 +22,8 @@ SENT = ["send", "all_reduce", "broadcast", "reduce_scatter", "all_gather"]
 
 
 def layout_of(algorithm: Algorithm) -> Layout:
-    return build_layout(trainable(tiny.mlp()), algorithm.bucket_bytes, algorithm.num_buckets)
+    buckets = algorithm.requires.buckets
+    return build_layout(trainable(tiny.mlp()), buckets.max_bytes, buckets.count)
 
 
 def has_closed_form(algorithm: Algorithm, num_ranks: int) -> bool:
@@ -77,7 +78,7 @@ def test_every_bucket_is_sent_once_a_step(runtime: str, num_ranks: int) -> None:
         trained = train(runtime, num_ranks, algorithm, tiny.problem(), Settings(steps=STEPS, timeout_s=30))
         table = trained.run.spans.select(kinds=["all_reduce"]).table
         layout = layout_of(algorithm)
-        buckets = range(len(layout.buckets)) if algorithm.bucket_bytes else [-1]
+        buckets = range(len(layout.buckets)) if algorithm.requires.buckets.max_bytes else [-1]
         for rank in range(num_ranks):
             mine = table[table["rank"] == rank]
             assert sorted(zip(mine["step"], mine["bucket"], strict=True)) == [(step, bucket) for step in range(STEPS) for bucket in buckets]

@@ -34,11 +34,11 @@ settings = partial(Settings, steps=8, batch_size=3, timeout_s=30)
 def check_equal(algorithm: Algorithm, runtime: str) -> None:
     """To the last bit: after every step, or behind the end of those that compute."""
     trained = train(runtime, 3, algorithm, tiny.problem(), settings(optimizer=tiny.momentum, seed=1))
-    for rank in range(algorithm.num_computing(3)):
+    for rank in range(algorithm.roles(3).num_computing):
         if algorithm.replicas == Replicas.EVERY_STEP:
             law = f"{name_of(algorithm)}: replicas are equal after every step, rank {rank} beside rank 0"
             assert_same(trained.parameters[rank], trained.parameters[0], 0, law)
-    ends = [trained.parameters[rank][-1] for rank in range(algorithm.num_computing(3))]
+    ends = [trained.parameters[rank][-1] for rank in range(algorithm.roles(3).num_computing)]
     assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal at the end", ends, "at the end")
     assert not torch.equal(trained.final, trained.parameters[0][0]), "nothing was learned"
 

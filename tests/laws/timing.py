@@ -72,7 +72,8 @@ def simulate(
     )
     how = Settings(steps=steps)
     run = run_simulation(algorithm, problem, how, workers, network=network, compute=compute, timing_only=True, detail=detail)
-    return Simulated(run, build_layout(trainable(Layered(sizes)), algorithm.bucket_bytes, algorithm.num_buckets))
+    buckets = algorithm.requires.buckets
+    return Simulated(run, build_layout(trainable(Layered(sizes)), buckets.max_bytes, buckets.count))
 
 
 def scaled(seconds: float, **changes: Any) -> Compute:

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.distributed.pool import shared_pool
 from tests.laws.sentences import assert_near
 from workbench.costs import Compute, Lognormal, Network
-from workbench.ops import EndStep, Program, ReadParameters, State
+from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart
+from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart, Roles
 from workbench.replica.local_training import run_info
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.simulator.simulation import Simulation
@@ -46,35 +46,12 @@ class Wrapper(Algorithm):
     inner: Algorithm
 
     @property
-    def bucket_bytes(self) -> float | None:
-        return self.inner.bucket_bytes
-
-    @property
-    def state_type(self) -> type[State] | None:
-        return self.inner.state_type
-
-    @property
-    def num_buckets(self) -> int | None:
-        return self.inner.num_buckets
-
-    @property
-    def applies_buckets(self) -> bool:
-        return self.inner.applies_buckets
-
-    @property
     def max_staleness(self) -> int | None:
         return self.inner.max_staleness
 
     @property
     def replicas(self) -> Replicas:
         return self.inner.replicas
-
-    @property
-    def has_servers(self) -> bool:
-        return self.inner.has_servers
-
-    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
-        return self.inner.steps_per_update(num_gradients, num_workers)
 
     @property
     def asynchronous(self) -> bool:
@@ -92,11 +69,8 @@ class Wrapper(Algorithm):
     def restart(self) -> Restart:
         return self.inner.restart
 
-    def can_lose(self, rank: int, num_ranks: int) -> bool:
-        return self.inner.can_lose(rank, num_ranks)
-
-    def num_computing(self, num_ranks: int) -> int:
-        return self.inner.num_computing(num_ranks)
+    def roles(self, num_ranks: int) -> Roles:
+        return self.inner.roles(num_ranks)
 
     def check(self, num_ranks: int) -> None:
         self.inner.check(num_ranks)

@@ -1,7 +1,7 @@
 """Every method of the package, found by walking it, in the settings in which the laws are to hold.
 
 A new file in `workbench/algorithms` is held to them with its defaults, without being named here. Which law is for which
-method is decided by what a method says of itself (`replicas`, `asynchronous`, `has_servers`, `max_staleness`, ...).
+method is decided by what a method says of itself (`replicas`, `asynchronous`, `requires`, `max_staleness`, ...).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from workbench.algorithms import (
 from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.errors import ConfigError
-from workbench.program import Algorithm
+from workbench.program import Algorithm, settings_of
 
 COLLECTIVES = (Native(), Ring(), Linear())
 MORE_COLLECTIVES = (
@@ -186,7 +186,7 @@ def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
 
 def name_of(algorithm: Algorithm) -> str:
     """Short, for a test's id: PipeSGD-3-Ring."""
-    words = [word_of(value) for value in algorithm.settings().values()]
+    words = [word_of(value) for value in settings_of(algorithm).values()]
     return "-".join([type(algorithm).__name__, *words])
 
 

@@ -1126,9 +1126,17 @@ MUTANTS: tuple[Mutant, ...] = (
         GENERATIONS,
     ),
     _M(
+        "partial-loses-given",
+        "algorithms/partial.py",
+        "return PartialState(waiting=(*given, *self.waiting))",
+        "return PartialState(waiting=tuple(self.waiting))",
+        "where a rank leaves, what the others gave to the round under way is lost",
+        PARTIAL,
+    ),
+    _M(
         "generation-newcomer-with-state",
         "runtimes/control/generations.py",
-        "return (Admit(()),)",
+        "return (Admit(None),)",
         "return (Admit(end.state),)",
         "gradients of a program that has ended are used again",
         GENERATIONS,

@@ -199,7 +199,8 @@ def promised(name: str, method: Any, num_bytes: float) -> tuple[float, float]:
 
 
 def laid_out(method: Any) -> Any:
-    return build_layout(trainable(model()), method.bucket_bytes, method.num_buckets)
+    buckets = method.requires.buckets
+    return build_layout(trainable(model()), buckets.max_bytes, buckets.count)
 
 
 def closed_forms() -> list[tuple[str, dict[str, int]]]:
@@ -207,7 +208,8 @@ def closed_forms() -> list[tuple[str, dict[str, int]]]:
     having = [
         name for name in algorithms.names() if algorithms.get(name).bytes_per_step(0, RANKS, laid_out(algorithms.get(name))) is not None
     ]
-    return [(name, given) for name in having for given in ([{"shards": 1}, {"shards": 3}] if algorithms.get(name).has_servers else [{}])]
+    counts: list[dict[str, int]] = [{"shards": 1}, {"shards": 3}]
+    return [(name, given) for name in having for given in (counts if algorithms.get(name).requires.servers else [{}])]
 
 
 @pytest.mark.parametrize(("name", "settings"), closed_forms())

@@ -73,6 +73,11 @@ def test_a_learning_rate_is_in_the_labels_where_it_differs() -> None:
     assert distinct_labels([runs[0], simulated(AsyncSGD())]) == ["SynchronousSGD", "AsyncSGD"]
 
 
+def test_a_damaged_learning_rate_has_a_label() -> None:
+    runs = [Run(info={"method": {"name": "PipeSGD"}, "settings": {"lr": rate}}, metrics={}) for rate in ([], 0.1)]
+    assert distinct_labels(runs) == ["PipeSGD, lr=[]", "PipeSGD, lr=0.1"]
+
+
 def test_a_failed_run_looks_failed() -> None:
     run = failed(simulated(SynchronousSGD()))
     words = "failed after step 5: rank 1: mat1 and mat2 shapes cannot be multiplied"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from workbench.algorithms import AsyncSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
-from workbench.ops import EndStep
+from workbench.algorithms.parameter_server import WorkerState
+from workbench.algorithms.pipe import PipeState
+from workbench.ops import EndStep, State, Ticket
 from workbench.program import Algorithm
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Command
 from workbench.runtimes.control.generations import (
@@ -41,7 +43,8 @@ STEPS = 20
 SYNC, PIPE, QUORUM, ASYNC, ALONE = SynchronousSGD(), PipeSGD(width=2), PartialAllReduce(), AsyncSGD(), NoCommunication()
 WIDER = PipeSGD(width=4)
 FASTER = AsyncSGD(clip_norm=0.1)
-STATE = ("a gradient in flight",)
+STATE = PipeState(in_flight=(Ticket.completed("a gradient"),))
+HERE = WorkerState(versions=(7,))
 
 
 def generation(algorithm: Algorithm, **changes: Any) -> Generation:
@@ -50,16 +53,16 @@ def generation(algorithm: Algorithm, **changes: Any) -> Generation:
     return Generation(algorithm=algorithm, **{**whole, **changes})
 
 
-def after(step: int, *state: Any) -> EndStep:
+def after(step: int, state: State | None = None) -> EndStep:
     return EndStep(step, state=state)
 
 
-def ended(step: int, *state: Any, **known: Any) -> StepEnded:
-    return StepEnded(end=after(step, *state), **known)
+def ended(step: int, state: State | None = None, **known: Any) -> StepEnded:
+    return StepEnded(end=after(step, state), **known)
 
 
-def agreed(step: int, algorithm: Algorithm, *state: Any, num: int = 1, **known: Any) -> Agreed:
-    return Agreed(end=after(step, *state), algorithm=algorithm, num_commands=num, **known)
+def agreed(step: int, algorithm: Algorithm, state: State | None = None, *, num: int = 1, **known: Any) -> Agreed:
+    return Agreed(end=after(step, state), algorithm=algorithm, num_commands=num, **known)
 
 
 Row = tuple[str, Generation, Boundary, list[Instruction]]
@@ -83,21 +86,21 @@ IN_STEP: list[Row] = [
 ]  # fmt: skip
 
 COMMANDS: list[Row] = [
-    ("a learning rate was set", generation(PIPE), agreed(4, PIPE, *STATE), [Continue(generation(PIPE))]),
+    ("a learning rate was set", generation(PIPE), agreed(4, PIPE, STATE), [Continue(generation(PIPE))]),
     ("nothing that can be done was asked for", generation(PIPE), agreed(4, PIPE), [Continue(generation(PIPE))]),
-    ("other settings", generation(PIPE), agreed(4, WIDER, *STATE),
+    ("other settings", generation(PIPE), agreed(4, WIDER, STATE),
      [BeginGeneration(generation(WIDER, first_step=5, state=STATE))]),
-    ("equal settings are a new object", generation(PIPE), agreed(4, PipeSGD(width=2), *STATE),
+    ("equal settings are a new object", generation(PIPE), agreed(4, PipeSGD(width=2), STATE),
      [BeginGeneration(generation(PIPE, first_step=5, state=STATE))]),
-    ("other settings after the last step", generation(PIPE), agreed(19, WIDER, *STATE, any_left=False),
+    ("other settings after the last step", generation(PIPE), agreed(19, WIDER, STATE, any_left=False),
      [BeginGeneration(generation(WIDER, first_step=20, state=STATE))]),
-    ("other settings where a checkpoint is due", generation(PIPE, checkpoint_every=5), agreed(4, WIDER, *STATE),
+    ("other settings where a checkpoint is due", generation(PIPE, checkpoint_every=5), agreed(4, WIDER, STATE),
      [Checkpoint(4), BeginGeneration(generation(WIDER, first_step=5, state=STATE, checkpoint_every=5))]),
     ("other settings where the run is to stop", generation(PIPE, stop_after=4), agreed(4, WIDER), [Checkpoint(None), Stop()]),
     ("a pause", generation(PIPE), agreed(4, PIPE, paused=True), [Pause()]),
     ("a pause after other settings", generation(PIPE), agreed(4, WIDER, paused=True, num=2), [Pause()]),
     ("a pause where the run is to stop", generation(PIPE, stop_after=4), agreed(4, PIPE, paused=True), [Pause()]),
-    ("a stop", generation(PIPE), agreed(4, PIPE, *STATE, stop=True), [Checkpoint(None), Stop()]),
+    ("a stop", generation(PIPE), agreed(4, PIPE, STATE, stop=True), [Checkpoint(None), Stop()]),
     ("a stop while paused", generation(PIPE), agreed(4, PIPE, stop=True, paused=True, num=2), [Checkpoint(None), Stop()]),
     ("a stop after the last step stops nothing", generation(PIPE), agreed(19, PIPE, stop=True, any_left=False),
      [Continue(generation(PIPE))]),
@@ -118,27 +121,27 @@ JOIN: list[Row] = [
     ("it waits, and the run is to stop", generation(PIPE, waiting=WAITS, stop_after=4),
      RequestsAnswered(agreed=agreed(4, PIPE, requests=True)), [Checkpoint(None), Stop()]),
     ("it waits, with other settings: these take the one step", generation(PIPE, waiting=WAITS),
-     RequestsAnswered(agreed=agreed(4, WIDER, *STATE, requests=True)),
+     RequestsAnswered(agreed=agreed(4, WIDER, STATE, requests=True)),
      [BeginGeneration(generation(WIDER, waiting=WAITS, first_step=5, end_step=6, state=STATE))]),
     ("the one more step, nothing else", generation(PIPE, waiting=WAITS, end_step=6), ended(5),
      [Continue(generation(PIPE, waiting=WAITS, end_step=6))]),
-    ("the programs have ended for it", generation(PIPE, waiting=WAITS, end_step=6), ProgramEnded(end=after(5, *STATE)), [Admit(())]),
+    ("the programs have ended for it", generation(PIPE, waiting=WAITS, end_step=6), ProgramEnded(end=after(5, STATE)), [Admit(None)]),
     ("the run has ended before it joined", generation(PIPE, waiting=WAITS), ProgramEnded(end=after(19)), [Finish()]),
     ("it joined: with other data, the run may have other steps", generation(PIPE, waiting=WAITS, end_step=6, num_ranks=2),
-     Admitted(end=after(5, *STATE), joined=True, num_ranks=3, num_steps=15),
+     Admitted(end=after(5, STATE), joined=True, num_ranks=3, num_steps=15),
      [BeginGeneration(generation(PIPE, first_step=6, end_step=15, num_steps=15, sync_point=15))]),
     ("it did not join", generation(PIPE, waiting=WAITS, end_step=6, num_ranks=2),
      Admitted(end=after(5), joined=False, num_ranks=2, num_steps=STEPS),
      [BeginGeneration(generation(PIPE, first_step=6, num_ranks=2))]),
     ("programs that cannot end early: at once", generation(QUORUM, waiting=WAITS, num_ranks=2),
-     RequestsAnswered(agreed=agreed(4, QUORUM, *STATE, requests=True)), [Admit(STATE)]),
+     RequestsAnswered(agreed=agreed(4, QUORUM, STATE, requests=True)), [Admit(STATE)]),
     ("the same where a checkpoint is due", generation(QUORUM, waiting=WAITS, checkpoint_every=5),
-     RequestsAnswered(agreed=agreed(4, QUORUM, *STATE, requests=True)), [Checkpoint(4), Admit(STATE)]),
+     RequestsAnswered(agreed=agreed(4, QUORUM, STATE, requests=True)), [Checkpoint(4), Admit(STATE)]),
     ("it joined them: they begin from the step's state", generation(QUORUM, waiting=WAITS, num_ranks=2),
-     Admitted(end=after(4, *STATE), joined=True, num_ranks=3, num_steps=STEPS),
+     Admitted(end=after(4, STATE), joined=True, num_ranks=3, num_steps=STEPS),
      [BeginGeneration(generation(QUORUM, first_step=5, state=STATE))]),
     ("it did not join them", generation(QUORUM, waiting=WAITS, num_ranks=2),
-     Admitted(end=after(4, *STATE), joined=False, num_ranks=2, num_steps=STEPS), [Continue(generation(QUORUM, num_ranks=2))]),
+     Admitted(end=after(4, STATE), joined=False, num_ranks=2, num_steps=STEPS), [Continue(generation(QUORUM, num_ranks=2))]),
 ]  # fmt: skip
 
 LEFT: list[Row] = [
@@ -164,12 +167,12 @@ ASYNCHRONOUS: list[Row] = [
     ("they were announced a step before", generation(ASYNC, end_step=6), ended(5, announced=True),
      [Continue(generation(ASYNC, end_step=6))]),
     ("it is to stop: the run ends early", generation(ASYNC, stop_after=4), ended(4), [Continue(generation(ASYNC, stop_after=4))]),
-    ("the programs have ended", generation(ASYNC), ProgramEnded(end=after(5, 1, 2)), [Agree()]),
+    ("the programs have ended", generation(ASYNC), ProgramEnded(end=after(5, HERE)), [Agree()]),
     ("at the run's end", generation(ASYNC), agreed(19, ASYNC, num=0, any_left=False), [Finish()]),
     ("at an early end", generation(ASYNC, stop_after=9, sync_point=10), agreed(9, ASYNC, num=0, any_left=False), [Stop()]),
     ("at a stop after the last step", generation(ASYNC, stop_after=19), agreed(19, ASYNC, num=0, any_left=False), [Finish()]),
-    ("at a sync point", generation(ASYNC, checkpoint_every=5, sync_point=10, end_step=10), agreed(9, ASYNC, 7, num=0),
-     [Checkpoint(9), BeginGeneration(generation(ASYNC, checkpoint_every=5, first_step=10, sync_point=15, end_step=15, state=(7,)))]),
+    ("at a sync point", generation(ASYNC, checkpoint_every=5, sync_point=10, end_step=10), agreed(9, ASYNC, HERE, num=0),
+     [Checkpoint(9), BeginGeneration(generation(ASYNC, checkpoint_every=5, first_step=10, sync_point=15, end_step=15, state=HERE))]),
     ("at the last sync point", generation(ASYNC, checkpoint_every=15, sync_point=15, end_step=15), agreed(14, ASYNC, num=0),
      [Checkpoint(14), BeginGeneration(generation(ASYNC, checkpoint_every=15, first_step=15))]),
     ("a rank that skipped the last step before a sync point", generation(ASYNC, checkpoint_every=5, sync_point=10, end_step=10),
@@ -177,10 +180,10 @@ ASYNCHRONOUS: list[Row] = [
      [Checkpoint(9), BeginGeneration(generation(ASYNC, checkpoint_every=5, first_step=9, sync_point=15, end_step=15))]),
     ("commands at a sync point: the checkpoint follows", generation(ASYNC, checkpoint_every=5, sync_point=10, end_step=10),
      agreed(9, FASTER), [BeginGeneration(generation(FASTER, checkpoint_every=5, first_step=10, sync_point=10, end_step=10))]),
-    ("other settings", generation(ASYNC, end_step=6), agreed(5, FASTER, 3),
-     [BeginGeneration(generation(FASTER, first_step=6, state=(3,)))]),
-    ("a learning rate was set: the programs had ended", generation(ASYNC, end_step=6), agreed(5, ASYNC, 3),
-     [BeginGeneration(generation(ASYNC, first_step=6, state=(3,)))]),
+    ("other settings", generation(ASYNC, end_step=6), agreed(5, FASTER, HERE),
+     [BeginGeneration(generation(FASTER, first_step=6, state=HERE))]),
+    ("a learning rate was set: the programs had ended", generation(ASYNC, end_step=6), agreed(5, ASYNC, HERE),
+     [BeginGeneration(generation(ASYNC, first_step=6, state=HERE))]),
     ("commands, and no rank has steps left", generation(ASYNC), agreed(19, FASTER, any_left=False), [Finish()]),
     ("commands, and no rank has steps left before an early end", generation(ASYNC, stop_after=9, sync_point=10),
      agreed(9, FASTER, any_left=False), [Stop()]),
@@ -188,8 +191,8 @@ ASYNCHRONOUS: list[Row] = [
     ("a stop: the loop writes the checkpoint", generation(ASYNC, end_step=6), agreed(5, ASYNC, stop=True), [Stop()]),
     ("a stop, and no rank has steps left", generation(ASYNC), agreed(19, ASYNC, stop=True, any_left=False), [Finish()]),
     ("a process asks to join", generation(ASYNC, end_step=6), agreed(5, ASYNC, requests=True), [AnswerRequests()]),
-    ("it was answered", generation(ASYNC, end_step=6), RequestsAnswered(agreed=agreed(5, ASYNC, 3, requests=True)),
-     [BeginGeneration(generation(ASYNC, first_step=6, state=(3,)))]),
+    ("it was answered", generation(ASYNC, end_step=6), RequestsAnswered(agreed=agreed(5, ASYNC, HERE, requests=True)),
+     [BeginGeneration(generation(ASYNC, first_step=6, state=HERE))]),
     ("a process asks to join a run that stops", generation(ASYNC, end_step=6), agreed(5, ASYNC, requests=True, stop=True), [Stop()]),
 ]  # fmt: skip
 

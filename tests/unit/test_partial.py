@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.laws.train import Wrapper
 from tests.unit.numbered import common_factor, numbered
 from workbench.algorithms import PartialAllReduce, SynchronousSGD
-from workbench.algorithms.partial import DONE, GO, READY, _merged
+from workbench.algorithms.partial import DONE, GO, READY, PartialState, _merged
 from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient
+from workbench.gradients import WEIGHT, Gradient
+from workbench.ops import Apply, Backward, EndStep, Program
 from workbench.program import Context, perform
 from workbench.runtimes.reference import Costs, ReferenceRuntime
 from workbench.runtimes.simulator.comm_schedule import RECEIVE, SEND, record_schedule
@@ -108,7 +111,7 @@ def test_stopped_and_resumed_no_gradient_is_lost_or_used_twice(stop: int, shuffl
     second.run(STEPS, first_step=stop + 1, resumed=first.states)
     used = Counter(item for driver in (first, second) for one in contributions(driver) for item in one)
     assert set(used.values()) <= {1}
-    carried = sum(len(state) for state in first.states)
+    carried = sum(len(state.waiting) for state in first.states)
     assert sum(used.values()) >= sum(len(rank.backwards) for driver in (first, second) for rank in driver.ranks) - 3
     assert carried <= 3
 
@@ -119,6 +122,37 @@ def test_stopped_and_resumed_no_gradient_is_lost_or_used_twice(stop: int, shuffl
 )
 def test_how_many_begin_a_round(quorum: Any, num_ranks: int, expected: int) -> None:
     assert PartialAllReduce(quorum=quorum).num_ready(num_ranks) == expected
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Wrapper):
+    """Partial all-reduce that is asked at the end of each step which of its gradients are unused."""
+
+    def worker(self, ctx: Context) -> Program:
+        program, answer = self.inner.worker(ctx), None
+        num_computed, num_used = 0, 0
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, Apply):
+                num_used += len(request.of)
+            if isinstance(request, EndStep):
+                unused: PartialState = ctx.resumed.unused(request.step)
+                weight = sum(float(gradient.tail()[WEIGHT]) for gradient in unused.waiting)
+                assert round(weight * ctx.num_workers) == num_computed - num_used
+            answer = yield request
+            num_computed += isinstance(request, Backward)
+
+
+@pytest.mark.parametrize("shuffle", range(20))
+@pytest.mark.parametrize("quorum", ["solo", "majority", "all"])
+def test_a_gradient_is_in_a_sum_or_unused(quorum: str, shuffle: int) -> None:
+    """At every end of a step, also where rounds have begun that this rank has yet to apply."""
+    asked = Asked(inner=PartialAllReduce(quorum=quorum, collective=Linear()))
+    ReferenceRuntime(asked, 3, coded, lr=1.0, start=0.0, shuffle=shuffle).run(STEPS)
 
 
 def test_a_word_of_control_said_twice_is_one_word() -> None:

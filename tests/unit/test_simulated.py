@@ -21,7 +21,7 @@ from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Message, PeerLeft, Program, Recv, Request, Send, Start, Value, Wait
-from workbench.program import Algorithm, Card, Context, perform
+from workbench.program import Algorithm, Card, Context, Requirements, perform
 from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, CommSchedule, ScheduleCache, record_schedule
 from workbench.runtimes.simulator.simulate import run_simulation
 from workbench.runtimes.simulator.simulation import Simulation
@@ -83,8 +83,8 @@ class SumsForServers(CollectiveAlgorithm):
     card: ClassVar[Card] = CARD
 
     @property
-    def has_servers(self) -> bool:
-        return True
+    def requires(self) -> Requirements:
+        return Requirements(servers=True)
 
     def worker(self, ctx: Context) -> Program:
         for step in ctx.steps():

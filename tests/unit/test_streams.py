@@ -173,11 +173,12 @@ class Watched:
 def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """A rank that notes what backward, the host and the optimizer do with gradients."""
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+    buckets = algorithm.requires.buckets
     replica = Replica(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        bucket_bytes=algorithm.bucket_bytes,
-        applies_buckets=algorithm.applies_buckets,
+        bucket_bytes=buckets.max_bytes,
+        applies_buckets=buckets.applied_singly,
     )
     replica.streams = streams
     transport = SoloTransport()

@@ -15,7 +15,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Now, Program, Request, Start, State, Ticket, Wait
-from workbench.program import Card, Context
+from workbench.program import Card, Context, Requirements
 
 
 @final
@@ -75,16 +75,13 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
             raise ConfigError(f"negligible={self.negligible}: a share of a step's compute time, from 0 to below 1")
 
     @property
-    def state_type(self) -> type[AdaptiveDelayState]:
-        return AdaptiveDelayState
+    def requires(self) -> Requirements:
+        num_lanes = max(1, self.max_delay)
+        return Requirements(state=AdaptiveDelayState, num_lanes=num_lanes, link=self.collective.needs_link)
 
     @property
     def max_staleness(self) -> int:
         return self.max_delay
-
-    @property
-    def num_lanes(self) -> int:
-        return max(1, self.max_delay)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """None: every `adapt_every` steps some more bytes are sent."""
@@ -109,14 +106,15 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
             delay = min(resumed.delay, self.max_delay)
             sums, report = list(resumed.sums), resumed.report
             in_flight.extend(resumed.in_flight)
-        fold_lanes(ctx.memory, self.num_lanes)
+        num_lanes = self.requires.num_lanes
+        fold_lanes(ctx.memory, num_lanes)
         taken: deque[float] = deque()  # seconds of each all-reduce, written on its lane
         for step in ctx.steps():
             begin = yield Now()
             gradient = yield Backward(step)
             sums[2] += (yield Now()) - begin
             sums[3] += 1
-            lane = step % self.num_lanes  # of all lanes, not of `delay` lanes: when it shrinks, no lane keeps a residual
+            lane = step % num_lanes  # of all lanes, not of `delay` lanes: when it shrinks, no lane keeps a residual
             in_flight.append((yield Start(_timed(AllReduce(gradient, self.collective, lane), taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())

@@ -16,6 +16,7 @@ from workbench.algorithms.parameter_server import (
     check_positive,
     ended,
     fresh,
+    state_of,
 )
 from workbench.algorithms.quorum import FixedQuorum, OnlineQuorum
 from workbench.errors import ConfigError
@@ -73,13 +74,9 @@ class BackupSGD(ServerAlgorithm):
     def max_staleness(self) -> int:
         return 0
 
-    def steps_per_update(self, num_gradients: int, num_workers: int) -> float:
-        """One: the run has as many updates as steps, whatever was dropped."""
-        return 1.0
-
     def check(self, num_ranks: int) -> None:
         ServerAlgorithm.check(self, num_ranks)
-        workers = self.num_computing(num_ranks)
+        workers = self.roles(num_ranks).num_computing
         if self.backups != "online" and self.backups >= workers:
             raise ConfigError(f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}")
 
@@ -125,9 +122,9 @@ class BackupSGD(ServerAlgorithm):
             if total is None:
                 break  # every worker has left or been sent the last version
             quorum.complete(total, len(of))
-            yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped))
+            stopping = yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped), completes=1.0)
             version += 1
-            end = min(end, version + 1) if ctx.stopping else end
+            end = min(end, version + 1) if stopping else end
             now_s = yield Now()
             for source, _ in of:
                 yield from port.reply(source, version, FINAL * (version >= end))
@@ -155,7 +152,7 @@ class BackupSGD(ServerAlgorithm):
             replies = yield from port.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, state=tuple(known.values()), dropped=not LATE.isdisjoint(replies.values()))
+            yield EndStep(step, state=state_of(known), dropped=not LATE.isdisjoint(replies.values()))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class

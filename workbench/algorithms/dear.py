@@ -11,7 +11,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, State, Ticket, Wait
-from workbench.program import Card, Context
+from workbench.program import Buckets, Card, Context, Requirements
 from workbench.units import MIB
 
 
@@ -55,12 +55,9 @@ class DeAR(CollectiveAlgorithm):
             )
 
     @property
-    def state_type(self) -> type[DeARState]:
-        return DeARState
-
-    @property
-    def applies_buckets(self) -> bool:
-        return True
+    def requires(self) -> Requirements:
+        buckets = Buckets(max_bytes=self.bucket_bytes, applied_singly=True)
+        return Requirements(buckets=buckets, state=DeARState, link=self.collective.needs_link)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """None: the first step sends half of what the others send."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer, average
 from workbench.collectives import Collective, Native
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, State
-from workbench.program import Card, Context, Replicas
+from workbench.program import Buckets, Card, Context, Replicas, Requirements
 
 
 @final
@@ -52,12 +52,8 @@ class DiLoCo(OuterAlgorithm):
     )
 
     @property
-    def state_type(self) -> type[DiLoCoState]:
-        return DiLoCoState
-
-    @property
-    def num_buckets(self) -> int:
-        return 1
+    def requires(self) -> Requirements:
+        return Requirements(buckets=Buckets(count=1), state=DiLoCoState, link=self.collective.needs_link)
 
     @property
     def replicas(self) -> Replicas:

@@ -12,7 +12,7 @@ from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer,
 from workbench.collectives import Collective, Native
 from workbench.gradients import CONTROL
 from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
-from workbench.program import Card, Context, Replicas
+from workbench.program import Buckets, Card, Context, Replicas, Requirements
 
 
 @final
@@ -66,12 +66,8 @@ class EagerDiLoCo(OuterAlgorithm):
         check_whole("fragments", self.fragments, 1)
 
     @property
-    def state_type(self) -> type[EagerState]:
-        return EagerState
-
-    @property
-    def num_buckets(self) -> int:
-        return self.fragments
+    def requires(self) -> Requirements:
+        return Requirements(buckets=Buckets(count=self.fragments), state=EagerState, link=self.collective.needs_link)
 
     @property
     def replicas(self) -> Replicas:

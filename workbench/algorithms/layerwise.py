@@ -11,7 +11,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, whole
 from workbench.ops import FREE, AllReduce, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
-from workbench.program import Card, Context
+from workbench.program import Buckets, Card, Context, Requirements
 from workbench.units import MIB
 
 
@@ -74,12 +74,9 @@ class LayerwiseSGD(CollectiveAlgorithm):
             raise ConfigError(f"lanes={self.lanes} with order='priority': with it each bucket has its own lane, so leave lanes at 1")
 
     @property
-    def applies_buckets(self) -> bool:
-        return self.apply != ApplyOrder.ALL
-
-    @property
-    def num_lanes(self) -> int:
-        return self.lanes
+    def requires(self) -> Requirements:
+        buckets = Buckets(max_bytes=self.bucket_bytes, applied_singly=self.apply != ApplyOrder.ALL)
+        return Requirements(buckets=buckets, num_lanes=self.lanes, link=self.collective.needs_link)
 
     @property
     def symmetric(self) -> bool:

@@ -31,12 +31,13 @@ from workbench.ops import (
     Recv,
     Send,
     Start,
+    State,
     Ticket,
     UnpackParameters,
     Wait,
     WaitAny,
 )
-from workbench.program import Algorithm, Context, Elasticity, Replicas
+from workbench.program import Algorithm, Buckets, Context, Elasticity, Replicas, Requirements, Roles
 
 REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
 STAMP_BYTES = 8
@@ -60,6 +61,14 @@ def split(stamp: int) -> tuple[int, int]:
     return divmod(stamp, 4)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState(State):
+    """Between two steps of a worker: the version of each shard's parameters that it has pulled."""
+
+    versions: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAlgorithm(Algorithm, ABC):
     """An algorithm with its parameters on servers.
@@ -77,8 +86,14 @@ class ServerAlgorithm(Algorithm, ABC):
             raise ConfigError(f"shards={self.shards}: the number of servers, 1 to 400")
 
     @property
-    def num_buckets(self) -> int:
-        return self.shards
+    def requires(self) -> Requirements:
+        return Requirements(buckets=Buckets(count=self.shards), state=WorkerState, servers=True)
+
+    def roles(self, num_ranks: int) -> Roles:
+        if self.dedicated:
+            num_workers = num_ranks - self.shards
+            return Roles(computing=range(num_workers), serving=range(num_workers, num_ranks))
+        return Roles(computing=range(num_ranks), serving=range(min(self.shards, num_ranks)))
 
     @property
     def max_staleness(self) -> int | None:
@@ -87,13 +102,6 @@ class ServerAlgorithm(Algorithm, ABC):
     @property
     def replicas(self) -> Replicas:
         return Replicas.AT_END
-
-    @property
-    def has_servers(self) -> bool:
-        return True
-
-    def num_computing(self, num_ranks: int) -> int:
-        return num_ranks - self.shards if self.dedicated else num_ranks
 
     def check(self, num_ranks: int) -> None:
         if self.dedicated and num_ranks <= self.shards:
@@ -107,7 +115,7 @@ class ServerAlgorithm(Algorithm, ABC):
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """A push of each shard and its reply; nothing for what stays on the rank."""
-        workers, total = self.num_computing(num_ranks), 0.0
+        workers, total = self.roles(num_ranks).num_computing, 0.0
         for piece in layout.buckets:
             message = (piece.stop - piece.start) * layout.itemsize + STAMP_BYTES
             here = self.server_of(piece.index, num_ranks) == rank
@@ -116,12 +124,8 @@ class ServerAlgorithm(Algorithm, ABC):
 
     @property
     def elasticity(self) -> Elasticity:
+        """Without a worker that serves no shard: only its server has a shard's parameters."""
         return Elasticity.LOSES_WORKERS
-
-    def can_lose(self, rank: int, num_ranks: int) -> bool:
-        """True for a worker that serves no shard: only its server has a shard's parameters."""
-        serves = any(self.server_of(shard, num_ranks) == rank for shard in range(self.shards))
-        return 0 < rank < self.num_computing(num_ranks) and not serves
 
     @abstractmethod
     def serve(self, ctx: Context, shard: int) -> Program:
@@ -134,7 +138,7 @@ class ServerAlgorithm(Algorithm, ABC):
     def worker(self, ctx: Context) -> Program:
         assert ctx.layout is not None
         mine = [piece.index for piece in ctx.layout.buckets if self.server_of(piece.index, ctx.num_workers) == ctx.rank]
-        if ctx.rank >= self.num_computing(ctx.num_workers):
+        if ctx.rank not in self.roles(ctx.num_workers).computing:
             for shard in mine:  # one, or none if there are fewer parameters than servers
                 yield from self.serve(ctx, shard)
             return
@@ -210,7 +214,7 @@ def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None
     port, versions = WorkerPort(algorithm, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
         replies = yield from port.push_pull(step, versions, LAST * ctx.is_last(step))
-        yield EndStep(step, state=tuple(versions.values()), dropped=not LATE.isdisjoint(replies.values()))
+        yield EndStep(step, state=state_of(versions), dropped=not LATE.isdisjoint(replies.values()))
     if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
         yield from _leave(algorithm, ctx, versions)
 
@@ -239,7 +243,7 @@ class ServerPort:
     def __init__(self, algorithm: ServerAlgorithm, ctx: Context, shard: int) -> None:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
-        self.num_workers = algorithm.num_computing(ctx.num_workers)  # without workers that left before their last push
+        self.num_workers = algorithm.roles(ctx.num_workers).num_computing  # without workers that left before their last push
         self._posted: Ticket | None = None  # of a receive that no push has answered
         self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}
@@ -366,5 +370,10 @@ def ended(versions: dict[int, int], replies: dict[int, int]) -> None:
 def fresh(ctx: Context) -> dict[int, int]:
     """Return shard -> a worker's first version: 0, or that of the last reply before the run was stopped."""
     assert ctx.layout is not None
-    known = ctx.resumed or (0,) * len(ctx.layout.buckets)
-    return {piece.index: version for piece, version in zip(ctx.layout.buckets, known, strict=True)}
+    resumed: WorkerState = ctx.resumed or WorkerState(versions=(0,) * len(ctx.layout.buckets))
+    return {piece.index: version for piece, version in zip(ctx.layout.buckets, resumed.versions, strict=True)}
+
+
+def state_of(versions: dict[int, int]) -> WorkerState:
+    """The state of a worker that has pulled these versions: shard -> version."""
+    return WorkerState(versions=tuple(versions.values()))

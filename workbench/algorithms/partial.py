@@ -15,8 +15,8 @@ from workbench.collectives import Collective, Ring, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
-from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, Ticket, Wait
-from workbench.program import Card, Context, Elasticity, Restart
+from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, State, Ticket, Wait
+from workbench.program import Card, Context, Elasticity, Requirements, Restart
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
 
@@ -99,6 +99,10 @@ class PartialAllReduce(CollectiveAlgorithm):
                 return math.ceil(float(self.quorum) * num_ranks - 1e-9)  # 0.07 * 100 is a little more than 7
 
     @property
+    def requires(self) -> Requirements:
+        return Requirements(state=PartialState, link=self.collective.needs_link)
+
+    @property
     def restart(self) -> Restart:
         """Its rounds and their coordinator run next to the worker, and may be using what that has handed over."""
         return Restart.FROM_CHECKPOINT if self._is_synchronous else Restart.FROM_PARAMETERS
@@ -132,8 +136,8 @@ class PartialAllReduce(CollectiveAlgorithm):
         assert ctx.layout is not None
         on_host = ctx.layout.device.type == "cuda"  # a token from a GPU would wait for the work that it was given before
         token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)
-        shared = _SharedGradients(waiting=deque(ctx.resumed or ()))
-        ctx.unused = shared.unused if ctx.may_shrink else None
+        resumed: PartialState = ctx.resumed or PartialState()
+        ctx.resumed = shared = _SharedGradients(waiting=deque(resumed.waiting))
         tasks = [(yield Start(self._rounds(ctx, ctx.num_steps, shared, token), lane=FREE, shares_tags=True))]
         if ctx.rank == 0:
             tasks.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
@@ -148,7 +152,7 @@ class PartialAllReduce(CollectiveAlgorithm):
                 unused = bool(shared.waiting) and step + len(shared.done) == ctx.num_steps  # no round is left to use it
                 yield from _apply(shared.done.popleft())
                 shared.settle(step)
-                yield EndStep(step, state=tuple(shared.waiting), dropped=unused if step == begun else True)
+                yield EndStep(step, state=PartialState(waiting=tuple(shared.waiting)), dropped=unused if step == begun else True)
                 step += 1
         yield Send(0, token, tag=READY, stamp=ctx.num_steps)
         for ticket in tasks:
@@ -163,7 +167,7 @@ class PartialAllReduce(CollectiveAlgorithm):
             yield Recv(0, like=token, tag=GO)
             mine = [shared.waiting.popleft() for _ in range(len(shared.waiting))]
             merged = _merged(ctx, mine, number)
-            if mine and ctx.may_shrink:
+            if mine:
                 shared.keep(number, merged)
             total = yield AllReduce(merged, self.collective)
             shared.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
@@ -198,9 +202,20 @@ class _Round:
 
 
 @final
-@dataclass(slots=True)
-class _SharedGradients:
-    """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialState(State):
+    """Between two steps: this rank's gradients that wait for a round."""
+
+    waiting: tuple[Gradient, ...] = ()
+
+    def unused(self, step: int) -> PartialState:
+        return self
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SharedGradients(State):
+    """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied. Both change it as they run.
 
     Attributes:
         given: (round, copy of what this rank gave to it), of rounds that this rank has not applied.
@@ -226,9 +241,9 @@ class _SharedGradients:
         while self.given and self.given[0][0] <= step:
             self.spare.append(self.given.popleft()[1])
 
-    def unused(self, step: int) -> tuple[Gradient, ...]:
-        """What is in none of the sums up to that round."""
-        return (*(gradient for number, gradient in self.given if number > step), *self.waiting)
+    def unused(self, step: int) -> PartialState:
+        given = (gradient for number, gradient in self.given if number > step)
+        return PartialState(waiting=(*given, *self.waiting))
 
 
 def _merged(ctx: Context, mine: list[Gradient], number: int) -> Gradient:

@@ -12,7 +12,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import AllReduce, Apply, Backward, Discard, EndStep, Program, Start, State, Ticket, Wait
-from workbench.program import Card, Context
+from workbench.program import Card, Context, Requirements
 
 
 class FirstSteps(StrEnum):
@@ -73,16 +73,12 @@ class PipeSGD(CollectiveAlgorithm):
             raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
     @property
-    def state_type(self) -> type[PipeState]:
-        return PipeState
+    def requires(self) -> Requirements:
+        return Requirements(state=PipeState, num_lanes=self.lanes, link=self.collective.needs_link)
 
     @property
     def max_staleness(self) -> int:
         return self.width - 1
-
-    @property
-    def num_lanes(self) -> int:
-        return self.lanes
 
     @property
     def symmetric(self) -> bool:

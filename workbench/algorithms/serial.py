@@ -9,7 +9,7 @@ from typing import ClassVar, final
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, Backward, EndStep, Program, State
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Algorithm, Card, Context, Requirements
 
 
 @final
@@ -43,8 +43,8 @@ class SerialSGD(Algorithm):
             raise ConfigError(f"delay={self.delay}: a number of steps, 0 or more")
 
     @property
-    def state_type(self) -> type[SerialState]:
-        return SerialState
+    def requires(self) -> Requirements:
+        return Requirements(state=SerialState)
 
     @property
     def max_staleness(self) -> int:

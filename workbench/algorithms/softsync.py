@@ -57,8 +57,9 @@ class SoftsyncSGD(ServerAlgorithm):
 
     def check(self, num_ranks: int) -> None:
         ServerAlgorithm.check(self, num_ranks)
-        if self.splits > self.num_computing(num_ranks):
-            raise ConfigError(f"splits={self.splits} on {self.num_computing(num_ranks)} workers: at most one update a gradient")
+        workers = self.roles(num_ranks).num_computing
+        if self.splits > workers:
+            raise ConfigError(f"splits={self.splits} on {workers} workers: at most one update a gradient")
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)

@@ -13,7 +13,7 @@ from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, State, WriteParameters
-from workbench.program import Card, Context
+from workbench.program import Card, Context, Requirements
 from workbench.rng import generator
 
 
@@ -58,8 +58,8 @@ class StaleSGD(CollectiveAlgorithm):
             raise ConfigError(f"ramp_steps={self.ramp_steps}: give the number of steps in which staleness grows, 0 or more")
 
     @property
-    def state_type(self) -> type[StaleState]:
-        return StaleState
+    def requires(self) -> Requirements:
+        return Requirements(state=StaleState, link=self.collective.needs_link)
 
     @property
     def max_staleness(self) -> int:

@@ -11,7 +11,7 @@ from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer,
 from workbench.collectives import Collective, Native
 from workbench.errors import ConfigError
 from workbench.ops import Apply, Backward, EndStep, Program, Start, State, Ticket, Wait
-from workbench.program import Card, Context, Replicas
+from workbench.program import Buckets, Card, Context, Replicas, Requirements
 
 
 @final
@@ -69,12 +69,8 @@ class StreamingDiLoCo(OuterAlgorithm):
             raise ConfigError(f"mix={self.mix}: the share of a rank's own parameters, in [0, 1]")
 
     @property
-    def state_type(self) -> type[StreamingState]:
-        return StreamingState
-
-    @property
-    def num_buckets(self) -> int:
-        return self.fragments
+    def requires(self) -> Requirements:
+        return Requirements(buckets=Buckets(count=self.fragments), state=StreamingState, link=self.collective.needs_link)
 
     @property
     def replicas(self) -> Replicas:

@@ -31,10 +31,9 @@ def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[st
             if len(set(values)) > 1:
                 for position, value in zip(group, values, strict=True):
                     labels[position] += f", {value}" if value else ""
-    rates = {run.info["settings"]["lr"] for run in runs if (run.info.get("settings") or {}).get("lr") is not None}
-    if len(rates) > 1:
-        for position, run in enumerate(runs):
-            rate = (run.info.get("settings") or {}).get("lr")
+    rates = [(run.info.get("settings") or {}).get("lr") for run in runs]
+    if len({str(rate) for rate in rates if rate is not None}) > 1:
+        for position, rate in enumerate(rates):
             if rate is not None and f"lr={rate}" not in labels[position]:
                 labels[position] += f", lr={rate}"
     return labels

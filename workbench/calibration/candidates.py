@@ -78,7 +78,8 @@ def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) ->
 
 def layout_of(calibration: Calibration, algorithm: Algorithm) -> Layout:
     """Return the algorithm's layout of the calibrated model's gradient."""
-    return build_layout(trainable(calibration.shapes.problem(1).model()), algorithm.bucket_bytes, algorithm.num_buckets)
+    buckets = algorithm.requires.buckets
+    return build_layout(trainable(calibration.shapes.problem(1).model()), buckets.max_bytes, buckets.count)
 
 
 def _sum_s(algorithm: Algorithm, num_bytes: int, p: int, network: Network) -> float:
@@ -99,7 +100,7 @@ def describe(algorithm: Algorithm, setting: Setting) -> dict[str, object]:
     return {
         "method": type(algorithm).__name__,
         "width": getattr(algorithm, "width", None),
-        "bucket_bytes": algorithm.bucket_bytes,
+        "bucket_bytes": algorithm.requires.buckets.max_bytes,
         "codec": codec_of(algorithm),
         "backups": getattr(algorithm, "backups", None),
         "shards": getattr(algorithm, "shards", None),

@@ -73,7 +73,7 @@ def recipe(algorithm: Algorithm) -> str:
     backups = getattr(algorithm, "backups", 0)
     if backups:
         parts.append(f"without {backups}")
-    elif not algorithm.has_servers and algorithm.max_staleness:
+    elif not algorithm.requires.servers and algorithm.max_staleness:
         parts.append(f"late by {algorithm.max_staleness}")
     codec = codec_of(algorithm)
     if codec:

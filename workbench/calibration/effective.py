@@ -148,7 +148,8 @@ def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run
     compute, threads = calibration.compute(), calibration.host.threads
     total = compute.forward_s + compute.backward_s + compute.update_s
     with_shapes = calibration.shapes.problem(1).model()
-    layout = build_layout(trainable(with_shapes), algorithm.bucket_bytes, algorithm.num_buckets)
+    buckets = algorithm.requires.buckets
+    layout = build_layout(trainable(with_shapes), buckets.max_bytes, buckets.count)
     sent = [algorithm.bytes_per_step(rank, setting.workers, layout) or 0.0 for rank in range(setting.workers)]
     table = run.spans.select(kinds=LOCAL).table
     work_s = float((table["end_s"] - table["start_s"]).sum()) / slow.local / len(run.metrics[0]) / setting.workers
@@ -172,7 +173,7 @@ def core_s_per_byte(calibration: Calibration, network: Network) -> float:
 
 def sends_messages(algorithm: Algorithm) -> bool:
     """Return whether an algorithm sends messages itself, instead of calling the library's sum."""
-    return algorithm.has_servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
+    return algorithm.requires.servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
 
 
 def codec_of(algorithm: Algorithm) -> str | None:

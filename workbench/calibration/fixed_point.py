@@ -62,7 +62,7 @@ def simulated(
     after 2.7 and 3 times. The result is therefore the middle between fair sharing and messages one after another.
     """
     found = _fixed_point(calibration, algorithm, setting, steps, seed, fair=True, slow=slow)
-    if not (algorithm.has_servers and setting.workers > 2 and calibration.network(1.0).fair):
+    if not (algorithm.requires.servers and setting.workers > 2 and calibration.network(1.0).fair):
         return found
     turns = _fixed_point(calibration, algorithm, setting, steps, seed, fair=False, slow=found.slow)
     fair_s, turns_s = float(found.times.mean()), float(turns.times.mean())

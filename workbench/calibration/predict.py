@@ -244,7 +244,7 @@ def predicted_run(
 def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
     """Return fewer steps if each has many messages: a pipeline is full after two or three."""
     messages = messages_per_step(calibration, algorithm, setting)
-    if not messages or algorithm.has_servers:
+    if not messages or algorithm.requires.servers:
         return steps
     least = LEAST_STEPS if messages * LEAST_STEPS <= HEAVY else FEWEST_STEPS
     return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))
@@ -255,9 +255,10 @@ def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: S
     collective = getattr(algorithm, "collective", None)
     if not sends_messages(algorithm):
         return 0.0
-    if algorithm.has_servers:
+    if algorithm.requires.servers:
         return 2.0 * setting.workers * int(getattr(algorithm, "shards", 1) or 1)
-    buckets = 1 if algorithm.bucket_bytes is None else calibration.shapes.num_bytes / max(algorithm.bucket_bytes, 1.0) + 1
+    max_bytes = algorithm.requires.buckets.max_bytes
+    buckets = 1 if max_bytes is None else calibration.shapes.num_bytes / max(max_bytes, 1.0) + 1
     return setting.workers * 2 * (setting.workers - 1) * int(getattr(collective, "chunks", 1)) * buckets
 
 

@@ -237,7 +237,7 @@ def backups_of(algorithm: Algorithm) -> int:
 
 def _change(algorithm: Algorithm) -> tuple[int, int, int]:
     """Return how much an algorithm changes the numbers: dropped gradients, staleness, a codec."""
-    late = 0 if algorithm.has_servers else algorithm.max_staleness or 0
+    late = 0 if algorithm.requires.servers else algorithm.max_staleness or 0
     return backups_of(algorithm), late, int(codec_of(algorithm) is not None)
 
 

@@ -19,13 +19,8 @@ class CollectiveAlgorithm(Algorithm, ABC):
     collective: Collective
 
     @property
-    def num_lanes(self) -> int:
-        """Number of lanes on which it starts sums."""
-        return 1
-
-    @property
     def requires(self) -> Requirements:
-        return Requirements(num_lanes=self.num_lanes, link=self.collective.needs_link)
+        return Requirements(link=self.collective.needs_link)
 
     def check(self, num_ranks: int) -> None:
         self.collective.check(num_ranks)

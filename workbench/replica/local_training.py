@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
-from workbench.program import Algorithm, Replicas, defaults_of
+from workbench.program import Algorithm, Replicas, defaults_of, settings_of
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import uncompiled
@@ -45,9 +45,9 @@ class LocalTraining:
         self.rank = rank
         self.device = device
         self.batch_size = settings.batch_size or problem.batch_size
-        self._served = algorithm.has_servers
+        self._served = algorithm.requires.servers
         self._data, self._test = data or (problem.train_data(), problem.test_data())
-        self.sampler = Sampler(len(self._data), self.batch_size, algorithm.num_computing(num_workers), settings.seed)  # type: ignore[arg-type]
+        self.sampler = Sampler(len(self._data), self.batch_size, algorithm.roles(num_workers).num_computing, settings.seed)  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = build_replica(algorithm, problem, settings, device)
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
@@ -241,33 +241,34 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
                 group["lr"] = settings.lr
         return optimizer
 
+    buckets = algorithm.requires.buckets
     replica = Replica(
         model,
         make_optimizer([param for _, param in named]),
-        bucket_bytes=algorithm.bucket_bytes,
-        num_buckets=algorithm.num_buckets,
+        bucket_bytes=buckets.max_bytes,
+        num_buckets=buckets.count,
         schedule=settings.schedule,
         clip_norm=settings.clip_norm,
         precision=settings.precision,
-        applies_buckets=algorithm.applies_buckets,
+        applies_buckets=buckets.applied_singly,
     )
     more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
     replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
-    if settings.ema_decay is not None and not algorithm.has_servers:
+    if settings.ema_decay is not None and not algorithm.requires.servers:
         replica.keep_average(settings.ema_decay)
     return replica
 
 
 def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse settings that an algorithm with servers cannot honour."""
-    if algorithm.has_servers and settings.clip_norm is not None:
+    if algorithm.requires.servers and settings.clip_norm is not None:
         raise ConfigError(
             "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
         )
-    if algorithm.has_servers and settings.precision == "fp16":
+    if algorithm.requires.servers and settings.precision == "fp16":
         raise ConfigError("fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use precision='bf16'")
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
-    if algorithm.has_servers and settings.ema_decay is not None and split:
+    if algorithm.requires.servers and settings.ema_decay is not None and split:
         raise ConfigError("ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False")
 
 
@@ -297,7 +298,7 @@ def check_algorithm_and_problem(algorithm: Any, problem: Any) -> None:
 
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
     """Return the entries of `run.json` that are known before the run begins."""
-    record = algorithm.settings()
+    record = settings_of(algorithm)
     whose = _describe_evaluated(algorithm)
     return {
         **({"evaluated": whose} if whose else {}),
@@ -327,7 +328,7 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
 
 def _describe_evaluated(algorithm: Algorithm) -> str:
     """Return whose parameters are evaluated, if replicas differ between steps; "" if all are equal."""
-    if algorithm.has_servers:
+    if algorithm.requires.servers:
         return "the servers' parameters"
     if algorithm.replicas == Replicas.NEVER:
         return "rank 0's replica alone"

@@ -136,7 +136,8 @@ class ReferenceRuntime:
     ) -> None:
         algorithm.check(num_ranks)
         module = nn.ParameterList([nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in sizes])
-        layout = build_layout(module.named_parameters(), algorithm.bucket_bytes, algorithm.num_buckets)
+        buckets = algorithm.requires.buckets
+        layout = build_layout(module.named_parameters(), buckets.max_bytes, buckets.count)
         self.algorithm = algorithm
         self.gradient = gradient
         self.lr = lr
@@ -161,12 +162,12 @@ class ReferenceRuntime:
         self.receives: list[tuple[Any, ...]] = []  # (key, tag, source, to, like, stamped, ticket or process, now)
         self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
         self.stop_after: int | None = None
-        self.states: list[State | tuple[Any, ...]] = [()] * num_ranks
+        self.states: list[State | None] = [None] * num_ranks
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(
-        self, num_steps: int, *, first_step: int = 0, resumed: list[State | tuple[Any, ...]] | None = None, stop_after: int | None = None
+        self, num_steps: int, *, first_step: int = 0, resumed: list[State | None] | None = None, stop_after: int | None = None
     ) -> ReferenceRuntime:
         """Run every program to its end, or to its first `EndStep` from step `stop_after` on.
 

@@ -22,7 +22,7 @@ from workbench.errors import ConfigError
 from workbench.trace.atomic import atomic_file
 from workbench.trace.text import read_json
 
-FORMAT = 5  # of a record and its rank file; no other is read
+FORMAT = 6  # of a record and its rank file; no other is read
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"
 RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")

@@ -33,7 +33,7 @@ def take_checkpoint(
         "num_workers": num_workers,
         "layout": _layout_of(replica),
         "replica": replica.state(),
-        "program": _pack(() if algorithm.restart == Restart.FROM_PARAMETERS else end.state),
+        "program": pack_state(None if algorithm.restart == Restart.FROM_PARAMETERS else end.state),
         "memory": dict(memory),
         "data": None if sampler is None else position_of(sampler, end.step),
     }
@@ -57,7 +57,7 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
             what = "" if key == "layout" else f": {saved[key]!r}, and not {value!r}"
             raise ConfigError(f"the stopped run cannot be resumed with another {names[key]}{what}")
     replica.load(saved["replica"])
-    ctx.first_step, ctx.resumed = saved["step"] + 1, _unpack(saved["program"], algorithm, replica) or None
+    ctx.first_step, ctx.resumed = saved["step"] + 1, unpack_state(saved["program"], algorithm, replica)
     ctx.memory.update({name: placed(value, replica.layout.device).clone() for name, value in saved["memory"].items()})
 
 
@@ -66,7 +66,7 @@ def continue_from_state(ctx: Context, end: EndStep) -> None:
 
     The tickets of the state must be complete.
     """
-    ctx.first_step, ctx.resumed = end.step + 1, complete(end.state) or None
+    ctx.first_step, ctx.resumed = end.step + 1, complete(end.state)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -110,13 +110,13 @@ def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
         raise ValueError(f"a gradient in flight of shape {tuple(value['flat'].shape)}, and ({numel},) is expected")
 
 
-def _pack(state: State | tuple[Any, ...]) -> dict[str, Any]:
+def pack_state(state: State | None) -> dict[str, Any]:
     """A program's state as a plain mapping: the name of its class, and its fields by name."""
     packed = {
         name: [_pack_item(item) for item in value] if isinstance(value, tuple) else _pack_item(value)
         for name, value in fields_of(state).items()
     }
-    return {"kind": type(state).__name__ if isinstance(state, State) else None, "fields": packed}
+    return {"kind": None if state is None else type(state).__name__, "fields": packed}
 
 
 def _pack_item(item: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def holds_state(packed: dict[str, Any]) -> bool:
     return any(item["ticket"] or item["value"] is not None for items in lists for item in items)
 
 
-def _unpack(packed: dict[str, Any], algorithm: Algorithm, replica: Replica) -> State | tuple[Any, ...]:
+def unpack_state(packed: dict[str, Any], algorithm: Algorithm, replica: Replica) -> State | None:
     """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
     owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state
 
@@ -144,10 +144,10 @@ def _unpack(packed: dict[str, Any], algorithm: Algorithm, replica: Replica) -> S
         value = placed(value, replica.layout.device)
         return Ticket.completed(value) if item["ticket"] else value
 
-    given = {name: tuple(map(restore, value)) if isinstance(value, list) else restore(value) for name, value in packed["fields"].items()}
-    kind = algorithm.state_type
     if packed["kind"] is None:
-        return given[""]
+        return None
+    given = {name: tuple(map(restore, value)) if isinstance(value, list) else restore(value) for name, value in packed["fields"].items()}
+    kind = algorithm.requires.state
     if kind is None or packed["kind"] != kind.__name__ or given.keys() != {item.name for item in fields(kind)}:
         raise ConfigError(
             f"the checkpoint keeps the state {packed['kind']} of another version of {type(algorithm).__name__}: train again from the start"

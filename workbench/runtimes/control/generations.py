@@ -60,7 +60,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from workbench.ops import EndStep, State
-from workbench.program import Algorithm, Replicas, Restart, leaves
+from workbench.program import Algorithm, Replicas, Restart
 from workbench.runtimes.control.commands import Command
 
 # -- a generation ----------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Generation:
     end_step: int
     num_steps: int
     sync_point: int
-    state: State | tuple[Any, ...] = ()
+    state: State | None = None
     waiting: tuple[int, int] | None = None
     stop_after: int | None = None
     checkpoint_every: int | None = None
@@ -104,7 +104,7 @@ class Generation:
 
     def has_steps_left(self, rank: int, step: int) -> bool:
         """Return True if that rank computes gradients, and has yet to compute that step's."""
-        return rank < self.algorithm.num_computing(self.num_ranks) and step < self.end_of_run
+        return rank in self.algorithm.roles(self.num_ranks).computing and step < self.end_of_run
 
     def checkpoint_due(self, step: int) -> bool:
         """Return True if a checkpoint follows that step, for which the ranks need not meet."""
@@ -306,9 +306,9 @@ class AnswerRequests:
 @final
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Meet the process that waits. `state`: this rank's gradients that its next program continues with. Leads to `Admitted`."""
+    """Meet the process that waits. `state`: what this rank's next program continues with. Leads to `Admitted`."""
 
-    state: tuple[Any, ...]
+    state: State | None
 
 
 @final
@@ -383,7 +383,7 @@ def _step_ended(generation: Generation, boundary: StepEnded) -> tuple[Instructio
         if boundary.announced:
             return (*instructions, Agree())
         return (*instructions, *_in_step(generation, algorithm, end))
-    if boundary.evaluates and not algorithm.has_servers:
+    if boundary.evaluates and not algorithm.requires.servers:
         instructions.append(KeepForEvaluation(end.step))
     if not needs_sync_point(algorithm) and generation.checkpoint_due(end.step):
         instructions.append(Checkpoint(end.step))
@@ -396,7 +396,7 @@ def _in_step(generation: Generation, algorithm: Algorithm, end: EndStep) -> tupl
         return (Checkpoint(None), Stop())
     saved = (Checkpoint(end.step),) if generation.checkpoint_due(end.step) else ()
     if generation.waiting and algorithm.restart != Restart.ANYWHERE:
-        return (*saved, Admit(tuple(leaves(end.state))))
+        return (*saved, Admit(end.state))
     if algorithm is not generation.algorithm:
         return (*saved, BeginGeneration(generation.following(end, algorithm=algorithm)))
     return (*saved, Continue(generation.ending_after(end.step + 1) if generation.waiting else generation))
@@ -406,7 +406,7 @@ def _program_ended(generation: Generation, end: EndStep) -> tuple[Instruction, .
     if generation.algorithm.asynchronous:
         return (Agree(),)
     if generation.waiting and end.step + 1 < generation.num_steps:
-        return (Admit(()),)
+        return (Admit(None),)
     return (Finish(),)
 
 

@@ -20,13 +20,7 @@ from workbench.naming import build, check_kinds, did_you_mean
 from workbench.program import Algorithm, Restart
 from workbench.runtimes.execution.progress import check_lanes
 
-LAID_OUT = (
-    "bucket_bytes",
-    "shards",
-    "dedicated",
-    "fragments",
-)  # the layout of gradients, and which ranks serve: fixed when ranks begin
-SAME = ("bucket_bytes", "num_buckets", "applies_buckets", "has_servers", "asynchronous")
+LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # the layout of gradients, and which ranks serve: fixed from the begin
 
 
 def changeable(algorithm: Algorithm) -> list[str]:
@@ -69,11 +63,14 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
     collective = getattr(new, "collective", None)
     if progress == "library" and collective is not None and not isinstance(collective, Native):
         raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
-    if any(getattr(new, name) != getattr(algorithm, name) for name in SAME) or new.num_computing(num_ranks) != algorithm.num_computing(
-        num_ranks
-    ):
+    if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
         raise ConfigError(f"{_said(changes)} would change how gradients lie in memory, or how they are applied: start another run for it")
     return new, None if lr is None else float(lr)
+
+
+def _laid_out(algorithm: Algorithm, num_ranks: int) -> tuple[Any, ...]:
+    """How gradients lie in memory, how they are applied, and by which ranks: fixed when ranks begin."""
+    return algorithm.requires.buckets, algorithm.requires.servers, algorithm.asynchronous, algorithm.roles(num_ranks)
 
 
 def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:

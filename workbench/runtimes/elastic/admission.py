@@ -19,7 +19,7 @@ import torch
 
 from workbench.errors import PeerFailed, Stalled
 from workbench.ops import EndStep
-from workbench.program import leaves
+from workbench.runtimes.checkpoint.rank_state import pack_state
 from workbench.runtimes.control.commands import read_commands
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.execution.endpoint import RankClock
@@ -42,7 +42,7 @@ class JoinState:
 
     Attributes:
         step: the last step that the lowest rank has finished.
-        state: of its program there: the versions of the servers' shards.
+        state: of its program there, as `pack_state` writes it.
         sync_point: the step before which all programs end next.
         paused_s: seconds of evaluations and pauses, which are not training.
         seconds, unix_s, origin_s: that rank's clock, the time of day, and the clock's origin.
@@ -50,7 +50,7 @@ class JoinState:
     """
 
     step: int
-    state: tuple[int, ...]
+    state: dict[str, Any]
     sync_point: int
     paused_s: float
     seconds: float
@@ -62,7 +62,7 @@ class JoinState:
     def of(cls, written: dict[str, Any]) -> JoinState:
         """Return it from its written form."""
         welcome = written["welcome"]
-        return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
+        return cls(**{**welcome, "place": tuple(welcome["place"])})
 
     @classmethod
     def now(cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float) -> JoinState:
@@ -70,7 +70,7 @@ class JoinState:
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
             step=end.step,
-            state=tuple(map(int, leaves(end.state))),
+            state=pack_state(end.state),
             sync_point=sync_point,
             paused_s=paused_s + clock.pause_seconds(),
             place=controller.place,

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.collectives.memory import of_all_ranks
 from workbench.errors import ConfigError
-from workbench.ops import EndStep
+from workbench.ops import EndStep, State
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import resume, take_checkpoint
@@ -47,13 +47,13 @@ def admit_waiting(
     interpreter: Interpreter,
     controller: RunController,
     here: JoinState,
-    kept: tuple[Any, ...],
+    kept: State | None,
 ) -> bool:
     """Meet the process that waits. Return True if it joined. All ranks call it after the same step, with nothing in flight.
 
     Args:
         waiting: its rank, and how often it had asked before.
-        kept: gradients of this rank with which its next program continues.
+        kept: the state with which this rank's next program continues.
     """
     (rank, number), sampler, clock = waiting, worker.sampler, interpreter.clock
     memory = of_all_ranks(ctx.memory)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from workbench.errors import ConfigError
+from workbench.program import Algorithm, can_lose
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
-
-if TYPE_CHECKING:  # a caller that asks for the policy alone need not import torch
-    from workbench.program import Algorithm
-    from workbench.runtimes.transport.base import Transport
+from workbench.runtimes.transport.base import Transport
 
 
 def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str) -> None:
@@ -21,7 +17,7 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
     """
     num_ranks = transport.num_workers
     shrinks = transport.can_shrink and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
-    without = [transport.outlives_peers and algorithm.can_lose(rank, num_ranks) for rank in range(num_ranks)]
+    without = [transport.outlives_peers and can_lose(algorithm, rank, num_ranks) for rank in range(num_ranks)]
     check_shrinks(algorithm, on_failure)
     if on_failure == "shrink" and not transport.can_shrink:
         raise ConfigError(
@@ -35,7 +31,7 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
     """Return True if the run continues when that rank's process is killed, and admits another in its place (torch)."""
     shrinks = algorithm.elasticity.shrinks and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
-    return shrinks or algorithm.can_lose(rank, num_ranks)
+    return shrinks or can_lose(algorithm, rank, num_ranks)
 
 
 def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runtime: str) -> list[int]:

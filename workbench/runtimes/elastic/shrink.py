@@ -3,7 +3,7 @@
 The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of them has finished.
 They make new groups of the library, and take the replica of the lowest rank that has finished that step. If replicas differ between
 steps (Local SGD), each rank that has finished it keeps its own, and then all take their mean. What was in flight is dropped: at most
-the gradients of the current step, and those that wait because of a delay. Gradients that wait for a quorum are kept (`Context.unused`).
+the gradients of the current step, and those that wait because of a delay. Gradients that wait for a quorum are kept (`State.unused`).
 Then the data are shared among fewer ranks.
 
 If another rank leaves during this, the remaining ranks notice it as at any time, and begin here again.
@@ -22,7 +22,8 @@ import torch
 from workbench.collectives.memory import forget_blocks, of_all_ranks
 from workbench.errors import ConfigError, PeerFailed, Stalled
 from workbench.gradients import WEIGHT
-from workbench.program import Algorithm, Context, Replicas
+from workbench.ops import State
+from workbench.program import Algorithm, Context, Replicas, leaves
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -85,16 +86,16 @@ class Shrinker:
         if self._controller.algorithm.requires.link:  # measured here: if another rank leaves now, it is noticed
             size = self._worker.replica.layout.message_bytes
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size)
-        kept = ctx.unused(step) if ctx.unused else ()
+        kept = _unused(ctx, step)
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
         renumber_ranks(self._worker, ctx, self._transport, step, samples, kept)
-        ctx.first_step, ctx.resumed, ctx.unused = step + 1, kept or None, None
+        ctx.first_step, ctx.resumed = step + 1, kept
         self._record(step, remain, ahead[0])
         return step
 
     def _place(self, ctx: Context, members: Membership, last: int) -> dict[str, int]:
         """Return the last step that this rank has finished, the last minibatch that it has not used, and its meetings and commands."""
-        begun = max((gradient.step for gradient in ctx.unused(last)), default=last) if ctx.unused else last
+        begun = max((gradient.step for gradient in leaves(_unused(ctx, last))), default=last)
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
     def _has_departure(self, members: Membership) -> bool:
@@ -142,7 +143,12 @@ class Shrinker:
             update_run(self._folder, shrunk=[*read_info(self._folder).get("shrunk", []), row])
 
 
-def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
+def _unused(ctx: Context, step: int) -> State | None:
+    """Return this rank's gradients that are in none of the sums up to that step."""
+    return None if ctx.resumed is None else ctx.resumed.unused(step)
+
+
+def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: State | None = None) -> None:
     """Renumber the ranks as the transport does, and share the data among them after that step and that many samples.
 
     Args:
@@ -153,7 +159,7 @@ def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, st
     ctx.rank, ctx.num_workers = transport.rank, transport.num_workers
     forget_blocks(ctx.memory)
     worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another one: it announces commands again
-    for gradient in kept:
+    for gradient in leaves(kept):
         for piece, flat in gradient.slices():  # parameters, and directly after them the weight
             flat[: piece.tail - piece.start + WEIGHT + 1].mul_(before / worker.sampler.global_batch)
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import final
 
 from workbench.ops import Apply
-from workbench.program import Algorithm
 
 ROUNDING = 1e-6  # of a sum of many shares of a step
 
@@ -26,7 +25,7 @@ class EvaluationSchedule:
     def __init__(self, due: Sequence[int]) -> None:
         self._due = due
 
-    def count(self, progress: list[float], request: Apply, algorithm: Algorithm, num_workers: int) -> list[int]:
+    def count(self, progress: list[float], request: Apply, num_workers: int) -> list[int]:
         """Count an update of a shard's server. Return the due steps that it completes.
 
         Args:
@@ -35,7 +34,8 @@ class EvaluationSchedule:
         """
         shard = 0 if request.gradient.bucket is None else request.gradient.bucket
         before = progress[shard]
-        progress[shard] += algorithm.steps_per_update(max(1, len(request.of)) + len(request.dropped), max(1, num_workers))
+        num_gradients = max(1, len(request.of)) + len(request.dropped)
+        progress[shard] += num_gradients / max(1, num_workers) if request.completes is None else request.completes
         return list(self._due[self._passed(before) : self._passed(progress[shard])])
 
     def left(self, progress: float) -> list[int]:

@@ -79,7 +79,7 @@ class Interpreter:
         self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
-    def continue_from_state(self, state: State | tuple[Any, ...]) -> None:
+    def continue_from_state(self, state: State | None) -> None:
         """Prepare for another program, which begins from this state of the one before."""
         self.complete_all(state)
         self._mailbox.forget_departures()
@@ -221,7 +221,8 @@ class Interpreter:
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
-    def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
+    def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> bool:
+        """Update the server's copy. Return True if the run was asked to stop."""
         begin = self.clock.now()
         server_copy = self.replica.server_copy
         if task == 0:
@@ -232,13 +233,12 @@ class Interpreter:
         update = max(server_copy.updates) if gradient.bucket is None else server_copy.updates[gradient.bucket]
         if task == 0:  # a server on a dedicated rank: its updates are its steps
             self.clock.step = update - 1
-        if server_copy.control_seen and self.context is not None:
-            self.context.stopping = True
         end = self.clock.now()
         self.recorder.span("apply", "server", begin, end, max(self.clock.step, 0), bucket_of(gradient))
         self.recorder.event(update_event(request, bucket_of(gradient), update, end))
         if self.on_update is not None:
             self.on_update(request, end)
+        return bool(server_copy.control_seen)
 
     # -- background --------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Interpreter:
         """Return True if nothing is left in the background after `close`."""
         return self._background.ended
 
-    def complete_all(self, state: State | tuple[Any, ...]) -> None:
+    def complete_all(self, state: State | None) -> None:
         """Wait for every ticket in a program's state, so that it can be saved."""
         for item in leaves(state):
             if isinstance(item, Ticket):

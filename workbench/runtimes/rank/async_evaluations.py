@@ -38,18 +38,19 @@ class AsyncEvaluations:
 
     def __init__(
         self,
-        algorithm: Callable[[], Algorithm],
+        algorithm: Algorithm,
         worker: LocalTraining,
         interpreter: Interpreter,
         recorder: Recorder,
         folder: Path,
         seconds: Callable[[float | None], float],
     ) -> None:
-        self._algorithm, self._worker, self._interpreter, self._recorder = algorithm, worker, interpreter, recorder
+        self._worker, self._interpreter, self._recorder = worker, interpreter, recorder
         self._transport, self._replica = interpreter.transport, worker.replica
         self._seconds = seconds
+        self._num_computing = algorithm.roles(self._transport.num_workers).num_computing
         self._pending = PendingEvaluations(folder)
-        self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm().has_servers else None
+        self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm.requires.servers else None
         self._lock = Lock()  # servers run on separate threads
         self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers on this rank that have reached it, by number
         self._reached_s: dict[int, float] = {}  # step -> when the last of these servers reached it
@@ -109,11 +110,11 @@ class AsyncEvaluations:
     def _on_update(self, request: Apply, end_s: float) -> None:
         """A server on this rank has made an update: keep its shard for the evaluations that are due."""
         assert self._schedule is not None
-        server_copy, algorithm, clock = self._replica.server_copy, self._algorithm(), self._interpreter.clock
-        num_workers = algorithm.num_computing(self._transport.num_workers) - len(clock.left)
+        server_copy, clock = self._replica.server_copy, self._interpreter.clock
+        num_workers = self._num_computing - len(clock.left)
         with self._lock:
             self._updated_s = max(end_s, self._updated_s or 0.0)
-            for step in self._schedule.count(server_copy.progress, request, algorithm, num_workers):
+            for step in self._schedule.count(server_copy.progress, request, num_workers):
                 bucket = request.gradient.bucket
                 shards = self._shards.setdefault(step, {})
                 for shard in range(len(server_copy.updates)) if bucket is None else (bucket,):

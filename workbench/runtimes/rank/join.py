@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from workbench.errors import ConfigError, PeerFailed
-from workbench.program import Context
+from workbench.program import Context, can_lose
 from workbench.replica.local_training import LocalTraining, share_cores
+from workbench.runtimes.checkpoint.rank_state import unpack_state
 from workbench.runtimes.control.commands import write_command
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
 from workbench.runtimes.elastic.admission import COUNTS, JoinState, all_have_met, num_join_requests, place_of
@@ -60,7 +61,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
         transport: Transport = TorchTransport.join_later(rank, num_ranks, saved["num_lanes"], timeout_s)
-        members = Membership(detector, lambda other: job.algorithm.can_lose(other, num_ranks), shrinks=shrinks)
+        members = Membership(detector, lambda other: can_lose(job.algorithm, other, num_ranks), shrinks=shrinks)
         transport.members = members
         for name in COUNTS:
             setattr(members, name, saved[name])
@@ -86,14 +87,13 @@ def _train(
         interpreter.clock.bytes_sent = float(before["bytes_sent"])  # counted for the rank, over all its processes
     try:
         ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
-        ctx.may_shrink = "saved" in written
         if "saved" in written:
             begin_joined(worker, ctx, written["saved"], job.algorithm, interpreter)
             late = replace(JoinState.of(written), sync_point=worker.num_steps)
         else:
             worker.replica.model.load_state_dict(written["model"])
             late = JoinState.of(written)
-            ctx.first_step, ctx.resumed = late.step + 1, late.state or None
+            ctx.first_step, ctx.resumed = late.step + 1, unpack_state(late.state, job.algorithm, worker.replica)
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
         summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
         record_departures(folder, transport)

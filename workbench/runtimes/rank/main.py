@@ -282,7 +282,6 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         check_lanes(job.algorithm, settings.progress)
         transport.open_lanes(job.algorithm.requires.num_lanes)
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)
-        ctx.may_shrink = transport.members is not None and transport.members.shrinks
         if job.algorithm.requires.link:
             ctx.link = measure_link(transport, interpreter.clock.deadline, replica.layout.message_bytes)
         restored = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)

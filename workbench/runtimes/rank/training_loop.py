@@ -87,7 +87,7 @@ class TrainingLoop:
         self._peers = Deadline("", self._transport.peer_failure, None)  # asked at each step: a rank may wait for no other
         self._evaluations: AsyncEvaluations | None = None
         if controller.algorithm.asynchronous:
-            self._evaluations = AsyncEvaluations(lambda: self._algorithm, worker, interpreter, recorder, folder, self._seconds)
+            self._evaluations = AsyncEvaluations(controller.algorithm, worker, interpreter, recorder, folder, self._seconds)
         self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
         self._generation: Generation
         self._end = EndStep(-1)  # of the last step that this rank has finished
@@ -105,7 +105,8 @@ class TrainingLoop:
             {"rank", "steps", "seconds", "stopped"}.
         """
         interpreter, transport = self._interpreter, self._transport
-        shift = self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=ctx.may_shrink)
+        in_step = not self._algorithm.asynchronous
+        shift = self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=in_step)
         interpreter.context = ctx
         stopped = self._take_steps(ctx, at, late)
         last = self._end.step
@@ -162,7 +163,9 @@ class TrainingLoop:
         self._begin(self._first_generation(ctx, late))
         at[0] = ctx.first_step  # the step under way, for the message of a failure
         if late is not None:
-            self._paused_s = late.paused_s + (self._interpreter.clock.now() - late.seconds if ctx.may_shrink else 0.0)  # all were paused
+            self._paused_s = late.paused_s
+            if not self._algorithm.asynchronous:  # all were paused
+                self._paused_s += self._interpreter.clock.now() - late.seconds
         resumes = late is not None  # a rank that joins begins as all others begin the next generation
         while True:
             try:
@@ -191,7 +194,7 @@ class TrainingLoop:
             checkpoint_every=settings.checkpoint_every,
         )
         sync_point = first_sync_point(generation, self._furthest_step(ctx)) if late is None else late.sync_point
-        return generation.following(EndStep(ctx.first_step - 1, state=ctx.resumed or ()), sync_point=sync_point)
+        return generation.following(EndStep(ctx.first_step - 1, state=ctx.resumed), sync_point=sync_point)
 
     def _furthest_step(self, ctx: Context) -> int:
         """Return the first step of the rank that is furthest. All ranks call it."""
@@ -277,7 +280,6 @@ class TrainingLoop:
                 raise AssertionError((instruction, boundary))
         if self._algorithm.asynchronous and not agreed.holds:
             self._replica.clear_control()
-            ctx.stopping = False
         return agreed
 
     def _ask(self, rank: int, number: int) -> str | None:

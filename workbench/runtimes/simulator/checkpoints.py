@@ -12,12 +12,12 @@ from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.simulator.worker import SimWorker
 
 
-def is_complete(state: State | tuple[Any, ...]) -> bool:
+def is_complete(state: State | None) -> bool:
     """Return True if no ticket of a step's state is in flight."""
     return all(item.done for item in leaves(state) if isinstance(item, Ticket))
 
 
-def when_complete(state: State | tuple[Any, ...], action: Callable[[], None]) -> None:
+def when_complete(state: State | None, action: Callable[[], None]) -> None:
     """Call `action` when no ticket of a step's state is in flight any more."""
     in_flight = [item for item in leaves(state) if isinstance(item, Ticket) and not item.done]
 

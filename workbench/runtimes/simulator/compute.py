@@ -113,8 +113,13 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
         lane = "server" if request.server_copy else "compute"
         step = gradient.step if gradient.step >= 0 else worker.step
         worker.recorder.span("apply", lane, now_s, end_s, step, bucket_of(gradient))
-    clock.at(end_s, process.resume)
+    clock.at(end_s, _updated if request.server_copy else process.resume, process if request.server_copy else None)
     return PENDING
+
+
+def _updated(process: SimProcess) -> None:
+    """A server has made its update: say whether the run was asked to stop, by any gradient that has come to this rank."""
+    process.resume(bool(process.worker.replica.server_copy.control_seen))
 
 
 def local(cluster: SimCluster, process: SimProcess, request: ops.Local) -> Any:

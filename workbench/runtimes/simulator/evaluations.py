@@ -27,7 +27,7 @@ class SimEvaluations:
         self._clock, self._fabric = cluster.clock, cluster.fabric
         self._replicas: dict[int, list[Tensor]] = {}  # step -> parameters of the workers that have ended it
         self._num_evaluated = 0  # steps that were evaluated, or before one that was
-        self._schedule = EvaluationSchedule(workers[0].due_steps() if algorithm.has_servers else [])
+        self._schedule = EvaluationSchedule(workers[0].due_steps() if algorithm.requires.servers else [])
         self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have completed it, by number
         self._updated_s: float | None = None  # the last update of a server
 
@@ -60,8 +60,8 @@ class SimEvaluations:
         """Evaluate the steps that all servers complete with this update of one of them."""
         self._updated_s = end_s
         server_copy = worker.trained.server_copy
-        num_workers = self._algorithm.num_computing(len(self._workers)) - len(self._fabric.gone)
-        for step in self._schedule.count(server_copy.progress, request, self._algorithm, num_workers):
+        num_workers = self._algorithm.roles(len(self._workers)).num_computing - len(self._fabric.gone)
+        for step in self._schedule.count(server_copy.progress, request, num_workers):
             shards = self._shards.setdefault(step, {})
             bucket = request.gradient.bucket
             for shard in range(len(server_copy.updates)) if bucket is None else (bucket,):
@@ -75,7 +75,7 @@ class SimEvaluations:
         parameters = first.evaluated_parameters()
         if parameters is None:
             return
-        if not algorithm.has_servers or stopped:
+        if not algorithm.requires.servers or stopped:
             last = first.last_step if algorithm.asynchronous else first.num_steps - 1
             self._evaluate(last, seconds, parameters)
             return

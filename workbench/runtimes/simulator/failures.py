@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.program import Algorithm
+from workbench.program import Algorithm, can_lose
 from workbench.runtimes.simulator.state import SimCluster
 
 
@@ -16,7 +16,7 @@ def check_failures(algorithm: Algorithm, num_ranks: int, failures: Mapping[int, 
     for rank, at_s in failures.items():
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < num_ranks:
             raise ConfigError(f"failures={dict(failures)}: there is no rank {rank!r} among {num_ranks}; choose 1 to {num_ranks - 1}")
-        if not algorithm.can_lose(rank, num_ranks):
+        if not can_lose(algorithm, rank, num_ranks):
             raise ConfigError(
                 f"failures={dict(failures)}: {algorithm} on {num_ranks} ranks cannot continue without rank {rank}: "
                 "choose a worker that serves nothing, not rank 0"

@@ -126,7 +126,7 @@ class Simulation:
         self.num_workers, self.network, self.compute = workers, network, compute
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         self._asynchronous = algorithm.asynchronous
-        first, num_computing = self.workers[0], algorithm.num_computing(workers)
+        first, num_computing = self.workers[0], algorithm.roles(workers).num_computing
         times = PassTimes(compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=num_computing)
         handlers = {**HANDLERS, EndStep: self._end_step}
         self.cluster = SimCluster(network, times, workers, handlers, check_in_flight=check_in_flight)
@@ -197,13 +197,13 @@ class Simulation:
             self._schedules[worker.rank] = cache
         if resume is not None:
             resume_rank(resume[worker.rank], self.algorithm, worker.trained, ctx)
-        worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed or ())
+        worker.last_end = EndStep(ctx.first_step - 1, state=ctx.resumed)
         return ctx
 
     def _program_of(self, ctx: Context) -> Program:
         """A worker's program; without values, collectives of a fixed schedule are answered from the cache."""
         program = self.algorithm.worker(ctx)
-        if self.algorithm.has_servers and not isinstance(self.algorithm, CollectiveAlgorithm):
+        if self.algorithm.requires.servers and not isinstance(self.algorithm, CollectiveAlgorithm):
             return program  # it names no collective: `lower` would take a tenth of the run to find none
         schedules = self._schedules.get(ctx.rank)
         return lower(ctx, program, take_sum if schedules is None else schedules.take)
@@ -319,9 +319,7 @@ class Simulation:
         process.run_next(self._program_of(ctx))
 
     def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
-        """A server of this worker makes an update. It may have been told that the run stops."""
-        ctx = self.contexts[worker.rank]
-        ctx.stopping = ctx.stopping or bool(worker.trained.server_copy.control_seen)
+        """A server of this worker makes an update."""
         self._evaluations.after_update(worker, request, end_s)
 
     def _info(self) -> dict[str, Any]:
@@ -330,7 +328,8 @@ class Simulation:
             self.algorithm, self.problem, self.settings, self.num_workers, first.replica.layout, self.network, self.compute, first.sampler
         )
         stopped = self._stopped
-        done = first.num_steps if self.algorithm.has_servers and not stopped else first.last_step + 1  # rank 0 may have skipped its last
+        served = self.algorithm.requires.servers
+        done = first.num_steps if served and not stopped else first.last_step + 1  # rank 0 may have skipped its last
         status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:

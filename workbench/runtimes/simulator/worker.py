@@ -204,7 +204,8 @@ def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
     """Return the layout of the problem's gradients for the algorithm, without memory for them."""
     with torch.device("meta"):
         model = problem.model()
-    return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
+    buckets = algorithm.requires.buckets
+    return build_layout(trainable(model), buckets.max_bytes, buckets.count)
 
 
 def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
@@ -217,7 +218,7 @@ def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, nu
     """Build the workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
         sampler = Sampler(
-            problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.num_computing(num_workers), settings.seed
+            problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.roles(num_workers).num_computing, settings.seed
         )
         layout, taken = shape_of(problem, algorithm), Taken(sampler)
         buckets = without_content(layout)

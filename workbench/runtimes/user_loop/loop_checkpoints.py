@@ -287,12 +287,12 @@ class Preview:
         self._interpreter.clock.bytes_sent = self._bytes_sent
 
 
-def _has_pending_updates(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
+def _has_pending_updates(algorithm: Algorithm, state: State | None) -> bool:
     """Whether the end of training would change parameters."""
     return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 
 
-def _copies(state: State | tuple[Any, ...]) -> Any:
+def _copies(state: State | None) -> State | None:
     """Return a copy of a program's state, with completed tickets."""
     return map_leaves(state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item))
 

@@ -103,7 +103,7 @@ class Trainer:
         check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
-        if algorithm.has_servers:
+        if algorithm.requires.servers:
             raise ConfigError(
                 f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks together: "
                 "use `workbench train`, Cluster.train or simulate for it"
@@ -124,9 +124,16 @@ class Trainer:
         self.num_skipped = 0
         with translated_errors(self._fail):
             self._detector = watch_peers(self, self._transport, timeout_s, announces=True)
-            options: dict[str, Any] = {"clip_norm": clip_norm, "precision": precision, "applies_buckets": algorithm.applies_buckets}
-            options["num_buckets"] = algorithm.num_buckets
-            self.replica = Replica(model, optimizer, bucket_bytes=algorithm.bucket_bytes, **options)
+            buckets = algorithm.requires.buckets
+            self.replica = Replica(
+                model,
+                optimizer,
+                bucket_bytes=buckets.max_bytes,
+                num_buckets=buckets.count,
+                applies_buckets=buckets.applied_singly,
+                clip_norm=clip_norm,
+                precision=precision,
+            )
             self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
@@ -302,7 +309,7 @@ class Trainer:
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
             self._barrier.steps = num_steps
-            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed or ()), lower(self._ctx, self._algorithm.worker(self._ctx))
+            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed), lower(self._ctx, self._algorithm.worker(self._ctx))
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
