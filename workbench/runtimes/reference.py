@@ -163,6 +163,7 @@ class ReferenceRuntime:
         self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
         self.stop_after: int | None = None
         self.states: list[State | None] = [None] * num_ranks
+        self.errors: list[Exception] = []  # of background work
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -175,6 +176,7 @@ class ReferenceRuntime:
 
         Raises:
             AssertionError: deadlock, with the request that each rank waits for.
+            Exception: an error of background work, at its `Wait`, or when no program can continue.
         """
         self.stop_after = stop_after
         for rank, state in enumerate(self.ranks):
@@ -189,11 +191,15 @@ class ReferenceRuntime:
             able = [process for process in self.processes if process.ready]
             if able:
                 self._resume(min(able, key=lambda process: process.now) if self.random is None else self.random.choice(able))
+            elif self.errors:
+                raise self.errors[0]
             elif self.processes and any(process.ticket is None for process in self.processes):
                 raise AssertionError("deadlock: " + "; ".join(f"rank {process.rank}: {process.request}" for process in self.processes))
             elif self.processes:
                 assert self.stop_after is not None, "background work outlived its program"
                 break  # only background work of closed programs is left
+        if self.errors:
+            raise self.errors[0]
         return self
 
     def _resume(self, process: Process) -> None:
@@ -206,6 +212,13 @@ class ReferenceRuntime:
             self.processes.remove(process)
             if process.ticket is not None:
                 self._finish(process.ticket, stop.value, process.now)
+        except Exception as error:
+            if process.ticket is None:
+                raise
+            self.processes.remove(process)
+            self.errors.append(error)
+            process.ticket.error = error
+            self._finish(process.ticket, None, process.now)
 
     def _finish(self, ticket: Ticket, value: Any, now: float) -> None:
         ticket.done = True
@@ -233,12 +246,12 @@ class ReferenceRuntime:
             case ops.Wait(ticket):
                 if not ticket.done:
                     return
-                process.now, answer = max(process.now, ticket.runtime or 0.0), ticket.value
+                process.now, answer = max(process.now, ticket.runtime or 0.0), _value_of(ticket)
             case ops.WaitAny(tickets):
                 found = [position for position, ticket in enumerate(tickets) if ticket.done]
                 if not found:
                     return
-                process.now, answer = max(process.now, tickets[found[0]].runtime or 0.0), (found[0], tickets[found[0]].value)
+                process.now, answer = max(process.now, tickets[found[0]].runtime or 0.0), (found[0], _value_of(tickets[found[0]]))
             case ops.Apply(gradient):
                 process.now += costs.apply
                 self._apply(here, request, gradient)
@@ -412,6 +425,13 @@ class ReferenceRuntime:
             receiver.blocked = False
             receiver.ready = True
             receiver.answer = answer
+
+
+def _value_of(ticket: Ticket) -> Any:
+    """Return the value of work that is done, or raise its error."""
+    if ticket.error is not None:
+        raise ticket.error
+    return ticket.value
 
 
 def _chained(first: Program, then: Program) -> Program:

@@ -107,10 +107,7 @@ class ProgressEngine:
         """Begin the library's own sum; None if a sub-program must take it."""
         match self._progress:
             case "blocking":
-                begin = self.clock.now()
-                done = Ticket.completed(self._here.perform(work))
-                self._waited(begin)
-                return done
+                return self._perform_now(work)
             case "thread":
                 return None
             case "tests" | "library":
@@ -120,6 +117,17 @@ class ProgressEngine:
                 return ticket
             case _:
                 return None if _is_long(work) else self._endpoint_of(lane).start(work)
+
+    def _perform_now(self, work: Request) -> Ticket:
+        """Do the work in the foreground. Its error is raised at `Wait`, as that of other work."""
+        begin = self.clock.now()
+        done = Ticket.completed(None)
+        try:
+            done.value = self._here.perform(work)
+        except Exception as error:  # noqa: BLE001 - raised at `Wait`
+            done.error = error
+        self._waited(begin)
+        return done
 
     def _start_strand(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane

@@ -41,7 +41,7 @@ class _Thread:
 
     programs: list[Program]  # the innermost last
     now_s: Array  # (p,) where each worker is
-    then: Callable[[Any], None]
+    then: Callable[[Any, Exception | None], None]
     main: bool = False
     pending: Request | None = None
 
@@ -77,15 +77,16 @@ class Lockstep:
         self._meetings: list[tuple[float, int, float, Callable[[float], None]]] = []
         self._num_met = self._num_started = 0
         self._free_s = 0.0  # when the network is done with what it has
-        self._ready: deque[tuple[_Thread, Any]] = deque()
+        self._ready: deque[tuple[_Thread, Any, Exception | None]] = deque()
+        self._errors: list[Exception] = []  # of background work
         self._lanes: dict[int, _Lane] = defaultdict(_Lane)
         self._known: dict[Any, tuple[float, float]] = {}  # seconds and bytes of collectives, by value's size
 
     def run(self, algorithm: Algorithm, ctx: Context) -> Array:
         """Run to the end. Return (p,), the time at which each worker ended."""
         program = lower(ctx, algorithm.worker(ctx), _select)
-        main = _Thread([program], np.zeros(self.group.num_workers), lambda value: None, main=True)
-        self._ready.append((main, None))
+        main = _Thread([program], np.zeros(self.group.num_workers), lambda value, error: None, main=True)
+        self._ready.append((main, None, None))
         while self._ready or self._meetings:
             while self._ready:
                 self._advance(*self._ready.popleft())
@@ -93,19 +94,32 @@ class Lockstep:
                 met_s, _, seconds, then = heapq.heappop(self._meetings)
                 self._free_s = max(met_s, self._free_s) + seconds
                 then(self._free_s)
+        if self._errors:
+            raise self._errors[0]
         assert main.pending is None, f"the program still waits for {main.pending}"
         return main.now_s
 
-    def _advance(self, thread: _Thread, answer: Any) -> None:
-        """Continue until the next event depends on other programs."""
+    def _advance(self, thread: _Thread, answer: Any, error: Exception | None) -> None:
+        """Continue until the next event depends on other programs. `error` is that of the work that the program has waited for."""
         thread.pending = None
+        try:
+            if error is not None:
+                raise error
+            self._continue(thread, answer)
+        except Exception as raised:
+            if thread.main:
+                raise
+            thread.then(None, raised)
+
+    def _continue(self, thread: _Thread, answer: Any) -> None:
+        """Answer requests until one is pending, or to the program's end."""
         while True:
             try:
                 request = thread.programs[-1].send(answer)
             except StopIteration as stop:
                 thread.programs.pop()
                 if not thread.programs:
-                    thread.then(stop.value)
+                    thread.then(stop.value, None)
                     return
                 answer = stop.value
                 continue
@@ -167,18 +181,18 @@ class Lockstep:
         going = _InProgress()
         ticket = Ticket(self._num_started, request.work, going)
 
-        def end(end_s: Array | float, value: Any) -> None:
-            ticket.done, ticket.value, going.end_s = True, value, end_s
+        def end(end_s: Array | float, value: Any, error: Exception | None = None) -> None:
+            ticket.done, ticket.value, ticket.error, going.end_s = True, value, error, end_s
             for thread in going.waiting:
                 self._waited(thread, end_s)
-                self._ready.append((thread, value))
+                self._ready.append((thread, value, error))
 
         if isinstance(request.work, ops.AllReduce) and request.work.collective is None:
             work = request.work
             self._meet(work, now_s, lambda end_s: end(end_s, work.value))
             return ticket
         lane = self._lanes[request.lane] if request.lane != FREE else _Lane()
-        thread = _Thread([perform(request.work)], now_s, lambda value: self._ended(lane, thread, value, end))
+        thread = _Thread([perform(request.work)], now_s, lambda value, error: self._ended(lane, thread, value, error, end))
         lane.line.append(thread)
         if not lane.busy:
             self._next(lane)
@@ -190,11 +204,15 @@ class Lockstep:
         if lane.line:
             thread = lane.line.popleft()
             thread.now_s = np.maximum(thread.now_s, lane.free_s)
-            self._ready.append((thread, None))
+            self._ready.append((thread, None, None))
 
-    def _ended(self, lane: _Lane, thread: _Thread, value: Any, end: Callable[[Array | float, Any], None]) -> None:
+    def _ended(
+        self, lane: _Lane, thread: _Thread, value: Any, error: Exception | None, end: Callable[[Array | float, Any, Exception | None], None]
+    ) -> None:
         lane.free_s = thread.now_s
-        end(thread.now_s, value)
+        if error is not None:
+            self._errors.append(error)
+        end(thread.now_s, value, error)
         self._next(lane)
 
     def _wait(self, thread: _Thread, ticket: Ticket) -> Any:
@@ -202,6 +220,8 @@ class Lockstep:
         if ticket.done:
             if going is not None:
                 self._waited(thread, going.end_s)
+            if ticket.error is not None:
+                raise ticket.error
             return ticket.value
         going.waiting.append(thread)
         return _PENDING
@@ -228,7 +248,7 @@ class Lockstep:
     def _met(self, thread: _Thread, request: Any, end_s: float) -> None:
         """End a collective of the foreground."""
         self._waited(thread, end_s)
-        self._ready.append((thread, getattr(request, "value", None)))
+        self._ready.append((thread, getattr(request, "value", None), None))
 
     def _cost(self, request: Request) -> tuple[str, Value | None, float, float]:
         """Return kind, value, seconds, and bytes that a worker sends on average."""
