@@ -168,6 +168,15 @@ def single_threaded() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(autouse=True)
+def runs_leave_nothing(request: pytest.FixtureRequest, nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validates each simulation, and each run on the reference runtime, that a test of the package makes: see `tests/invariants.py`."""
+    if request.path.parent.name in ("laws", "unit"):
+        from tests.invariants import validated
+
+        validated(monkeypatch)
+
+
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty run store, also of the processes that the test starts."""
