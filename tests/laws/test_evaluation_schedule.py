@@ -76,6 +76,15 @@ def test_an_update_counts_as_many_steps_as_it_has_gradients_of_the_workers() -> 
         assert row["seconds"] == updates[WORKERS * (row["step"] + 1) - 1]
 
 
+@pytest.mark.parametrize("algorithm", [BackupSGD(backups=1), BackupSGD(backups=0, timeout_s=0.5)], ids=name_of)
+def test_each_update_of_synchronous_sgd_counts_as_a_step_whatever_it_waited_for(algorithm: Algorithm) -> None:
+    """The slow worker's gradient is dropped once in some ten updates, so gradients would count less than an update."""
+    run = train_with_slow(algorithm, 0)
+    updates = [row["seconds"] for row in run.updates()]
+    assert len(updates) == STEPS
+    assert [row["seconds"] for row in run.evaluations()] == [updates[step] for step in SCHEDULE]
+
+
 def test_the_last_evaluation_is_of_the_last_update() -> None:
     """A backup worker whose gradient comes too late ends alone; the parameters were final before."""
     run = train_with_slow(BackupSGD(backups=1), 0)

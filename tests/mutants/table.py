@@ -620,6 +620,22 @@ MUTANTS: tuple[Mutant, ...] = (
         equivalent="only the numbers of the ranks that serve differ: any order of dedicated servers trains the same",
     ),
     _M(
+        "backup-completes",
+        "algorithms/backup.py",
+        "dropped=tuple(dropped), completes=1.0)",
+        "dropped=tuple(dropped))",
+        "an update counts as its gradients, not as one step: evaluations come late",
+        (("tests/laws/test_evaluation_schedule.py", "-k", "counts_as_a_step"),),
+    ),
+    _M(
+        "eager-last-turn",
+        "algorithms/eager_diloco.py",
+        "yield from self._take_last_turn(fragment)",
+        "yield Wait(fragment.summing)",
+        "the end discards what the others learned in the last turn",
+        CONSERVATION,
+    ),
+    _M(
         "master-weight",
         "replica/server_copy.py",
         "if tail[WEIGHT] > 0:\n                flat.div_(tail[WEIGHT])",
