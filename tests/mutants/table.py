@@ -27,6 +27,7 @@ MEANS: Selection = ("tests/laws/test_means.py",)
 REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
 GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
 SIMULATED_GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),)
+TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
 
@@ -1228,5 +1229,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         "the program takes further steps before its checkpoint is taken",
         (("tests/laws/test_resume_kept.py", "-k", "any_checkpoint and PipeSGD"),),
+    ),
+    # -- a loop of the user ------------------------------------------------------------------------------------
+    _M(
+        "trainer-forgets-its-run",
+        "runtimes/user_loop/trainer.py",
+        "return None if self._folder is None else Run.load(self._folder)",
+        "return None",
+        "finish() after the with block does not return the recorded run",
+        TRAINER,
     ),
 )
