@@ -18,6 +18,7 @@ CODECS: tuple[Selection, ...] = (("tests/unit/test_codecs.py",), ("tests/laws/te
 SUMS: tuple[Selection, ...] = (("tests/laws/test_collectives.py",), ("tests/laws/test_collective_codecs.py", "-k", CHEAP))
 HOPS: tuple[Selection, ...] = (("tests/laws/test_collective_codecs.py", "-k", CHEAP), ("tests/laws/test_collectives.py",))
 ONCE: tuple[Selection, ...] = (("tests/unit/test_once.py",),)
+RESIDUALS: tuple[Selection, ...] = (("tests/unit/test_residuals.py",),)
 LOW_RANK: tuple[Selection, ...] = (("tests/unit/test_low_rank.py",),)
 REPLICA: tuple[Selection, ...] = (
     ("tests/unit/test_replica.py", "tests/unit/test_updater.py", "tests/unit/test_gradients_layout.py", "tests/unit/test_buckets.py"),
@@ -820,6 +821,14 @@ MUTANTS: tuple[Mutant, ...] = (
         CONSERVATION,
     ),
     _M(
+        "once-clears-each-step",
+        "collectives/once.py",
+        "residual = ctx.memory.get(name)\n",
+        "residual = ctx.memory.setdefault(name, torch.zeros_like(like))\n",
+        "each look-up of a residual clears a whole gradient",
+        RESIDUALS,
+    ),
+    _M(
         "once-noise",
         "collectives/once.py",
         'f"codec/{piece.name}/{what}", ctx.rank, piece.step)',
@@ -874,6 +883,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "before",
         "every step starts from the same factor",
         LOW_RANK,
+    ),
+    _M(
+        "low-rank-clears-each-step",
+        "collectives/low_rank.py",
+        "if name not in ctx.memory:\n            ctx.memory[name] = torch.zeros(slot.shape, dtype=flat.dtype, device=flat.device)",
+        "ctx.memory.setdefault(name, torch.zeros(slot.shape, dtype=flat.dtype, device=flat.device))",
+        "each look-up of a residual clears a whole gradient",
+        RESIDUALS,
     ),
     _M(
         "low-rank-share",
