@@ -444,6 +444,14 @@ MUTANTS: tuple[Mutant, ...] = (
         (("tests/unit/test_partial.py",), ("tests/laws/test_steering.py", "-k", f"Partial and {CHEAP}")),
     ),
     _M(
+        "partial-own-step",
+        "algorithms/partial.py",
+        "first.step = number",
+        "pass",
+        "a late rank sums a round under the step of its gradient",
+        PARTIAL,
+    ),
+    _M(
         "serial-queue",
         "algorithms/serial.py",
         "while len(waiting) > self.delay:",
