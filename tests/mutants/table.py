@@ -28,6 +28,7 @@ MEANS: Selection = ("tests/laws/test_means.py",)
 REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
 GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
 SIMULATED_GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),)
+PREDICTIONS: tuple[Selection, ...] = (("tests/unit/test_calibration.py", "-k", "predict"),)
 TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
@@ -1254,6 +1255,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         "the program takes further steps before its checkpoint is taken",
         (("tests/laws/test_resume_kept.py", "-k", "any_checkpoint and PipeSGD"),),
+    ),
+    # -- simulated time and predictions ------------------------------------------------------------------------
+    _M(
+        "fair-solves-a-ring",
+        "runtimes/simulator/fair_sharing.py",
+        "if len(group) == 1:",
+        "if False:",
+        "the rates of a ring are solved for at each message",
+        (("tests/unit/test_fair.py",),),
+    ),
+    _M(
+        "predict-all-steps",
+        "calibration/predict.py",
+        "return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))",
+        "return steps",
+        "a prediction with many messages simulates all steps",
+        PREDICTIONS,
+    ),
+    _M(
+        "predict-all-draws",
+        "calibration/predict.py",
+        "if heavy and draws:",
+        "if False:",
+        "a prediction with many messages simulates all draws",
+        PREDICTIONS,
     ),
     # -- a loop of the user ------------------------------------------------------------------------------------
     _M(
