@@ -29,6 +29,7 @@ REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
 GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
 SIMULATED_GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),)
 PREDICTIONS: tuple[Selection, ...] = (("tests/unit/test_calibration.py", "-k", "predict"),)
+STREAMS: tuple[Selection, ...] = (("tests/unit/test_streams.py",),)
 TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
@@ -1280,6 +1281,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         "a prediction with many messages simulates all draws",
         PREDICTIONS,
+    ),
+    # -- a GPU's streams ---------------------------------------------------------------------------------------
+    _M(
+        "tail-without-its-event",
+        "replica/replica.py",
+        "with self.streams.after(gradient.ready):",
+        "with self.streams.on(self.streams.new()):",
+        "the host reads a tail before the sum is complete",
+        STREAMS,
+    ),
+    _M(
+        "tail-after-all-work",
+        "replica/replica.py",
+        "with self.streams.after(gradient.ready):",
+        "with self.streams.after(None):",
+        "the host waits for the next backward before it reads a tail",
+        STREAMS,
+    ),
+    _M(
+        "server-on-its-own-stream",
+        "runtimes/execution/progress.py",
+        "stream=streams.current() if request.shares_tags else self._stream_of(lane),",
+        "stream=self._stream_of(lane),",
+        "nothing orders what a server and its worker give each other",
+        STREAMS,
     ),
     # -- a loop of the user ------------------------------------------------------------------------------------
     _M(

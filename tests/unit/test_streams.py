@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import ops
-from workbench.algorithms import AdaptiveDelaySGD, DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import AdaptiveDelaySGD, AsyncSGD, DeAR, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
@@ -28,11 +28,14 @@ from workbench.ops import Program, Value
 from workbench.program import Algorithm, Context, lower
 from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
+from workbench.replica.server_copy import ServerCopy
 from workbench.runtimes.checkpoint.rank_state import placed
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
-from workbench.runtimes.transport.base import SoloTransport
+from workbench.runtimes.transport import mailbox
+from workbench.runtimes.transport.base import Handle, SoloTransport
+from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.torch_distributed import agreed_backend
 from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
 from workbench.streams import Streams
@@ -99,11 +102,11 @@ class ModelOfStreams(Streams):
             yield
         self.wait(self.clocks[reader])  # the host has read: what it enqueues from here on comes later
 
-    def write(self, gradient: Gradient, what: str) -> None:
+    def write(self, value: Value, what: str) -> None:
         """The calling thread's stream is given work that writes there."""
         with self._lock:
             clock = self.clocks[self.current()]
-            keys = places(gradient)
+            keys = places(value)
             for key in keys:
                 for seen in [self.written.get(key, {}), *self.read_at.pop(key, [])]:
                     if not before(seen, clock):
@@ -111,21 +114,23 @@ class ModelOfStreams(Streams):
             clock[self.current()] = clock.get(self.current(), 0) + 1
             self.written.update({key: dict(clock) for key in keys})
 
-    def read(self, gradient: Gradient, what: str) -> None:
+    def read(self, value: Value, what: str) -> None:
         """It is given work that reads there."""
         with self._lock:
             clock = self.clocks[self.current()]
-            if not all(before(self.written.get(key, {}), clock) for key in places(gradient)):
+            if not all(before(self.written.get(key, {}), clock) for key in places(value)):
                 self.races.append(f"{what} reads memory before it is written")
             clock[self.current()] = clock.get(self.current(), 0) + 1
-            for key in places(gradient):
+            for key in places(value):
                 self.read_at[key].append(dict(clock))
 
 
-def places(gradient: Gradient) -> list[tuple[int, int]]:
-    """(memory, bucket) of each bucket of a gradient, or of the one that it is."""
-    memory = gradient.flat.untyped_storage().data_ptr()
-    return [(memory, piece.index) for piece, _ in gradient.slices()]
+def places(value: Value) -> list[tuple[int, int]]:
+    """(memory, bucket) of each bucket of a gradient, or of the one that it is. A tensor is bucket 0."""
+    if not isinstance(value, Gradient):
+        return [(value.untyped_storage().data_ptr(), 0)]
+    memory = value.flat.untyped_storage().data_ptr()
+    return [(memory, piece.index) for piece, _ in value.slices()]
 
 
 @final
@@ -171,34 +176,56 @@ class Watched:
 
 
 def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """A rank that notes what backward, the host and the optimizer do with gradients."""
+    """A rank that notes what backward, the host, messages to itself and the optimizer do with gradients."""
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
     replica = Replica(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         bucket_bytes=algorithm.bucket_bytes,
         applies_buckets=algorithm.applies_buckets,
+        num_buckets=algorithm.num_buckets,
     )
     replica.streams = streams
     transport = SoloTransport()
     transport.__dict__["streams"] = streams
-    seal, apply, divided = replica._seal, replica.apply, replica._read_tail
+    replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, partial(torch.optim.SGD, lr=0.1))
+    seal, apply, tail, with_header = replica._seal, replica.apply, Gradient.tail, mailbox.with_header
+    original_put, original_take, here = Mailbox.put, Mailbox.take, threading.RLock()
 
     def sealed(state: Any, bucket: int) -> None:
         streams.write(state.gradient.bucket_view(bucket), f"backward of step {state.gradient.step}")
         seal(state, bucket)
 
-    def read_tail(gradient: Gradient, piece: Any) -> list[float]:
-        with streams.after(gradient.ready):
-            streams.read(gradient, f"the host, for the tail of step {gradient.step},")
-        return divided(gradient, piece)
+    def read_tail(gradient: Gradient, bucket: int | None = None) -> Tensor:
+        streams.read(gradient, f"the host, for the tail of step {gradient.step},")
+        return tail(gradient, bucket)
+
+    def sent(flat: Tensor, stamp: int) -> Tensor:
+        streams.read(flat, "a message")
+        message = with_header(flat, stamp)
+        streams.write(message, "a message")
+        return message
+
+    def put(self: Mailbox, flat: Tensor, tag: int) -> Handle:
+        with here:
+            handle = original_put(self, flat, tag)
+            streams.read(flat, "a message to the rank itself")
+            streams.write(self._messages[tag][-1][0], "a message to the rank itself")
+            return handle
+
+    def take(self: Mailbox, tag: int) -> Any:
+        with here:
+            return original_take(self, tag)
 
     def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
         streams.read(gradient, f"the update of step {gradient.step}")
         return apply(gradient, *args, **named)
 
     monkeypatch.setattr(replica, "_seal", sealed)
-    monkeypatch.setattr(replica, "_read_tail", read_tail)
+    monkeypatch.setattr(Gradient, "tail", read_tail)
+    monkeypatch.setattr(mailbox, "with_header", sent)
+    monkeypatch.setattr(Mailbox, "put", put)
+    monkeypatch.setattr(Mailbox, "take", take)
     monkeypatch.setattr(replica, "apply", applied)
     data = torch.randn(8, 5)
     micro = [Micro(lambda: model(data).square().mean(), 1.0, 8)]
@@ -217,10 +244,24 @@ def algorithms(streams: ModelOfStreams) -> list[Algorithm]:
         LayerwiseSGD(bucket_bytes=0, order="priority", collective=noted),  # type: ignore[arg-type]
         DeAR(bucket_bytes=0, collective=noted),
         AdaptiveDelaySGD(max_delay=2, adapt_every=3, collective=noted),
+        PartialAllReduce(quorum="solo", collective=noted),  # type: ignore[arg-type]
+        AsyncSGD(),
     ]
 
 
-NAMES = ["synchronous", "pipe", "pipe-lanes", "pipe-duplicate", "layerwise", "layerwise-any", "layerwise-priority", "dear", "adaptive"]
+NAMES = [
+    "synchronous",
+    "pipe",
+    "pipe-lanes",
+    "pipe-duplicate",
+    "layerwise",
+    "layerwise-any",
+    "layerwise-priority",
+    "dear",
+    "adaptive",
+    "partial",
+    "server",
+]
 
 
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
@@ -272,14 +313,13 @@ def test_the_host_reads_a_tail_without_waiting_for_the_next_backward(monkeypatch
     algorithm = PipeSGD(width=2, collective=Noted(streams=streams))
     rank = watched(streams, algorithm, monkeypatch)
     seen: list[tuple[int, int]] = []
-    apply = rank.replica.apply
+    tail = Gradient.tail
 
-    def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
-        newest = streams.record_event().get(0, 0)
-        seen.append((newest, (gradient.ready or {}).get(0, newest)))
-        return apply(gradient, *args, **named)
+    def read_tail(gradient: Gradient, bucket: int | None = None) -> Tensor:
+        seen.append((streams.clocks[0].get(0, 0), streams.record_event().get(0, 0)))
+        return tail(gradient, bucket)
 
-    monkeypatch.setattr(rank.replica, "apply", applied)
+    monkeypatch.setattr(Gradient, "tail", read_tail)
     rank.train(algorithm, 5)
     assert all(waited_for < newest for newest, waited_for in seen[:-1]), f"(work enqueued, work waited for) is {seen}"
 
