@@ -18,25 +18,27 @@ from typing import Any, final
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from workbench import ops
 from workbench.algorithms import AdaptiveDelaySGD, AsyncSGD, DeAR, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Program, Value
+from workbench.ops import EndStep, Program, Value
 from workbench.program import Algorithm, Context, lower
 from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
 from workbench.replica.server_copy import ServerCopy
-from workbench.runtimes.checkpoint.rank_state import placed
+from workbench.runtimes.checkpoint.rank_state import placed, resume, take_checkpoint
+from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
-from workbench.runtimes.transport import mailbox
-from workbench.runtimes.transport.base import Handle, SoloTransport
+from workbench.runtimes.transport import mailbox, torch_distributed
+from workbench.runtimes.transport.base import Deadline, Handle, SoloTransport
 from workbench.runtimes.transport.mailbox import Mailbox
-from workbench.runtimes.transport.torch_distributed import agreed_backend
+from workbench.runtimes.transport.torch_distributed import TorchTransport, agreed_backend, backend_of
 from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
 from workbench.streams import Streams
 from workbench.trace.recorder import NullRecorder
@@ -356,6 +358,135 @@ def test_a_checkpoint_is_placed_on_the_device_but_counts_stay_on_the_host() -> N
     assert placed(torch.ones(3), device).device == device
     assert placed(torch.ones((), dtype=torch.int64), device).device == torch.device("cpu")
     assert placed(5, device) == 5
+
+
+def test_a_resumed_run_has_its_memory_and_its_state_on_the_device() -> None:
+    """Residuals, factors and anchors; a count of sums stays on the host."""
+    model = nn.Linear(3, 2, device="meta")
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    algorithm, ctx = SynchronousSGD(), Context(0, 1, layout=replica.layout)
+    memory = {"residual": torch.ones(3), "calls": torch.ones((), dtype=torch.int64)}
+    resume(take_checkpoint(algorithm, replica, 1, EndStep(4, state=(torch.ones(2),)), memory), algorithm, replica, ctx)
+    assert {name: value.device.type for name, value in ctx.memory.items()} == {"residual": "meta", "calls": "cpu"}
+    assert [value.device.type for value in ctx.resumed] == ["meta"]
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A default group of this process, made without a backend's name."""
+    torch.distributed.init_process_group(store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("config", "has_gpu", "backend"),
+    [(None, False, "gloo"), ("cpu:gloo,cuda:nccl", True, "nccl"), ("cpu:gloo,cuda:nccl", False, "gloo"), ("cpu:gloo", True, "gloo")],
+)
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_without_a_backends_name_has_that_of_the_ranks_device(
+    config: str | None, has_gpu: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch calls its backend "undefined"."""
+    if config is not None:
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert backend_of(None) == backend
+
+
+class OnGpu(Tensor):
+    """Host memory that passes for a GPU's."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+class Pinned(TorchFunctionMode):
+    """Notes how much pinned memory is asked for, and gives any other: without a GPU there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numels: list[int] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        is_pinned = kwargs.pop("pin_memory", False)
+        result = function(*args, **kwargs)
+        if is_pinned:
+            self.numels.append(result.numel())
+        return result
+
+
+@final
+class NcclTransport:
+    """A rank of a group that passes for NCCL's; its groups are gloo's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: list[Any] = []
+        new_group = torch.distributed.new_group
+
+        def new(backend: str, **given: Any) -> Any:
+            group = new_group(backend="gloo", **given)
+            if backend == "nccl":
+                self.groups.append(group)
+            return group
+
+        monkeypatch.setattr(torch.distributed, "new_group", new)
+        monkeypatch.setattr(torch_distributed, "backend_of", lambda group: "nccl")
+        self.transport = TorchTransport(device=torch.device("cpu"), timeout_s=20.0)
+
+
+@pytest.fixture
+def nccl(group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> NcclTransport:
+    return NcclTransport(monkeypatch)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_groups_of_a_failed_run_are_aborted(failed: bool, nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's watchdog would end the process minutes later. gloo has no such watchdog, and messages go through the host's group."""
+    aborted: list[Any] = []
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", aborted.append)
+    nccl.transport.open_lanes(3)
+    if failed:
+        nccl.transport.announce_failure("rank 1 failed")
+    nccl.transport.close()
+    assert len(nccl.groups) == 4, "the foreground's, and one a lane"
+    assert set(aborted) == (set(nccl.groups) if failed else set())
+
+
+def test_sixteen_bit_integers_are_refused_before_nccl_is_asked(nccl: NcclTransport) -> None:
+    deadline = Deadline("the test", lambda: None, 20.0)
+    for begin in (lambda flat: nccl.transport.all_reduce(flat, deadline), nccl.transport.start_all_reduce):
+        with pytest.raises(ConfigError, match=r"nccl cannot sum 16-bit integers.*inner=Ring\(\)"):
+            begin(torch.ones(3, dtype=torch.int16))
+    nccl.transport.close()
+
+
+def test_messages_and_checkpoints_go_through_pinned_memory(nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of other memory does not overlap with anything. The library may read the copy when the device has made it."""
+
+    class Work:
+        def wait(self) -> None:
+            """It has come."""
+
+    def receive(host: Tensor, *_: Any, **__: Any) -> Work:
+        host.fill_(7.0)
+        return Work()
+
+    monkeypatch.setattr(torch.distributed, "irecv", receive)
+    transport, streams = nccl.transport, ModelOfStreams()
+    transport.__dict__["streams"] = streams
+    values = torch.arange(3.0).as_subclass(OnGpu)
+    with Pinned() as pinned:
+        host = transport._to_host(values)
+        assert (pinned.numels, host.tolist(), streams.num_host_waits) == ([3], [0.0, 1.0, 2.0], 1)
+        transport.start_recv(0, values, 5).wait(Deadline("the test", lambda: None, 20.0))
+        assert (pinned.numels, values.tolist()) == ([3, 3], [7.0] * 3)
+        StagingBuffers().take({"weights": torch.ones(4).as_subclass(OnGpu)})
+        assert pinned.numels == [3, 3, 4]
+        StagingBuffers().take({"weights": torch.ones(4)})
+        assert transport._to_host(torch.ones(3)).numel() == 3
+        assert len(pinned.numels) == 3, "host memory needs no copy"
+    transport.close()
 
 
 def test_a_message_is_copied_to_the_device_by_the_thread_that_asks_for_it() -> None:
