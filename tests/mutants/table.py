@@ -1308,6 +1308,22 @@ MUTANTS: tuple[Mutant, ...] = (
         STREAMS,
     ),
     _M(
+        "loss-read-at-once",
+        "runtimes/rank/training_loop.py",
+        'self._lagging = self._transport.device.type == "cuda"',
+        "self._lagging = False",
+        "each step on a GPU waits for its loss",
+        STREAMS,
+    ),
+    _M(
+        "loss-after-the-next-step",
+        "runtimes/rank/training_loop.py",
+        "with self._transport.streams.after(event):",
+        "with self._transport.streams.after(None):",
+        "a loss is read after the work of the next step",
+        STREAMS,
+    ),
+    _M(
         "memory-left-on-the-host",
         "runtimes/checkpoint/rank_state.py",
         "placed(value, replica.layout.device).clone()",

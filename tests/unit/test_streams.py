@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tests.laws import tiny
+from tests.laws.train import make_job
 from workbench import ops
 from workbench.algorithms import AdaptiveDelaySGD, AsyncSGD, DeAR, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective
@@ -28,6 +30,7 @@ from workbench.gradients import Gradient
 from workbench.ops import EndStep, Program, Value
 from workbench.program import Algorithm, Context, lower
 from workbench.replica.backward import Micro
+from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
 from workbench.replica.server_copy import ServerCopy
 from workbench.runtimes.checkpoint.rank_state import placed, resume, take_checkpoint
@@ -35,11 +38,13 @@ from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
+from workbench.runtimes.rank import main
 from workbench.runtimes.transport import mailbox, torch_distributed
 from workbench.runtimes.transport.base import Deadline, Handle, SoloTransport
 from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.torch_distributed import TorchTransport, agreed_backend, backend_of
 from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
+from workbench.settings import Settings
 from workbench.streams import Streams
 from workbench.trace.recorder import NullRecorder
 
@@ -324,6 +329,39 @@ def test_the_host_reads_a_tail_without_waiting_for_the_next_backward(monkeypatch
     monkeypatch.setattr(Gradient, "tail", read_tail)
     rank.train(algorithm, 5)
     assert all(waited_for < newest for newest, waited_for in seen[:-1]), f"(work enqueued, work waited for) is {seen}"
+
+
+def test_a_step_does_not_wait_for_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read when the next step has been enqueued, and after the events of its own step only."""
+    streams, transport = ModelOfStreams(), SoloTransport()
+    transport.device = torch.device("cuda")
+    transport.__dict__["streams"] = streams
+    monkeypatch.setattr(main, "LocalTraining", lambda *given: LocalTraining(*given[:-1], torch.device("cpu")))
+    backward, metrics, seen = Replica.backward, LocalTraining.metrics, []
+
+    def noted_backward(self: Replica, step: int, *given: Any) -> Any:
+        gradient, loss = backward(self, step, *given)
+        streams.write(gradient, f"backward of step {step}")
+        seen.append(f"backward {step}")
+        return gradient, loss
+
+    def noted_metrics(self: LocalTraining, step: int, *given: Any, **named: Any) -> Any:
+        seen.append(f"loss {step}, after {streams.record_event()[0]} backward passes")
+        return metrics(self, step, *given, **named)
+
+    monkeypatch.setattr(Replica, "backward", noted_backward)
+    monkeypatch.setattr(LocalTraining, "metrics", noted_metrics)
+    monkeypatch.setattr(SoloTransport, "enter_thread", lambda self: None)
+    settings = Settings(steps=3, batch_size=4, timeout_s=30, optimizer=tiny.sgd)
+    main.run_rank(make_job("torch", 1, SynchronousSGD(), tiny.problem(), settings), transport)
+    assert seen == [
+        "backward 0",
+        "backward 1",
+        "loss 0, after 1 backward passes",
+        "backward 2",
+        "loss 1, after 2 backward passes",
+        "loss 2, after 3 backward passes",
+    ]
 
 
 # -- which library, which device -------------------------------------------------------------------------------------------
