@@ -34,7 +34,7 @@ TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
         "created": lambda value: str(value)[:19].replace("T", " "),
     }
 )
-TITLES = MappingProxyType({"label": "method", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
+TITLES = MappingProxyType({"label": "algorithm", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
 CONDITION = re.compile(r"\s*([\w.-]+?)\s*(!=|>=|<=|==|=|>|<|~)\s*(.*?)\s*")
 ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

@@ -142,7 +142,7 @@ def time_to_loss(run: Run, target: float) -> float | None:
 
 
 COLUMNS = (
-    Column("label", "method"),
+    Column("label", "algorithm"),
     Column("accuracy", "accuracy", percent),
     Column("loss", "test loss", three_digits),
     Column("seconds", "training", seconds),
@@ -156,7 +156,7 @@ COLUMNS = (
     Column("runtime", "runtime"),
 )
 TIME_COLUMNS = (
-    Column("label", "method"),
+    Column("label", "algorithm"),
     Column("runtime", "runtime"),
     Column("seconds", "training", seconds),
     Column("step", "step"),

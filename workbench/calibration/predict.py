@@ -100,7 +100,7 @@ class Prediction:
 
 
 COLUMNS = (
-    Column("method", "method"),
+    Column("method", "algorithm"),
     Column("workers", "workers"),
     Column("network", "network"),
     Column("step_s", "step", seconds),

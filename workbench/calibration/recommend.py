@@ -101,7 +101,7 @@ class Recommendation:
 
 
 COLUMNS = (
-    Column("label", "method"),
+    Column("label", "algorithm"),
     Column("codec", "codec"),
     Column("step_s", "step", seconds),
     Column("low_s", "10 %", seconds),

@@ -111,15 +111,17 @@ def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
 
 
 def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
-    can, method = changeable(algorithm), type(algorithm).__name__
+    can, class_name = changeable(algorithm), type(algorithm).__name__
     for name in values:
         if name in can:
             continue
         meant = did_you_mean(name, can, cutoff=0.6)
         if algorithm.restart != Restart.ANYWHERE:
-            raise ConfigError(f"{name}: of {method} only lr can change while it runs, for it begins more than its worker. stop() it first")
+            raise ConfigError(
+                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. stop() it first"
+            )
         why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
-        raise ConfigError(f"{name} of {method} {why}: {meant}There are {', '.join(can)}")
+        raise ConfigError(f"{name} of {class_name} {why}: {meant}There are {', '.join(can)}")
 
 
 def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:

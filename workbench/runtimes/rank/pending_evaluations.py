@@ -84,8 +84,8 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     info, made = run.info, {row["step"] for row in run.evaluations()}
     if info.get("status") not in (*OVER, "lost"):
         raise ConfigError(f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait")
-    for what, given in (("method", type(algorithm).__name__), ("problem", problem.name)):
-        recorded = (info.get(what) or {}).get("name")
+    for key, what, given in (("method", "algorithm", type(algorithm).__name__), ("problem", "problem", problem.name)):
+        recorded = (info.get(key) or {}).get("name")
         if recorded != given:
             raise ConfigError(f"{folder.name} was a run of {recorded}, and this is {given}: give the same {what} again")
     num_ranks = int(info.get("num_workers") or 1)

@@ -41,5 +41,5 @@ class RecordedAnswers:
 
     def _next(self, answers: deque[Any], what: str) -> Any:
         if not answers:
-            raise ConfigError(f"the record holds no further answer to {what} of {self._name}: it is of another method, problem or setting")
+            raise ConfigError(f"no further answer to {what} in the record of {self._name}: its algorithm, problem or settings differ")
         return answers.popleft()

@@ -154,7 +154,7 @@ class Trainer:
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.requires.num_lanes)
-            known = {**versions(), "method": str(algorithm), **facts_of_layout(self.replica.layout)}
+            known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
             check_agreement(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
