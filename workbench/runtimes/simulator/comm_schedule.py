@@ -29,7 +29,7 @@ share instructions."""
 
 @final
 class CommSchedule:
-    """The requests of a collective, from its beginning to its end. The simulator's own marker: yielded instead of the collective."""
+    """The requests of a collective, in order. Only the simulator has this request: it is yielded instead of the collective."""
 
     __slots__ = ("instructions", "num_slots")
 
@@ -45,8 +45,8 @@ class ScheduleCache:
     """The schedules of one rank.
 
     Args:
-        shared: instructions and whole schedules that are equal on several ranks; the same dictionary for all ranks of a simulation.
-        seconds: of local work, by kind and bytes; work that takes none is left out, unless it is `traced`.
+        shared: instructions and schedules that are equal on several ranks. All ranks of a simulation share this dictionary.
+        seconds: called with kind and bytes of local work. Work of 0 seconds is left out, unless it is `traced`.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class ScheduleCache:
 
 
 def _play(schedule: CommSchedule, value: Value) -> Program:
-    yield schedule  # type: ignore[misc]  # the simulator's own marker, which no algorithm sees
+    yield schedule  # type: ignore[misc]  # a request of the simulator only
     return value
 
 
 def record_schedule(work: Request | Program) -> CommSchedule | None:
-    """Return the schedule of a sub-program with only messages and local work; None of any other."""
+    """Return the schedule of a sub-program with only messages and local work; None for any other."""
     if isinstance(work, Request):
         return None
     instructions: list[Instruction] = []
@@ -106,7 +106,9 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
                 instructions.append((SEND, num_slots, to, tag, size_of(value)))
             case ops.Recv(source, like, tag, False) if source != ops.ANY:
                 instructions.append((RECEIVE, num_slots, source, tag, size_of(like)))
-                answer = Message(source, like if like.is_contiguous() else like.new_empty(like.numel()))  # one byte, expanded, is none
+                answer = Message(
+                    source, like if like.is_contiguous() else like.new_empty(like.numel())
+                )  # an expanded byte is not contiguous
             case ops.Wait(ticket) if ticket.key in slots:
                 instructions.append((WAIT, slots[ticket.key], 0, 0, None))
                 answer = ticket.value
