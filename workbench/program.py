@@ -21,15 +21,17 @@ class Context:
     """The facts about its run that a program is given.
 
     Attributes:
-        rank, num_workers: plain numbers, all that a program sees of the cluster. `num_workers` counts all ranks, servers too.
+        rank, num_workers: plain numbers, all that a program sees of the cluster. `num_workers` counts all ranks,
+            servers too.
         first_step: the first step to take; more than 0 in a resumed run.
         num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`).
-        resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may replace it
-            by a state that is also valid between two steps. When a rank has left, the others call its `State.unused`.
+        resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
+            replace it by a state that is also valid between two steps. When a rank has left, the others call its
+            `State.unused`.
         layout: the layout of gradients, which a receiver must know. None in a test that needs none.
         seed: seed of the run, for random choices by (seed, stream, rank, step).
-        memory: tensors by name that live as long as the run and are saved in its checkpoints, such as the residuals of error
-            feedback. All sub-programs of one lane share one memory; see `on_lane`.
+        memory: tensors by name that live as long as the run and are saved in its checkpoints, such as the residuals of
+            error feedback. All sub-programs of one lane share one memory; see `on_lane`.
         link: the measured or simulated cost of the network; None if not required (`Algorithm.requires`).
     """
 
@@ -46,7 +48,8 @@ class Context:
     def on_lane(self, lane: int) -> Context:
         """The context of a sum on that lane, with its own memory. Lane 0 has the run's memory itself.
 
-        Two sums of one bucket may be in flight at once. They must not share a residual: which one reads it first is chance.
+        Two sums of one bucket may be in flight at once. They must not share a residual: which one reads it first is
+        chance.
         """
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
@@ -139,7 +142,8 @@ class Buckets:
     Attributes:
         max_bytes: most bytes of a bucket. 0: each parameter is a bucket. None: no limit.
         count: number of buckets of about equal size, instead of `max_bytes`; one for each parameter if there are fewer.
-        applied_singly: `Apply` is given single buckets, so nothing may need the whole gradient, as global clipping does.
+        applied_singly: `Apply` is given single buckets, so nothing may need the whole gradient, as global clipping
+            does.
     """
 
     max_bytes: float | None = None

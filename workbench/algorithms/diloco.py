@@ -29,8 +29,8 @@ class DiLoCo(OuterAlgorithm):
 
         D_i = a - w_i,   D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- a
 
-    (`nesterov=False`: a <- a - outer_lr m.) With outer_lr=1 and outer_momentum=0 it is `LocalSGD`. With every=1 and plain SGD
-    in addition, it is `SynchronousSGD` up to rounding. Staleness 0 (of a rank's own updates).
+    (`nesterov=False`: a <- a - outer_lr m.) With outer_lr=1 and outer_momentum=0 it is `LocalSGD`. With every=1 and
+    plain SGD in addition, it is `SynchronousSGD` up to rounding. Staleness 0 (of a rank's own updates).
 
     At the end of a run the parameters are averaged, unless they are equal. That sum is exact for any collective: only
     differences are compressed.

@@ -34,15 +34,15 @@ class EagerDiLoCo(OuterAlgorithm):
         D_i[n] = a_i - w_i,   D = D_i[n] / p + (mean_j D_j[n-1] - D_i[n-1] / p),   D_j[0] = 0
         m_i <- mu m_i + D,   a_i <- a_i - outer_lr (D + mu m_i),   w_i <- a_i
 
-    (`nesterov=False`: a_i <- a_i - outer_lr m_i.) So a sum is hidden under the local steps of a whole period, and anchors
-    differ between ranks. The parameters can be cut into P fragments: fragment f has its turn after t steps,
-    t mod H = floor(f H / P). Staleness 0 (of a rank's own updates); others' differences are one period old.
+    (`nesterov=False`: a_i <- a_i - outer_lr m_i.) So a sum is hidden under the local steps of a whole period, and
+    anchors differ between ranks. The parameters can be cut into P fragments: fragment f has its turn after t steps, t
+    mod H = floor(f H / P). Staleness 0 (of a rank's own updates); others' differences are one period old.
 
-    Late sums need less momentum, as late gradients do. On the digits the default outer step ends at a test loss of 1.12, and
-    outer_lr=0.5, outer_momentum=0.3 at 0.10. `DiLoCo` ends at 0.09 (records/digits-margins.json).
+    Late sums need less momentum, as late gradients do. On the digits the default outer step ends at a test loss of
+    1.12, and outer_lr=0.5, outer_momentum=0.3 at 0.10. `DiLoCo` ends at 0.09 (records/digits-margins.json).
 
-    At the end of a run a last outer step uses the others' differences of the last turn. Then the parameters are averaged. That
-    sum is exact for any collective: only differences are compressed.
+    At the end of a run a last outer step uses the others' differences of the last turn. Then the parameters are
+    averaged. That sum is exact for any collective: only differences are compressed.
 
     Paper: kale2025eager.
     """

@@ -1,7 +1,7 @@
 """Local steps with an outer optimizer: what DiLoCo, StreamingDiLoCo and EagerDiLoCo share.
 
-A rank's parameters w_i start from an anchor a. Every H steps the outer optimizer moves the anchor by the mean over ranks of
-a - w_i, and the ranks continue from the new anchor.
+A rank's parameters w_i start from an anchor a. Every H steps the outer optimizer moves the anchor by the mean over
+ranks of a - w_i, and the ranks continue from the new anchor.
 """
 
 from __future__ import annotations

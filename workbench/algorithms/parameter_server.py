@@ -1,8 +1,9 @@
 """Parameter servers: the base of the algorithms that have them, and both sides of an exchange.
 
-The gradient is cut into `shards` buckets, and each has a server. A worker pushes a shard of its gradient, with the version of the
-parameters from which it was computed. The server replies with that shard's parameters and their version, in the order in which
-pushes arrive. Servers are separate ranks after the workers, or run next to the workers of the first ranks.
+The gradient is cut into `shards` buckets, and each has a server. A worker pushes a shard of its gradient, with the
+version of the parameters from which it was computed. The server replies with that shard's parameters and their version,
+in the order in which pushes arrive. Servers are separate ranks after the workers, or run next to the workers of the
+first ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class ServerAlgorithm(Algorithm, ABC):
 
     Attributes:
         shards: M, parts of the parameters, each with a server; a parameter is not split, so there may be fewer.
-        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j's server runs next to rank j's worker.
+        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j's server runs next to rank
+            j's worker.
     """
 
     shards: int = 1

@@ -34,24 +34,24 @@ class Quorum(StrEnum):
 class PartialAllReduce(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * sum_{(i,s) in S_t} g_i,s(w[s]) / |S_t|,   S_t: each rank's gradients not yet used when round t begins
 
-    Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t. A quorum is a number, a share of p, or a
-    `Quorum`. All ranks take part in the round's all-reduce while they compute. A rank gives its gradient, older gradients that
-    were too late for their rounds, or zero. A late rank then applies the rounds that it missed, in order, and continues with the
-    step after them. It does not compute the minibatches in between.
+    Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t. A quorum is a number, a share of p, or
+    a `Quorum`. All ranks take part in the round's all-reduce while they compute. A rank gives its gradient, older
+    gradients that were too late for their rounds, or zero. A late rank then applies the rounds that it missed, in
+    order, and continues with the step after them. It does not compute the minibatches in between.
 
-    So all ranks apply the same sums in the same order, and no gradient is used twice. A fast rank waits for the quorum only. Each
-    minibatch of a round has the same weight. With a quorum of p it is `SynchronousSGD`, and staleness is 0. Otherwise staleness
-    has no bound: late gradients are used, except those that are left over at the end of the run.
+    So all ranks apply the same sums in the same order, and no gradient is used twice. A fast rank waits for the quorum
+    only. Each minibatch of a round has the same weight. With a quorum of p it is `SynchronousSGD`, and staleness is 0.
+    Otherwise staleness has no bound: late gradients are used, except those that are left over at the end of the run.
 
-    Every rank runs its rounds next to its worker. Rank 0 also runs a coordinator that counts the ready ranks. A control message
-    has one byte. A rank ends a step by applying its round, so parameters are then equal on all ranks. `dropped` marks the steps
-    whose minibatch this rank did not compute, and a gradient that was left over. A rank needs one gradient buffer for each round
-    that is not yet applied.
+    Every rank runs its rounds next to its worker. Rank 0 also runs a coordinator that counts the ready ranks. A control
+    message has one byte. A rank ends a step by applying its round, so parameters are then equal on all ranks. `dropped`
+    marks the steps whose minibatch this rank did not compute, and a gradient that was left over. A rank needs one
+    gradient buffer for each round that is not yet applied.
 
-    If a rank leaves, the others continue as fewer ranks, from the last step that any of them has finished. Only gradients of the
-    rank that left are lost: those that no finished step had used. The others keep a copy of what they give to a round until it is
-    over, and give it again. A quorum that is a number must not exceed the number of ranks that remain. A process that takes the
-    rank's place begins with the next round.
+    If a rank leaves, the others continue as fewer ranks, from the last step that any of them has finished. Only
+    gradients of the rank that left are lost: those that no finished step had used. The others keep a copy of what they
+    give to a round until it is over, and give it again. A quorum that is a number must not exceed the number of ranks
+    that remain. A process that takes the rank's place begins with the next round.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """

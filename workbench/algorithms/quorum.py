@@ -91,9 +91,9 @@ class OnlineQuorum:
 class ArrivalTimes:
     """Mean times until the first, second, ... gradient, from each worker's last time, over recent arrivals.
 
-    A round is the last time of each worker, sorted. Every arrival makes a round, and the newest `MEMORY` times p rounds count. The
-    sums over them are kept, with the oldest round and the arrivals since. That is O(p) numbers, and two passes over p numbers for
-    an arrival.
+    A round is the last time of each worker, sorted. Every arrival makes a round, and the newest `MEMORY` times p rounds
+    count. The sums over them are kept, with the oldest round and the arrivals since. That is O(p) numbers, and two
+    passes over p numbers for an arrival.
     """
 
     def __init__(self, num_workers: int) -> None:

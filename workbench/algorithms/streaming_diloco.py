@@ -33,12 +33,12 @@ class StreamingDiLoCo(OuterAlgorithm):
         t:      D_i = a - w_i
         t + d:  D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- mix w_i + (1 - mix) a
 
-    (`nesterov=False`: a <- a - outer_lr m.) A turn sends 1 / P of the parameters. If d = `delay` is above 0, the sum is hidden
-    under d local steps. With `mix` above 0 a rank keeps a part of these steps; the paper uses mix=0.5. With fragments=1, delay=0,
-    mix=0 it is `DiLoCo`. Staleness 0 (of a rank's own updates).
+    (`nesterov=False`: a <- a - outer_lr m.) A turn sends 1 / P of the parameters. If d = `delay` is above 0, the sum is
+    hidden under d local steps. With `mix` above 0 a rank keeps a part of these steps; the paper uses mix=0.5. With
+    fragments=1, delay=0, mix=0 it is `DiLoCo`. Staleness 0 (of a rank's own updates).
 
-    At the end of a run the outer steps in flight are taken. Then the parameters are averaged, unless they are equal. That sum is
-    exact for any collective: only differences are compressed.
+    At the end of a run the outer steps in flight are taken. Then the parameters are averaged, unless they are equal.
+    That sum is exact for any collective: only differences are compressed.
 
     Paper: douillard2025streaming, Alg. 2.
     """

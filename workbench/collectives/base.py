@@ -149,8 +149,8 @@ class Collective(ABC):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """Return the seconds for `num_bytes` of float32 values by the alpha-beta-gamma model, without encoding and decoding.
 
-        p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`. With a codec, n beta
-        counts the encoded bytes. The formulas are written without a codec.
+        p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`. With a
+        codec, n beta counts the encoded bytes. The formulas are written without a codec.
 
         Paper: thakur2005optimization (the cost model).
         """

@@ -21,12 +21,12 @@ FOLD_IN, FIRST = 0, 1  # hops
 class HalvingDoubling(Collective):
     """Reduce-scatter by recursive halving, all-gather by recursive doubling, on the largest power of two q of ranks.
 
-    In the rounds of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum; rank i ends with block i of q.
-    Doubling reverses these rounds. If p > q, the ranks 0, 2, 4, ... of the p - q first pairs give their value to ranks 1, 3, 5, ... at
-    the beginning, and receive the sum at the end.
+    In the rounds of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum; rank i ends
+    with block i of q. Doubling reverses these rounds. If p > q, the ranks 0, 2, 4, ... of the p - q first pairs give
+    their value to ranks 1, 3, 5, ... at the beginning, and receive the sum at the end.
 
-    With a codec each message that is summed is encoded again. A complete block is encoded once, by its owner, and the same message
-    is forwarded in later rounds.
+    With a codec each message that is summed is encoded again. A complete block is encoded once, by its owner, and the
+    same message is forwarded in later rounds.
 
     Paper: thakur2005optimization ("Rabenseifner's algorithm").
     """

@@ -28,17 +28,18 @@ class PowerSGD(Collective):
 
         P = orth(sum_i M_i orth(Q));   Q_i = M_i^T P,  Q = sum_i Q_i;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q_i^T
 
-    This is one step of power iteration, warm-started: (n + m) r numbers instead of n m. A tensor with more dimensions is the matrix
-    (first, rest). Tensors that would not get smaller (biases, thin matrices) are summed uncompressed, in one message with P and the tail.
-    `alternate` sends one factor a step, in turns, in one message:
+    This is one step of power iteration, warm-started: (n + m) r numbers instead of n m. A tensor with more dimensions
+    is the matrix (first, rest). Tensors that would not get smaller (biases, thin matrices) are summed uncompressed, in
+    one message with P and the tail. `alternate` sends one factor a step, in turns, in one message:
 
         even t:  P = sum_i M_i orth(Q),  sum_i M_i ~ P orth(Q)^T;      odd t:  Q = sum_i M_i^T orth(P),  sum_i M_i ~ orth(P) Q^T
 
-    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with `alternate` and a
-    constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by parameter. A NaN or an infinity reaches
-    every rank, and is not kept. e_i is the loss of this rank's own M_i, not an equal share of the loss of the sum: both add up to the
-    same, but equal shares would grow without limit where ranks' gradients differ. Residuals are in units of the applied mean
-    (`collectives.memory`). `alternate` counts the sums of a bucket, not steps.
+    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with
+    `alternate` and a constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by
+    parameter. A NaN or an infinity reaches every rank, and is not kept. e_i is the loss of this rank's own M_i, not an
+    equal share of the loss of the sum: both add up to the same, but equal shares would grow without limit where ranks'
+    gradients differ. Residuals are in units of the applied mean (`collectives.memory`). `alternate` counts the sums of
+    a bucket, not steps.
 
     Args:
         rank: r; at most a matrix's smaller side.

@@ -1,15 +1,15 @@
 """What collectives keep from step to step in `Context.memory`, and what of it stays valid when the ranks change.
 
-Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v) of
-v = g + a e, where the share a is the expected W. The summed tail tells W; then
+Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v)
+of v = g + a e, where the share a is the expected W. The summed tail tells W; then
 
     e <- (v - C(v)) / W + (1 - a / W) e,
 
-so what is applied and what all ranks keep always add up to what was owed. A rank of weight 0 sends nothing of e and keeps it.
-So does every rank for a parameter that no rank used, and for a sum that is not finite.
+so what is applied and what all ranks keep always add up to what was owed. A rank of weight 0 sends nothing of e and
+keeps it. So does every rank for a parameter that no rank used, and for a sum that is not finite.
 
-If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks count their
-samples), a = q w, with w the rank's own weight and q its smallest recent W / w: see `share_of`.
+If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks
+count their samples), a = q w, with w the rank's own weight and q its smallest recent W / w: see `share_of`.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
 def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) -> float | Tensor:
     """Return the expected weight of the sum: how much of a residual in units of the mean belongs in this rank's share.
 
-    That is `total_weight` if it is known in advance. Else it is this rank's own weight times the ratio that `remember_weight`
-    keeps, at first the number of ranks. It is 0 on a rank of weight 0, and 1 without a tail.
+    That is `total_weight` if it is known in advance. Else it is this rank's own weight times the ratio that
+    `remember_weight` keeps, at first the number of ranks. It is 0 on a rank of weight 0, and 1 without a tail.
 
     Args:
         name: of what is summed.
@@ -112,7 +112,8 @@ def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) 
 def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
     """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum. Needed if no `total_weight` is known.
 
-    A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small steps.
+    A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small
+    steps.
 
     Args:
         tail: summed.

@@ -57,14 +57,15 @@ class Once(Collective):
     | "gather" | C(g_i) to all ranks; each computes the sum | (p-1) w(n) |
     | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n integers |
 
-    None chooses "encoded", or "gather" if the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank order, in the
-    value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical. Unlike a codec in a ring's hops,
-    the error does not grow with each hop: each g_i is encoded once, and with "encoded" so is the sum. One rank alone encodes and
-    decodes too. Tails travel uncompressed with the last block's messages, or with the scales.
+    None chooses "encoded", or "gather" if the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank
+    order, in the value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical.
+    Unlike a codec in a ring's hops, the error does not grow with each hop: each g_i is encoded once, and with "encoded"
+    so is the sum. One rank alone encodes and decodes too. Tails travel uncompressed with the last block's messages, or
+    with the scales.
 
-    With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a block's sum.
-    Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a parameter. They are in
-    `ctx.memory` by bucket: every value of a bucket must have the same layout.
+    With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a
+    block's sum. Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a
+    parameter. They are in `ctx.memory` by bucket: every value of a bucket must have the same layout.
 
     Paper: the two exchanges of seide2014onebit, tang2021onebitadam.
     """

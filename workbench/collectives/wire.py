@@ -1,8 +1,9 @@
 """Messages of ranges of a value: the only place where a collective meets a codec.
 
-A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself: nothing is
-copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of the tail follows in the
-same message, uncompressed, because weights, control flags and counts must be summed exactly (`gradients`).
+A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself:
+nothing is copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of
+the tail follows in the same message, uncompressed, because weights, control flags and counts must be summed exactly
+(`gradients`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Wire:
     Attributes:
         flat: (n,) the bucket's buffer: parameters, then its tail.
         body: number of parameters.
-        bucket, step: select the noise of a stochastic codec. For a plain tensor: -1, and the number of earlier sums of such tensors.
+        bucket, step: select the noise of a stochastic codec. For a plain tensor: -1, and the number of earlier sums of
+            such tensors.
     """
 
     ctx: Context

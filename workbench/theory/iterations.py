@@ -89,7 +89,8 @@ class BackupChoice:
     Attributes:
         total: N + b.
         backups: the b with the smallest time; the smaller one if equal.
-        num_gradients, iterations, step_s, total_s: for b = 0, 1, ...: N, I(N), the mean time of the N-th arrival, and their product.
+        num_gradients, iterations, step_s, total_s: for b = 0, 1, ...: N, I(N), the mean time of the N-th arrival, and
+            their product.
     """
 
     total: int

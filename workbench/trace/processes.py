@@ -1,9 +1,9 @@
 """Which processes wrote a record, whether they are alive, and so whether a run that says "running" is.
 
-A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own process in its
-trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other machines cannot be looked up:
-such a run is "lost" if its folder has not changed for a long time. These statuses are not written to `run.json`, so a run
-that is seen again is running again.
+A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own
+process in its trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other
+machines cannot be looked up: such a run is "lost" if its folder has not changed for a long time. These statuses are not
+written to `run.json`, so a run that is seen again is running again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a rank of a cluster leaves in the run's folder in addition to its record: what it printed, and how it ended.
 
-An engine that trains answers no request, and a closed notebook loses its answer. Files in the folder are read on every host
-that shares it, at any time. The heartbeat itself is written by `runtimes.liveness.failure_detector`.
+An engine that trains answers no request, and a closed notebook loses its answer. Files in the folder are read on every
+host that shares it, at any time. The heartbeat itself is written by `runtimes.liveness.failure_detector`.
 """
 
 from __future__ import annotations

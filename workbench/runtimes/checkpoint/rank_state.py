@@ -24,8 +24,9 @@ def take_checkpoint(
 ) -> dict[str, Any]:
     """All that is needed to continue after this step: tensors and plain values that `torch.load(weights_only=True)` reads.
 
-    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before training continues.
-    Gradients in flight are left out if chance decides what is in flight (`Restart.FROM_PARAMETERS`).
+    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before
+    training continues. Gradients in flight are left out if chance decides what is in flight
+    (`Restart.FROM_PARAMETERS`).
     """
     return {
         "step": end.step,

@@ -1,7 +1,7 @@
 """Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `Damaged`.
 
-`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates what the file says. Our files are not
-compressed, so a file whose entries are larger than the file is refused.
+`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates what the file says. Our
+files are not compressed, so a file whose entries are larger than the file is refused.
 """
 
 from __future__ import annotations

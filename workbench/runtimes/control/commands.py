@@ -49,7 +49,8 @@ class CommandReader:
     """Reads the file as it grows: as long as there is no new command, a look costs one call to the file system.
 
     Attributes:
-        commands: read so far. A line that is no command of the table above is kept as {}, so that all readers count the same.
+        commands: read so far. A line that is no command of the table above is kept as {}, so that all readers count the
+            same.
     """
 
     def __init__(self, folder: Path) -> None:

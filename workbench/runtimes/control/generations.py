@@ -4,8 +4,8 @@ A run is a sequence of generations. In each, every rank runs one program of one 
 step to another. A new generation begins when a setting changes, when ranks leave or join, and after
 a checkpoint for which asynchronous ranks had to synchronize.
 
-`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that
-know the same decide the same, and real and simulated ranks too. Ranks *in step* end each step together; *asynchronous* ranks
+`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that know the same decide
+the same, and real and simulated ranks too. Ranks *in step* end each step together; *asynchronous* ranks
 (`Algorithm.asynchronous`) meet only when all their programs have ended.
 
 | boundary | ranks | what is known there | instructions |
@@ -137,7 +137,8 @@ def first_sync_point(generation: Generation, furthest_step: int) -> int:
     """Return the step before which asynchronous ranks meet first.
 
     Args:
-        furthest_step: the first step of the rank that is furthest: a stop can leave asynchronous ranks at different steps.
+        furthest_step: the first step of the rank that is furthest: a stop can leave asynchronous ranks at different
+            steps.
     """
     every = generation.checkpoint_every if needs_sync_point(generation.algorithm) else None
     return sync_point_after(furthest_step, every, generation.end_of_run)

@@ -1,7 +1,8 @@
 """Other settings for a running algorithm: what may change, and the algorithm with a change.
 
-No algorithm knows of it. Its program is closed at a step's end. The program with the new settings begins from the state in the
-`EndStep`, as a resumed run does: gradients in flight are completed and kept. A learning rate changes without that.
+No algorithm knows of it. Its program is closed at a step's end. The program with the new settings begins from the state
+in the `EndStep`, as a resumed run does: gradients in flight are completed and kept. A learning rate changes without
+that.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
     """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
-        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into the
-            collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of `AdaptiveDelaySGD`.
+        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into
+            the collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of
+            `AdaptiveDelaySGD`.
 
     Raises:
         ConfigError: a name that cannot be set, or a value that cannot be; says what can.

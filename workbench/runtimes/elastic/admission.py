@@ -1,10 +1,10 @@
 """The ranks of a run admit a process in the place of a rank that left.
 
-The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017). Asynchronous
-ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes what the process must know. All
-ranks and the process form new groups of the library. The lowest rank asks each whether it has met the others, and its answer
-counts for all. Then the process continues with the lowest rank's next step; minibatches in between are not computed. If the
-process has ended before that, the ranks continue as they were.
+The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017).
+Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes what the process
+must know. All ranks and the process form new groups of the library. The lowest rank asks each whether it has met the
+others, and its answer counts for all. Then the process continues with the lowest rank's next step; minibatches in
+between are not computed. If the process has ended before that, the ranks continue as they were.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Synchronous ranks that have become fewer admit a process in the place of one that left.
 
-The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program takes one more
-step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the process needs: the lowest
-rank's parameters, optimizer and position in the data, and the memories of collectives that are equal on all ranks. Some programs
-can end only at a step that they knew when they began (`Algorithm.restart`). They continue from the end of the first step: nothing
-is in flight there.
+The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program
+takes one more step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the
+process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of collectives that
+are equal on all ranks. Some programs can end only at a step that they knew when they began (`Algorithm.restart`). They
+continue from the end of the first step: nothing is in flight there.
 """
 
 from __future__ import annotations

@@ -196,7 +196,8 @@ class Lane:
     """A thread that runs started sub-programs in the order in which they started, which is the same on every rank.
 
     Args:
-        inside: it may block in the library; the threads that wait for its sub-programs check for failures and have a deadline.
+        inside: it may block in the library; the threads that wait for its sub-programs check for failures and have a
+            deadline.
     """
 
     def __init__(self, clock: RankClock, *, inside: bool = False) -> None:
@@ -238,7 +239,8 @@ class Lane:
 class FairExecutor:
     """A thread that polls all free sub-programs and runs each as far as it can, the most urgent first.
 
-    Any order is valid, because active sub-programs have separate tags. One whose tags an older active one still uses waits for its end.
+    Any order is valid, because active sub-programs have separate tags. One whose tags an older active one still uses
+    waits for its end.
     """
 
     def __init__(self, clock: RankClock) -> None:

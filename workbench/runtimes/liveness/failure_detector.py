@@ -1,8 +1,8 @@
 """Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers find out which ranks are gone.
 
-A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of it), or no
-sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not
-gone). For ranks on other machines it reads the time of the last heartbeat.
+A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of
+it), or no sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a
+stopped process is not gone). For ranks on other machines it reads the time of the last heartbeat.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Membership of a run that continues without some ranks: which have left, and texts that the remaining ranks gather.
 
-The failure detector finds out that a rank is gone, because a communication library may report no death. The first rank that finds it
-out writes a file into the run's folder, and this file counts for all. A rank that was given up by mistake finds its own name there
-and must not continue.
+The failure detector finds out that a rank is gone, because a communication library may report no death. The first rank
+that finds it out writes a file into the run's folder, and this file counts for all. A rank that was given up by mistake
+finds its own name there and must not continue.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Watchdog:
         folder: the run's folder.
         rank: this rank.
         step: the current step; -1 before the first.
-        bound: None, or a number while the rank's thread is in a library call that it cannot leave; another number in the next call.
+        bound: None, or a number while the rank's thread is in a library call that it cannot leave; another number in
+            the next call.
         timeout_s: limit for such a call. The process then ends, because nothing else ends the wait. None: no limit.
         activity: what the rank does now, such as "in backward"; "" if unknown.
     """

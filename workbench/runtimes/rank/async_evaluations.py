@@ -1,6 +1,7 @@
 """Evaluations of asynchronous ranks: parameters are kept during the training, and rank 0 evaluates them after the run.
 
-If there are servers, these keep their shards at their own updates (`EvaluationSchedule`). Otherwise rank 0 keeps its own parameters.
+If there are servers, these keep their shards at their own updates (`EvaluationSchedule`). Otherwise rank 0 keeps its
+own parameters.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         {"rank", "steps", "seconds", "stopped"}: plain values.
 
     Raises:
-        WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for this one.
+        WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for
+            this one.
     """
     folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # without a transport no failure can be announced
     with single_interrupt(lambda: not here or here[0].bound) as leave:
@@ -187,7 +188,8 @@ def failure_before_join(folder: Path | None) -> str | None:
 def transport_here(timeout_s: float) -> Transport:
     """The transport of the launcher that started this process.
 
-    torch.distributed under torchrun or if its default group exists, MPI under mpiexec and in MPI engines, else a single process.
+    torch.distributed under torchrun or if its default group exists, MPI under mpiexec and in MPI engines, else a single
+    process.
 
     Raises:
         LaunchError: a plain `srun` started several processes.
@@ -238,8 +240,8 @@ def world_here() -> tuple[int, int]:
 def leave_world() -> None:
     """Destroy torch.distributed's default group before the process ends: its threads must not outlive the interpreter.
 
-    The object is kept. Callbacks of torch's hooks hold it on its own thread; if that thread dropped the last reference, it would
-    wait for its own end and abort.
+    The object is kept. Callbacks of torch's hooks hold it on its own thread; if that thread dropped the last reference,
+    it would wait for its own end and abort.
     """
     if torch.distributed.is_initialized():
         _LEFT.append(torch.distributed.group.WORLD)

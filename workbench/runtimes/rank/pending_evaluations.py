@@ -1,7 +1,7 @@
 """Pending evaluations: their parameters are stored in the run's folder, not in memory, until they are made.
 
-Where ranks are at different steps, rank 0 evaluates at the end of the run (decision 12). If the run ends before, `evaluate_left` or
-`workbench evaluate RUN` makes the evaluations.
+Where ranks are at different steps, rank 0 evaluates at the end of the run (decision 12). If the run ends before,
+`evaluate_left` or `workbench evaluate RUN` makes the evaluations.
 
     evaluations/step-00000004.pt      the parameters after step 4, and the row that the evaluation completes
 """

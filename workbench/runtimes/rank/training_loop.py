@@ -1,6 +1,7 @@
 """The loop around a rank's programs: it records their steps, and carries out what follows at their ends.
 
-`runtimes/control/generations.py` decides what follows: this loop describes a boundary, and `decide` answers with instructions.
+`runtimes/control/generations.py` decides what follows: this loop describes a boundary, and `decide` answers with
+instructions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Cached schedules of collectives: in a timing-only simulation a collective makes the same requests every time.
 
 What a rank of a ring sends, receives and sums depends only on its rank, the number of ranks and the size of the value
-(`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and records the
-requests. A `SchedulePlayer` then repeats that schedule in virtual time: the same messages at the same times, without a generator.
+(`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and records
+the requests. A `SchedulePlayer` then repeats that schedule in virtual time: the same messages at the same times,
+without a generator.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ScheduleCache:
     """The schedules of one rank.
 
     Args:
-        shared: instructions and schedules that are equal on several ranks. All ranks of a simulation share this dictionary.
+        shared: instructions and schedules that are equal on several ranks. All ranks of a simulation share this
+            dictionary.
         seconds: called with kind and bytes of local work. Work of 0 seconds is left out, unless it is `traced`.
     """
 

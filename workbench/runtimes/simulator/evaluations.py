@@ -1,7 +1,8 @@
 """Evaluations of a simulated run: at which parameters the model is evaluated, and when.
 
-An evaluation takes no virtual time and is written into rank 0's record, so asynchronous workers are evaluated at once. Workers end
-a step at different virtual times. So if replicas differ, their mean is taken when the last worker ends the step.
+An evaluation takes no virtual time and is written into rank 0's record, so asynchronous workers are evaluated at once.
+Workers end a step at different virtual times. So if replicas differ, their mean is taken when the last worker ends the
+step.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class SimEvaluations:
     def after_step(self, worker: SimWorker, step: int) -> None:
         """Evaluate a step that a synchronous worker has ended.
 
-        Usually rank 0's parameters are evaluated. If replicas differ between steps, it is their mean. If ranks end a step with equal
-        parameters at different times, it is the parameters of the first rank that ends it.
+        Usually rank 0's parameters are evaluated. If replicas differ between steps, it is their mean. If ranks end a
+        step with equal parameters at different times, it is the parameters of the first rank that ends it.
         """
         if self._algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:

@@ -49,11 +49,13 @@ Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call 
 class Fabric:
     """The network of a simulated cluster: collectives of all ranks, and messages between two.
 
-    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same time, as
-    packets do. Each stage serves its messages in the order in which they met. The message arrives when its last stage is done. A
-    collective of the library begins when the last rank has joined and every stage is idle. It occupies all stages until it ends.
+    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same
+    time, as packets do. Each stage serves its messages in the order in which they met. The message arrives when its
+    last stage is done. A collective of the library begins when the last rank has joined and every stage is idle. It
+    occupies all stages until it ends.
 
-    If the network is `fair`, connections that use a stage at the same time share its rate (`runtimes.simulator.fair_sharing`).
+    If the network is `fair`, connections that use a stage at the same time share its rate
+    (`runtimes.simulator.fair_sharing`).
 
     Attributes:
         num_messages: messages so far that both sides have asked for.

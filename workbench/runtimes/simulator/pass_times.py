@@ -18,7 +18,8 @@ class PassTimes:
     """The compute times of all workers of a simulation.
 
     Attributes:
-        early: (bucket, share of backward after which its gradients are final), for buckets that are final before its end.
+        early: (bucket, share of backward after which its gradients are final), for buckets that are final before its
+            end.
         late: buckets that are final at the end of backward.
         forward_parts: shares of the forward pass, by bucket.
     """

@@ -1,11 +1,12 @@
 """Replay a recorded run in one process, with its messages in the recorded order.
 
-The events of an asynchronous run contain what depends on timing: the sender of each receive from any rank, the ticket that each
-`WaitAny` found, the time of each `Now`, and when the run was asked to stop. A replay gives the same programs the same answers. So
-they compute bit-identical numbers, also if gradients were summed in order of arrival. The times of a replay have no meaning.
+The events of an asynchronous run contain what depends on timing: the sender of each receive from any rank, the ticket
+that each `WaitAny` found, the time of each `Now`, and when the run was asked to stop. A replay gives the same programs
+the same answers. So they compute bit-identical numbers, also if gradients were summed in order of arrival. The times of
+a replay have no meaning.
 
-Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on another
-processor. A run whose settings were changed during the training cannot be replayed.
+Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on
+another processor. A run whose settings were changed during the training cannot be replayed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     """Run a recorded run again, with the same algorithm, problem and settings.
 
     Raises:
-        ConfigError: the run had another algorithm, problem or settings, its events were not recorded, or it was steered.
+        ConfigError: the run had another algorithm, problem or settings, its events were not recorded, or it was
+            steered.
     """
     run = run if isinstance(run, Run) else Run.load(run)
     name = (run.info.get("method") or {}).get("name")

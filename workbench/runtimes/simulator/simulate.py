@@ -44,16 +44,16 @@ def simulate(
         algorithm, problem: the same objects as for real ranks.
         workers: number of workers.
         network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
-        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and recorded with the run.
+        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and recorded with the
+            run.
         timing_only: compute no gradients, only virtual time.
-        detail: "messages": every worker runs its program, and every message is an event.
-            "formula": one program runs for all workers. A collective begins when the last worker has arrived, and takes the
-            seconds of its closed form. Needs `timing_only`, unless the collective is `Native()`.
-            "auto": one program if the result is the same, which is so if a symmetric algorithm sums with the library's
-            all-reduce; otherwise messages.
-        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must continue without
-            that rank, so it is a worker of an algorithm with servers, and not rank 0. `run.info["departures"]` has those
-            that ended.
+        detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs
+            for all workers. A collective begins when the last worker has arrived, and takes the seconds of its closed
+            form. Needs `timing_only`, unless the collective is `Native()`. "auto": one program if the result is the
+            same, which is so if a symmetric algorithm sums with the library's all-reduce; otherwise messages.
+        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must continue
+            without that rank, so it is a worker of an algorithm with servers, and not rank 0. `run.info["departures"]`
+            has those that ended.
         settings: those of `workbench.settings.Settings`.
 
     Raises:

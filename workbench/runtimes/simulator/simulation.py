@@ -1,10 +1,11 @@
 """A simulated cluster in one process: virtual time from a cost model, and real gradients or none (timing only).
 
-The programs are those of real ranks. Their requests take virtual time. Gradients of minibatches are computed (unless timing only),
-and sums are taken in rank order. So a run is a pure function of its inputs.
+The programs are those of real ranks. Their requests take virtual time. Gradients of minibatches are computed (unless
+timing only), and sums are taken in rank order. So a run is a pure function of its inputs.
 
-`runtimes/control/generations.py` decides what happens at a step's end and at the programs' end, as for real ranks. A simulated run has
-no commands, and no process joins it. Only a replay can be stopped by a command: its record says at which step.
+`runtimes/control/generations.py` decides what happens at a step's end and at the programs' end, as for real ranks. A
+simulated run has no commands, and no process joins it. Only a replay can be stopped by a command: its record says at
+which step.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ class Simulation:
 
         Args:
             resume: each rank's checkpoint.
-            stop_after: stop at the end of this step; `checkpoints.at_stop` can then be given to another simulation as `resume`.
+            stop_after: stop at the end of this step; `checkpoints.at_stop` can then be given to another simulation as
+                `resume`.
 
         Raises:
             Stalled: no process can continue; names what each rank waits for.

@@ -1,8 +1,9 @@
 """The state of a simulated cluster, and how a process runs from one request to the next.
 
-A process is a program of one worker: a generator of requests. `SimProcess.resume` takes requests from it until one takes time. A
-handler answers each request. It is a function `(cluster, process, request)` that returns the answer, or `PENDING`. After `PENDING`
-it resumes the process later, by the clock. `simulation.HANDLERS` names the handler of each type of request.
+A process is a program of one worker: a generator of requests. `SimProcess.resume` takes requests from it until one
+takes time. A handler answers each request. It is a function `(cluster, process, request)` that returns the answer, or
+`PENDING`. After `PENDING` it resumes the process later, by the clock. `simulation.HANDLERS` names the handler of each
+type of request.
 """
 
 from __future__ import annotations

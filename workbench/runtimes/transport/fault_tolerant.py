@@ -1,8 +1,8 @@
 """Messages in a run with peers that may leave: one behaviour for all libraries when the other process is gone.
 
-gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to answer. A receive
-from any rank that no rank had begun to answer stays valid. If the peer had announced a message before it died, every later receive
-from any rank with that tag raises. Then one receive is posted for each remaining rank.
+gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to
+answer. A receive from any rank that no rank had begun to answer stays valid. If the peer had announced a message before
+it died, every later receive from any rank with that tag raises. Then one receive is posted for each remaining rank.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class AnyHandle(Handle):
 
     Args:
         begin: (source, memory) -> a receive; source -1 is any rank.
-        fan: rank -> a receive from that rank, and its memory. Posted where a receive from any rank fails; shared with later receives.
+        fan: rank -> a receive from that rank, and its memory. Posted where a receive from any rank fails; shared with
+            later receives.
     """
 
     def __init__(

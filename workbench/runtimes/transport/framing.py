@@ -4,10 +4,10 @@
     bit 61          set in an announcement
     bit 62          set in every header: zeroed memory, which nothing was received into, is no header
 
-A message longer than the posted receive makes gloo abort the receiving process, and MPI truncates it. So an announcement goes
-first on each channel, and again before a change of length. It is as long as the shortest message. The receiver refuses an
-unexpected length before the message itself arrives. TCP and MPI keep messages in order and intact, so a header has no number
-and no checksum.
+A message longer than the posted receive makes gloo abort the receiving process, and MPI truncates it. So an
+announcement goes first on each channel, and again before a change of length. It is as long as the shortest message. The
+receiver refuses an unexpected length before the message itself arrives. TCP and MPI keep messages in order and intact,
+so a header has no number and no checksum.
 """
 
 from __future__ import annotations

@@ -41,9 +41,10 @@ def without_header(message: Tensor, dtype: torch.dtype) -> Tensor:
 class Mailbox:
     """One rank's messages to itself, and its posted receives from any rank.
 
-    A message to the rank itself never reaches the library (gloo refuses it). A receive from any rank polls the mailbox and the
-    library. If the mailbox is first, the library's receive stays posted, because it cannot be cancelled, and serves the next such
-    receive. At the end of a run, `parked` lists the receives that are still posted, so that a peer can send a message for each.
+    A message to the rank itself never reaches the library (gloo refuses it). A receive from any rank polls the mailbox
+    and the library. If the mailbox is first, the library's receive stays posted, because it cannot be cancelled, and
+    serves the next such receive. At the end of a run, `parked` lists the receives that are still posted, so that a peer
+    can send a message for each.
     """
 
     def __init__(self, transport: Transport) -> None:

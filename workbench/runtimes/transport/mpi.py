@@ -1,10 +1,10 @@
 """MPI through mpi4py, directly on tensor memory.
 
-Every wait can be interrupted. Before the library's fast, blocking collective, ranks pass a non-blocking barrier that is polled, so
-that all ranks are known to be there.
+Every wait can be interrupted. Before the library's fast, blocking collective, ranks pass a non-blocking barrier that is
+polled, so that all ranks are known to be there.
 
-With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an error on some
-ranks. One of them revokes the communicators, which releases the others, and all shrink them.
+With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an
+error on some ranks. One of them revokes the communicators, which releases the others, and all shrink them.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def own_gpu(rank: int) -> str:
 def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> str:
     """ "nccl" if each rank has its own GPU, else "gloo". All ranks must call it, and get the same answer.
 
-    The number of visible GPUs does not decide: a launcher may show each rank only its own GPU (`srun --gpus-per-task=1`).
+    The number of visible GPUs does not decide: a launcher may show each rank only its own GPU (`srun
+    --gpus-per-task=1`).
     """
     store.set(str(rank), gpu)
     if not gpu:

@@ -1,7 +1,8 @@
 """gloo groups that are made during a run: of some of its ranks, or with a rank that joined later.
 
-torch's `new_group` numbers groups by how many the process has made. Ranks that saw different failures do not agree on that number.
-It also waits half an hour for a rank that has ended. Here ranks meet by a file in the run's folder, under a name that all know.
+torch's `new_group` numbers groups by how many the process has made. Ranks that saw different failures do not agree on
+that number. It also waits half an hour for a rank that has ended. Here ranks meet by a file in the run's folder, under
+a name that all know.
 """
 
 from __future__ import annotations

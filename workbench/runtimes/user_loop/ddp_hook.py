@@ -47,9 +47,9 @@ class Bucket:
 class DDPHook:
     """The state of `ddp_hook`: a rank's lane, its groups, and the codecs' memory between steps.
 
-    This memory (residuals of error feedback, factors of PowerSGD) belongs to the parameters of a bucket. After the first backward
-    DDP makes new buckets, in the order in which gradients became ready. The memory of a bucket that changes is lost, so the first
-    step's residual may be. `PowerSGD(start_step=2)` begins after that.
+    This memory (residuals of error feedback, factors of PowerSGD) belongs to the parameters of a bucket. After the
+    first backward DDP makes new buckets, in the order in which gradients became ready. The memory of a bucket that
+    changes is lost, so the first step's residual may be. `PowerSGD(start_step=2)` begins after that.
 
     `state_dict` is one rank's: save it on every rank, next to the model's and the optimizer's.
     """
@@ -224,9 +224,9 @@ class DDPHook:
         """Continue from what `state_dict` gave on this rank, with the same model: the gradients are bit-identical to those of a run
         that was not stopped. Call it before the first step.
 
-        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's buckets, after
-        backward. A state that was saved after the very first step is the exception: DDP was about to cut its buckets again, and how
-        it would have done so is not in the state.
+        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's
+        buckets, after backward. A state that was saved after the very first step is the exception: DDP was about to cut
+        its buckets again, and how it would have done so is not in the state.
 
         Raises:
             ConfigError: it is of another rank, number of ranks or collective; in the first step, of another model.
@@ -265,10 +265,10 @@ def ddp_hook(
 ) -> tuple[DDPHook, Any]:
     """A communication hook for torch's DistributedDataParallel: (state, hook), as `register_comm_hook` takes them.
 
-    Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other. All ranks
-    call it, after torch.distributed was initialised, and in the same order if more than once. The gradients are those of
-    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves of them, equal on all
-    ranks. One rank's failure ends backward on all with an error that names it.
+    Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other.
+    All ranks call it, after torch.distributed was initialised, and in the same order if more than once. The gradients
+    are those of `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves
+    of them, equal on all ranks. One rank's failure ends backward on all with an error that names it.
 
     Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
 

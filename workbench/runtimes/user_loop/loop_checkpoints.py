@@ -67,7 +67,8 @@ class BatchWeights:
             gather: this rank's text -> the texts of all ranks.
 
         Raises:
-            ConfigError: samples are counted on some ranks or steps only, or the loss is no function or list of functions.
+            ConfigError: samples are counted on some ranks or steps only, or the loss is no function or list of
+                functions.
         """
         closures, numbers = _micro_batches(loss, num_samples)
         counted, total = numbers is not None, sum(numbers or ())
@@ -223,8 +224,9 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
 class Preview:
     """The model as it would be if training ended after this step; `undo` restores the present one. Every rank makes one.
 
-    A second program of the algorithm runs to its end from a copy of the first one's state. It applies gradients in flight and makes
-    the replicas equal, with copies of the optimizer's state and of the codecs' residuals. The first program waits at its step's end.
+    A second program of the algorithm runs to its end from a copy of the first one's state. It applies gradients in
+    flight and makes the replicas equal, with copies of the optimizer's state and of the codecs' residuals. The first
+    program waits at its step's end.
 
     Args:
         end: the end of the last step.
@@ -314,8 +316,8 @@ def _optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 def check_unscaled(loss: Tensor) -> None:
     """Raise `ConfigError` for a loss that a `torch.amp.GradScaler` has scaled.
 
-    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last operations before
-    the loss tell whether a scaler holds one of their factors.
+    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last
+    operations before the loss tell whether a scaler holds one of their factors.
     """
     nodes = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn is not None else []
     for node in nodes:  # grows in the loop

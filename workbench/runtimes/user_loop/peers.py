@@ -22,8 +22,8 @@ def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, an
 
     Args:
         owner: the rank leaves when this object is collected, or when the process ends in an orderly way.
-        announces: announce a dead rank to all ranks as soon as it is seen. Else it is reported only when asked for. On MPI the
-            launcher ends all ranks anyway.
+        announces: announce a dead rank to all ranks as soon as it is seen. Else it is reported only when asked for. On
+            MPI the launcher ends all ranks anyway.
     """
     if transport.num_workers == 1:
         return None

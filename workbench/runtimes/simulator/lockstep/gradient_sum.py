@@ -20,8 +20,9 @@ Minibatch = Sequence[Micro]
 class GradientSum:
     """Adds gradients in order of rank, bit-identical to an all-reduce of messages.
 
-    The first worker's gradient is computed by a `Replica`, as on a real rank. All gradients are computed so with several
-    micro-batches, mixed precision or parameters of several types. Otherwise autograd adds the others to views of one buffer.
+    The first worker's gradient is computed by a `Replica`, as on a real rank. All gradients are computed so with
+    several micro-batches, mixed precision or parameters of several types. Otherwise autograd adds the others to views
+    of one buffer.
     """
 
     def __init__(self, replica: Replica, guard: GradientGuard | None = None) -> None:

@@ -1,10 +1,10 @@
 """Runs one program for thousands of workers that make the same requests. Time is a vector over workers.
 
-With a symmetric algorithm (`Algorithm.symmetric`) on identical replicas, every rank yields the same requests, at any time, and uses
-only sums of gradients. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the other, and
-adds each gradient to the sum at once, in order of rank. An all-reduce then returns this sum. It is bit-identical to the sum of
-messages in `runtimes.simulator.simulation`. Times are arrays of shape (p,), because workers compute at different speeds. A sum
-begins when the last worker has arrived.
+With a symmetric algorithm (`Algorithm.symmetric`) on identical replicas, every rank yields the same requests, at any
+time, and uses only sums of gradients. So one program is run, on one replica. `Backward` computes every worker's
+minibatch, one after the other, and adds each gradient to the sum at once, in order of rank. An all-reduce then returns
+this sum. It is bit-identical to the sum of messages in `runtimes.simulator.simulation`. Times are arrays of shape (p,),
+because workers compute at different speeds. A sum begins when the last worker has arrived.
 
 Programs run ahead as far as they can. Collectives are carried out in order of time, because they share the network.
 """

@@ -34,9 +34,9 @@ SINGLE_WORKERS = 64  # a figure shows no more rows
 class WorkerGroup:
     """`num_workers` workers with equal parameters.
 
-    Up to `SINGLE_WORKERS` workers have their own records. If there are more, rank 0's rows of metrics are for all workers: the mean
-    loss over all samples, the bytes of all workers, the seconds of the worker that ended the step last. Only the first workers have
-    spans.
+    Up to `SINGLE_WORKERS` workers have their own records. If there are more, rank 0's rows of metrics are for all
+    workers: the mean loss over all samples, the bytes of all workers, the seconds of the worker that ended the step
+    last. Only the first workers have spans.
     """
 
     def __init__(
