@@ -117,18 +117,12 @@ class EagerDiLoCo(OuterAlgorithm):
 
     def _fragments(self, ctx: Context) -> Program:
         """One for each bucket. There are fewer than P if there are fewer parameters."""
-        assert ctx.layout is not None
+        outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: EagerState | None = ctx.resumed
-        found = []
-        for number in range(len(ctx.layout.buckets)):
-            outer: OuterOptimizer = yield from OuterOptimizer.begin(self, number)
-            fragment = _Fragment(outer, torch.zeros_like(outer.anchor))
-            if resumed is not None:
-                outer.load(resumed.anchors[number], resumed.momenta[number])
-                fragment.own.copy_(resumed.own[number])
-                fragment.summing = outer.load_sum(resumed.summing[number])
-            found.append(fragment)
-        return found
+        if resumed is None:
+            return [_Fragment(outer, torch.zeros_like(outer.anchor)) for outer in outers]
+        known = zip(outers, resumed.own, resumed.summing, strict=True)
+        return [_Fragment(outer, own.clone(), outer.load_sum(summing)) for outer, own, summing in known]
 
 
 @final

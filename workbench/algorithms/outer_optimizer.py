@@ -19,7 +19,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, PackParameters, Program, Ticket, UnpackParameters
-from workbench.program import Elasticity
+from workbench.program import Context, Elasticity
 
 CLASS_OF = MappingProxyType({"fragments": "StreamingDiLoCo", "delay": "StreamingDiLoCo", "mix": "StreamingDiLoCo", "eager": "EagerDiLoCo"})
 
@@ -91,6 +91,18 @@ class OuterOptimizer:
         piece = packed.layout.buckets[bucket]
         anchor = packed.flat[: piece.tail - piece.start].clone()
         return cls(algorithm, bucket, anchor, torch.zeros_like(anchor))
+
+    @classmethod
+    def begin_each(cls, algorithm: OuterAlgorithm, ctx: Context) -> Program:
+        """One outer optimizer for each bucket, in the resumed state if there is one."""
+        assert ctx.layout is not None
+        found: list[OuterOptimizer] = []
+        for number in range(len(ctx.layout.buckets)):
+            outer: OuterOptimizer = yield from cls.begin(algorithm, number)
+            if ctx.resumed is not None:
+                outer.load(ctx.resumed.anchors[number], ctx.resumed.momenta[number])
+            found.append(outer)
+        return found
 
     def load(self, anchor: Tensor, momentum: Tensor) -> None:
         """Set anchor and momentum to copies of these. Another run may read the same state."""

@@ -119,18 +119,12 @@ class StreamingDiLoCo(OuterAlgorithm):
 
     def _fragments(self, ctx: Context) -> Program:
         """One for each bucket. There are fewer than P if there are fewer parameters."""
-        assert ctx.layout is not None
+        outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: StreamingState | None = ctx.resumed
-        found = []
-        for number in range(len(ctx.layout.buckets)):
-            outer: OuterOptimizer = yield from OuterOptimizer.begin(self, number)
-            fragment = _Fragment(outer)
-            if resumed is not None:
-                outer.load(resumed.anchors[number], resumed.momenta[number])
-                fragment.due = resumed.due[number]
-                fragment.summing = outer.load_sum(resumed.summing[number])
-            found.append(fragment)
-        return found
+        if resumed is None:
+            return [_Fragment(outer) for outer in outers]
+        known = zip(outers, resumed.due, resumed.summing, strict=True)
+        return [_Fragment(outer, due, outer.load_sum(summing)) for outer, due, summing in known]
 
 
 @final
