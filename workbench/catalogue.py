@@ -1,4 +1,4 @@
-"""The algorithms, collectives and codecs of this package, as tables and as JSON, with their settings on the command line."""
+"""The algorithms, collectives and codecs of this package, as tables and as JSON, with their settings."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def description(make: Callable[..., Any]) -> str:
 
 
 def rule_of(lines: Sequence[str]) -> list[str]:
-    """Return the update rule of a docstring: its first line, and if that ends in a colon the indented lines after it."""
+    """Return the update rule of a docstring: its first line, and the indented lines after it if it ends in a colon."""
     rule = [lines[0]]
     if lines[0].endswith(":"):
         for line in lines[1:]:
@@ -250,7 +250,10 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return column widths: those of the widest cells, narrowed from the widest on, down to the longest word, until all fit."""
+    """Return column widths.
+
+    They are those of the widest cells. The widest columns are narrowed, down to the longest word, until all fit.
+    """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]

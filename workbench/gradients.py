@@ -192,7 +192,7 @@ def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
 
 
 def _dense_strides(param: Tensor) -> tuple[int, ...]:
-    """Return the parameter's strides if it fills its memory without gaps (channels_last, for example), otherwise contiguous strides."""
+    """Return the parameter's strides if it fills its memory without gaps (channels_last), else contiguous ones."""
     return tuple(torch.empty_like(param, device="meta").stride())  # the meaning of preserve_format
 
 

@@ -38,7 +38,10 @@ Kind = TypeVar("Kind")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _frozen(cls: type[Kind]) -> type[Kind]:
-    """A frozen dataclass to the type checker. At run time nothing checks it: `frozen=True` doubles the time to make a request."""
+    """A frozen dataclass to the type checker.
+
+    At run time nothing checks it: `frozen=True` doubles the time to make a request.
+    """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
@@ -140,7 +143,10 @@ class AllReduce(Request):
 @final
 @_frozen
 class ReduceScatter(Request):
-    """Sum over all ranks, each rank its own block (`gradients.block_bounds`). The contents of the other blocks are lost."""
+    """Sum over all ranks, each rank its own block (`gradients.block_bounds`).
+
+    The contents of the other blocks are lost.
+    """
 
     value: Value = field(repr=False)
     collective: Collective | None = field(default=None, repr=False)
@@ -196,7 +202,10 @@ ANY = -1
 @final
 @_frozen
 class PeerLeft:
-    """The answer instead of a message: this rank's process has ended. Nothing more comes from it, and messages to it are lost."""
+    """The answer instead of a message: this rank's process has ended.
+
+    Nothing more comes from it, and messages to it are lost.
+    """
 
     rank: int
 
@@ -362,7 +371,7 @@ class State:
     """
 
     def unused(self, step: int) -> State | None:
-        """This rank's gradients that are in none of the sums up to that step: ranks that continue as fewer begin from these."""
+        """This rank's gradients that are in no sum up to that step. Ranks that continue as fewer begin with them."""
         return None
 
 

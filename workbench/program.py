@@ -117,7 +117,7 @@ class Elasticity(StrEnum):
 
     @property
     def shrinks(self) -> bool:
-        """Whether the other ranks can continue with the replica of one of them, or with the mean if replicas differ between steps."""
+        """Return True if the others can continue with the replica of one rank, or with the mean if replicas differ."""
         return self in (Elasticity.SHRINKS, Elasticity.SHRINKS_ALWAYS)
 
     @property
@@ -243,7 +243,10 @@ class Algorithm(ABC):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each rank counts its own steps. Then a rank ends its program to stop, and rank 0 evaluates for all."""
+        """Whether each rank counts its own steps.
+
+        Then a rank ends its program to stop, and rank 0 evaluates for all.
+        """
         return self.requires.servers
 
     @property
@@ -311,7 +314,10 @@ def complete(state: State | None) -> State | None:
 
 
 def defaults_of(algorithm: Algorithm) -> list[str]:
-    """Names of the settings with their default value. The algorithm's own first setting is left out, because labels always show it."""
+    """Names of the settings with their default value.
+
+    The algorithm's own first setting is left out, because labels always show it.
+    """
     own = next((name for name in type(algorithm).__annotations__ if name != "card"), None)
     return [item.name for item in fields(algorithm) if item.name != own and getattr(algorithm, item.name) == item.default]
 
@@ -320,7 +326,7 @@ Sum = AllReduce | ReduceScatter | AllGather
 
 
 def take_sum(ctx: Context, request: Sum) -> Request | Program:
-    """Return what computes a sum: the request itself if it names no collective, otherwise the collective's sub-program."""
+    """Return what computes a sum: the request itself if it names no collective, else the collective's sub-program."""
     work: Request | Program = request
     while isinstance(work, Sum) and (collective := work.collective) is not None:
         match work:

@@ -1,4 +1,4 @@
-"""Delay-compensated asynchronous SGD: corrects a late gradient for the change of the parameters since it was computed."""
+"""Delay-compensated asynchronous SGD: corrects a late gradient for the change of the parameters since its computation."""
 
 from __future__ import annotations
 

@@ -80,12 +80,18 @@ class DeAR(CollectiveAlgorithm):
         yield from _update_all((yield from self._gather(due)))
 
     def _scatter(self, begun: list[Gradient], bucket: Gradient) -> Program:
-        """Sum this rank's block of a bucket. Return nothing: the gradient itself is kept, so a checkpoint contains all of it."""
+        """Sum this rank's block of a bucket.
+
+        Return nothing: the gradient itself is kept, so a checkpoint contains all of it.
+        """
         begun.append(bucket)
         return _silent(ReduceScatter(bucket, self.collective))
 
     def _gather(self, due: DeARState | None) -> Program:
-        """Start to distribute the sums, in the order in which forward needs them. Return the buckets' tickets, by number."""
+        """Start to distribute the sums, in the order in which forward needs them.
+
+        Return the buckets' tickets, by number.
+        """
         arriving: dict[int, Ticket] = {}
         if due is not None:
             for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers

@@ -1,4 +1,4 @@
-"""DiLoCo with eager updates: an outer step uses the rank's own new difference and the others' differences of the turn before."""
+"""DiLoCo with eager updates: an outer step uses the rank's new difference, and the others' of the turn before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EagerState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerDiLoCo(OuterAlgorithm):
-    """Every rank i steps alone. At its n-th turn, every H steps, its own difference is new and the others' are one turn old:
+    """Every rank i steps alone. At its n-th turn, every H steps, the others' differences are one turn old:
 
         D_i[n] = a_i - w_i,   D = D_i[n] / p + (mean_j D_j[n-1] - D_i[n-1] / p),   D_j[0] = 0
         m_i <- mu m_i + D,   a_i <- a_i - outer_lr (D + mu m_i),   w_i <- a_i

@@ -169,7 +169,9 @@ class WorkerPort:
         ]
 
     def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
-        """Push one minibatch's gradient to the servers of the shards in `versions`; pull their parameters into the replica.
+        """Push a minibatch's gradient to the servers of the shards in `versions`.
+
+        Pull their parameters into the replica.
 
         Shards are pushed during backward, unless the gradient must be clipped as a whole first.
 
@@ -240,7 +242,10 @@ def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -
 
 @final
 class ServerPort:
-    """A server's side of an exchange: receives pushes of its shard, sends replies. A local variable of the server's program."""
+    """A server's side of an exchange: receives pushes of its shard, sends replies.
+
+    A local variable of the server's program.
+    """
 
     def __init__(self, algorithm: ServerAlgorithm, ctx: Context, shard: int) -> None:
         assert ctx.layout is not None
@@ -269,7 +274,10 @@ class ServerPort:
         return self._next_push
 
     def next_push_within(self, timeout_s: float | None) -> Program:
-        """The answer to that request; None if there is none after `timeout_s`. The receive is then left to the next call."""
+        """The answer to that request; None if there is none after `timeout_s`.
+
+        The receive is then left to the next call.
+        """
         self._posted = self._posted or (yield Start(self._next_push))
         found = yield WaitAny((self._posted,), timeout_s=timeout_s)
         if found is None:
@@ -336,7 +344,7 @@ def like_of(layout: Layout, shard: int) -> Tensor:
 
 
 def clip(gradient: Gradient, norm: float) -> None:
-    """Scale a rank's share so that the mean gradient over its own samples has at most this norm (all parameters together)."""
+    """Scale a rank's share so that the mean gradient over its own samples has at most this norm, over all parameters."""
     bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
     total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)

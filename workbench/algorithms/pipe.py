@@ -1,4 +1,4 @@
-"""Pipe-SGD: the all-reduce of one step runs during the next steps' compute; gradients are applied K - 1 updates late."""
+"""Pipe-SGD: the all-reduce of a step runs during the next steps' compute. Gradients are applied K - 1 updates late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class FirstSteps(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeState(State):
-    """The state between two steps: the all-reduces in flight, oldest first, and the gradient to repeat while the pipeline fills."""
+    """The state between two steps.
+
+    The all-reduces in flight, oldest first, and the gradient to repeat while the pipeline fills.
+    """
 
     in_flight: tuple[Ticket, ...] = ()
     spare: Gradient | None = None

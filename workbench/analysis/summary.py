@@ -110,7 +110,7 @@ def num_warm_up(num_steps: int) -> int:
 
 
 def step_seconds(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return durations of the steps after the warm-up, of all ranks, shape (N,): differences of consecutive rows, without evaluation."""
+    """Return the durations of the steps after the warm-up, of all ranks, without evaluations, shape (N,)."""
     found: list[float] = []
     for rows in run.metrics.values():
         ends = [(row["step"], row["seconds"]) for row in rows if "evaluation" not in row]

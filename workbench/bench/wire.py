@@ -1,4 +1,4 @@
-"""Step times with a wire as the bound: hosts of an emulated network, where communication takes from half to four times the compute.
+"""Step times limited by the wire: an emulated network, where communication takes 0.5 to 4 times the compute.
 
 The lower limit of an algorithm is the larger of two times: the wire's time for the bytes sent, and the processors'
 time for compute, codec and sockets, for all ranks together. For a synchronous algorithm that hides sums under
@@ -167,7 +167,10 @@ def _settle(trainers: Iterable[Trainer]) -> None:
 
 
 def codec_work(name: str, flat: Any, number: int) -> Step:
-    """Return a rank's encoding, decoding and adding in one sum of `Direct`: all blocks but its own, its own p - 1 times, and the sums."""
+    """Return a rank's encoding, decoding and adding in one sum of `Direct`.
+
+    It encodes all blocks but its own, decodes its own p - 1 times, and decodes the sums.
+    """
     import torch
 
     from workbench import codecs
@@ -188,7 +191,9 @@ def codec_work(name: str, flat: Any, number: int) -> Step:
 
 
 def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
-    """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores; all ranks call it.
+    """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores.
+
+    All ranks call it.
 
     All hosts of an emulated network are this machine, and its kernel handles sockets in any process, so the whole
     machine is measured. gloo sleeps while it waits, so only work is counted, including that of other programs.

@@ -88,7 +88,7 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
 
 
 def _moments(run: Run, s_per_byte: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return seconds after the warm-up, (M,), and the number of computing ranks, local works and sending ranks in each, (M, 3)."""
+    """Return the seconds after the warm-up, (M,), and (computing ranks, local works, sending ranks) in each, (M, 3)."""
     table, kinds = run.spans.table, run.spans.kind_names
     forward = table[kinds == "forward"]
     usual = forward["start_s"][forward["step"] >= num_warm_up(len(run.metrics[0]))]

@@ -126,7 +126,7 @@ def effective_costs(
 
 
 def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
-    """Return the slowdown if p ranks of k threads compute at the same time on c cores: p k / c; the same for other work."""
+    """Return the slowdown if p ranks of k threads compute at the same time on c cores, p k / c, and that of other work."""
     workers, cores = setting.workers, setting.cores or setting.workers
     each = max(1.0, workers / cores)
     wire = max(1.0, workers * wire_part(calibration, algorithm, setting) / cores)

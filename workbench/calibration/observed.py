@@ -1,4 +1,4 @@
-"""Observations in a record of real steps, before the fit: seconds of compute by rank and step, seconds of communication."""
+"""Observations in a record of real steps, before the fit: seconds of compute and of communication."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def observe(run: Run) -> Observed:
 
 
 def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
-    """Return the observations in spans, without the slower steps at the beginning, and without the last, whose end is unknown.
+    """Return the observations in spans, without the slow first steps, and without the last, whose end is unknown.
 
     Args:
         num_workers: number of ranks; the spans may be of some of them.

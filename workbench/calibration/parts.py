@@ -25,7 +25,7 @@ class Estimate:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The source of a calibration: the record, its algorithm, runtime and number of ranks, and the number of steps used."""
+    """The source of a calibration: the record, its algorithm, runtime, number of ranks and number of steps."""
 
     source: str
     method: str
@@ -37,7 +37,7 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """The model: (name, shape) of each parameter in order of registration, bytes of an element, samples of a worker in a step."""
+    """The model: (name, shape) of each parameter in order of registration, bytes of an element, samples of a worker."""
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     batch_size: int

@@ -1,4 +1,4 @@
-"""Predict a step with another algorithm, other numbers of workers or another network, by a simulation with a calibration."""
+"""Predict a step with another algorithm, number of workers or network, by a simulation with a calibration."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def predict_at(
 
 
 def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool) -> float:
-    """Return seconds of a step for another draw, to first order: the share of a step by each cause changes in proportion."""
+    """Return the seconds of a step for another draw, to first order: the share of each cause changes in proportion."""
     pace, line = calibration.pace, calibration.line
     latency = "message_latency_s" if messages else "latency_s"
     computed = ("forward_s", "backward_s", "update_s", "other_s")

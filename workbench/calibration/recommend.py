@@ -1,4 +1,4 @@
-"""Recommend an algorithm, width, bucket size, codec and number of backups, with the reason: the best of a grid, mostly by bounds."""
+"""Recommend an algorithm, width, bucket size, codec and number of backups, with the reason: the best of a grid."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None, caption: str) -> Table:
-    """Return one row per rank: host, process, state, device, last step, seconds since its heartbeat, memory, bytes sent.
+    """Return a row for each rank: host, process, state, device, last step, seconds since its heartbeat, memory, bytes sent.
 
     Args:
         engines: the cluster's engines.

@@ -142,7 +142,7 @@ class Direct(Collective):
         return 2 * (num_workers - 1) / num_workers * total
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """Return 2 (p-1) h + s if s < h, otherwise (p-2) (s - h) more, for h = alpha + n beta / p and s = n gamma / p of one message.
+        """Return 2 (p-1) h + s if s < h, else (p-2) (s - h) more, with h = alpha + n beta / p and s = n gamma / p.
 
         With c chunks there are c times as many messages, each 1 / c as long; s of the last one is hidden.
         """

@@ -99,13 +99,16 @@ class HalvingDoubling(Collective):
         return total
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """The mean over the kinds of ranks: folded into another, summing for two, alone. In a kind they differ by an element a round."""
+        """The mean over the kinds of ranks: folded into another, summing for two, alone.
+
+        In a kind they differ by an element a round.
+        """
         extra = Place.of(0, num_workers).extra
         kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))
         return sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many) / num_workers
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, another 2 (alpha + n beta) + n gamma for the folded ranks."""
+        """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, 2 (alpha + n beta) + n gamma more."""
         q = Place.of(0, num_workers).size
         share = (q - 1) / q * num_bytes
         wire_s = num_bytes * wire_share(self.codec, num_bytes) / link.bandwidth_bytes_per_s
@@ -146,7 +149,7 @@ class Place:
         return self.index < self.extra and not self.folded
 
     def rounds(self) -> Iterator[tuple[int, range, range]]:
-        """Yield each round of halving: the partner's rank, the blocks that this rank keeps, the blocks that the partner keeps.
+        """Yield each round of halving: the partner's rank, the blocks that this rank keeps, and those of the partner.
 
         >>> list(Place.of(2, 4).rounds())
         [(0, range(2, 4), range(0, 2)), (3, range(2, 3), range(3, 4))]

@@ -1,4 +1,4 @@
-"""All-reduce in two levels: within groups of neighbouring ranks (a machine, for example), then among one leader of each group."""
+"""All-reduce in two levels: in groups of neighbouring ranks (a machine), then among one leader of each group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from workbench.rng import derive_seed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Hierarchical(Collective):
-    """Each group of `group` consecutive ranks sums at its first rank, its leader. The leaders sum, and send the sum back.
+    """Each group of `group` consecutive ranks sums at its first rank, its leader.
+
+    The leaders sum, and send the sum back.
 
     With group = 1 it is `outer`; with one group of all ranks it is `inner`. The last group may be smaller.
 

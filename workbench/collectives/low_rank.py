@@ -105,7 +105,10 @@ class PowerSGD(Collective):
         return value
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Return the bytes of an uncompressed step (before `start_step`). `bytes_of` has the compressed ones, which depend on shapes."""
+        """Return the bytes of an uncompressed step (before `start_step`).
+
+        `bytes_of` has the compressed ones, which depend on shapes.
+        """
         return self.inner.bytes_sent(rank, num_workers, numel, itemsize)
 
     def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
@@ -155,7 +158,10 @@ class PowerSGD(Collective):
         yield Local("decode", nbytes, restore)
 
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
-        """Return 0 and 1 in turns, for each sum of this bucket on this lane. (With two lanes one of them would have all the even steps.)"""
+        """Return 0 and 1 in turns, for each sum of this bucket on this lane.
+
+        (With two lanes one of them would have all the even steps.)
+        """
         return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
 
     def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot], share: float | Tensor) -> list[Tensor]:
@@ -226,7 +232,7 @@ def _name(side: str, slot: Slot) -> str:
 
 
 def _project(side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """(P or Q of all matrices and the raw tensors in one message, this rank's P or Q, the bases of the other factor)."""
+    """(P or Q of all matrices with the raw tensors in one message, this rank's P or Q, bases of the other factor)."""
     bases = [torch.linalg.qr(other).Q for other in others]
     factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]
     return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), factors, bases

@@ -35,13 +35,13 @@ RATIO_GROWTH = 1 / 16  # of q in a sum, at most; e stays bounded if W / w change
 
 
 def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
-    """Drop what belongs to a number of ranks, which has changed: blocks are cut elsewhere, and sums have other weights."""
+    """Drop what depends on the number of ranks, which has changed: blocks and weights of sums are others."""
     for name in [name for name in memory if plain_name(name).startswith((ONCE_OWNER, WEIGHT_RATIO))]:
         del memory[name]
 
 
 def of_all_ranks(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what is equal on all ranks, for a rank that joins later: the factors with which a low-rank sum starts, and counts."""
+    """Return what is equal on all ranks, for a rank that joins later: start factors of low-rank sums, and counts."""
     return {name: value for name, value in memory.items() if not plain_name(name).startswith(OWN)}
 
 
@@ -110,7 +110,9 @@ def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) 
 
 
 def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
-    """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum. Needed if no `total_weight` is known.
+    """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum.
+
+    Needed if no `total_weight` is known.
 
     A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small
     steps.
@@ -155,7 +157,10 @@ class Outcome:
     on_device: tuple[Tensor, Tensor] | None = None
 
     def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
-        """Update `residual` in place to what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
+        """Update `residual` in place to what is still owed.
+
+        `left` is v - C(v) of the values from `begin` on, in any shape.
+        """
         if self.on_device is not None:
             weight, mask = self.on_device
             owed = residual * (1 - share / weight) + left / weight
@@ -170,7 +175,9 @@ class Outcome:
 
 
 def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Outcome:
-    """Return the outcome for a bucket's summed tail and values. `spans`: each parameter's place, in the order of the tail's counts.
+    """Return the outcome for a bucket's summed tail and values.
+
+    `spans`: each parameter's place, in the order of the tail's counts.
 
     Without a tail (a plain tensor) the sum is applied unchanged.
     """

@@ -302,7 +302,10 @@ def check_inner(inner: Any) -> None:
 
 
 def _exchange(ctx: Context, messages: list[Tensor], sizes: list[int]) -> Program:
-    """Send message j to rank j and receive `sizes[i]` bytes of each rank i, in rank order. Empty messages are not sent."""
+    """Send message j to rank j and receive `sizes[i]` bytes of each rank i, in rank order.
+
+    Empty messages are not sent.
+    """
     p, rank = ctx.num_workers, ctx.rank
     arrived, sending = list(messages), []  # this rank's own message is not sent
     for distance in range(1, p):  # at each distance, every rank receives from one rank

@@ -67,7 +67,7 @@ class Wire:
         return (yield Local("encode", self._size(start, stop), partial(self._encode, self.codec, start, stop, hop)))
 
     def adopt(self, start: int, stop: int, message: Tensor) -> Program:
-        """Keep what all others will decode of the message that the owner made of its sum; otherwise replicas would drift apart."""
+        """Keep what the others will decode from the owner's message of its sum, so that replicas stay equal."""
         if self.codec is not None:
             yield from self.put((start, stop), message)
 
@@ -91,7 +91,10 @@ class Wire:
             yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
-        """Return one message of several, in order. Together they are the ranges between these cuts, which `put` has filled."""
+        """Return one message of several, in order.
+
+        Together they are the ranges between these cuts, which `put` has filled.
+        """
         return self.like(cuts) if self.codec is None else torch.cat(messages)
 
     def start_send(self, to: int, message: Tensor, hop: int) -> Program:
@@ -157,7 +160,7 @@ class Wire:
                 part.view(torch.uint8).copy_(wire)
 
     def _sections(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> Iterator[tuple[Tensor, bool, Tensor]]:
-        """Return the ranges between cuts in order, parameters and tail apart: (slice of the buffer, whether it is encoded, its bytes)."""
+        """Return (slice of the buffer, is encoded, bytes) for each range between cuts, parameters and tail apart."""
         begin = 0
         for start, stop in pairwise(cuts):
             cut = max(start, min(stop, self.body))

@@ -75,7 +75,7 @@ class Compute:
         return any(distribution.timed for distribution in self.stragglers)
 
     def time_share(self, share_of_batch: Number) -> Number:
-        """Return the share of a full minibatch's forward and backward seconds that a share of its samples takes; 0 samples take 0.
+        """Return the share of a full minibatch's forward and backward seconds that this share of its samples takes.
 
         >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).time_share(0.5)
         0.75

@@ -115,7 +115,7 @@ class Topology:
         return rank // self.ranks_per_host
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Return the route: inside a host from port to port; between hosts out, up and down if the leaves differ, and in."""
+        """Return the route: from port to port in a host; otherwise out, up and down if the leaves differ, and in."""
         here, there = self.host_of(sender), self.host_of(receiver)
         if here == there:
             inside = self.inside or self.between  # the loopback of a single rank
@@ -172,7 +172,7 @@ class Topology:
         return self._quicker(num_bytes, num_workers, (False,))
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
-        """Return the seconds of binomial trees over leaf switches, their hosts and their ranks: ceil(log2 k) (alpha + n beta) of each."""
+        """Return the seconds of trees over leaf switches, hosts and ranks: ceil(log2 k) (alpha + n beta) of each."""
         within, hosts = min(self.ranks_per_host, num_workers), self._num_hosts(num_workers)
         leaves, each = (-(-hosts // self.hosts_per_switch), min(hosts, self.hosts_per_switch)) if self.hosts_per_switch else (1, hosts)
         seconds = _rounds(leaves) * (self.between.latency_s + num_bytes * self._host_to_host(hosts))
@@ -231,7 +231,7 @@ class Topology:
         return max(slow + usual)
 
     def _host_to_host(self, hosts: int, sharing: int = 1, crossing: int = 1) -> float:
-        """Return the seconds a byte of each flow, from every host to the next: `sharing` on an interface, `crossing` on an uplink."""
+        """Return each flow's seconds a byte from host to host: `sharing` on an interface, `crossing` on an uplink."""
         per_byte = sharing * self._interface(hosts)
         if self.hosts_per_switch is not None and hosts > self.hosts_per_switch:
             per_byte = max(per_byte, crossing * self._uplink_per_byte)

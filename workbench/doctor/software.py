@@ -74,7 +74,7 @@ def _has_files(name: str) -> bool:
 
 
 def one_installation(folder: Path = PACKAGE) -> Iterator[Finding]:
-    """Check whether another distribution has written into the package's folder: an unrelated package has the same import name."""
+    """Check for files of another distribution in the package's folder: one has the same import name."""
     found = mixed(folder)
     if found is not None:
         yield Finding("installation", "fault", *found)

@@ -123,7 +123,7 @@ def beat(attempt: Attempt) -> None:
 
 
 def is_alive(attempt: Attempt) -> bool:
-    """Return True if the process of a running attempt is alive, or, on another machine, has touched the file recently."""
+    """Return True if an attempt's process is alive, or on another machine has touched the file recently."""
     record = attempt.record
     if record.get("host") == socket.gethostname():
         return process_is_alive(record)

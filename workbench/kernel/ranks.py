@@ -63,7 +63,7 @@ class Ranks:
     # -- cells -----------------------------------------------------------------------------------------------------
 
     def transform(self, lines: list[str]) -> list[str]:
-        """Return the cell that IPython runs: a `%%local` cell after a call of `prepare`, any other cell as a call of `run`."""
+        """Return the cell for IPython: a `%%local` cell after a call of `prepare`, any other as a call of `run`."""
         text = "".join(lines)
         if not text.strip() or text.startswith("__ranks__."):
             return lines

@@ -133,7 +133,7 @@ def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, l
 
 
 def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most: int, length_s: float) -> int:
-    """Return the largest number of columns that needs at most `most` bars, by the kinds of spans that begin or end in each."""
+    """Return the largest number of columns that needs at most `most` bars, by the kinds of spans in each column."""
     fine = np.append(start_s, end_s) / length_s * COLUMNS
     cell = np.append(lane, lane) * COLUMNS + np.clip(fine, 0, COLUMNS - 1).astype(np.int64)
     there = np.zeros((int(lane.max()) + 1) * COLUMNS, np.int64)
@@ -153,7 +153,7 @@ def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """The bars of one lane, by column and kind, and the bar in which each of its spans begins, numbered over all lanes."""
+    """The bars of one lane, by column and kind, and the bar in which each of its spans begins, over all lanes."""
 
     kind: Whole
     begin_s: Floats

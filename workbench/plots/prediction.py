@@ -1,4 +1,4 @@
-"""A measured run above its calibration's prediction for the same algorithm, on one time axis from the begin of a step."""
+"""A measured run above its calibration's prediction, on one time axis that begins with a step."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Series = Mapping[Any, float | Sequence[float]]  # x -> y, or y of every repetiti
 
 
 def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figure:
-    """Draw speed-up next to efficiency over the number of workers, with a band from the lowest to the highest repetition.
+    """Draw speed-up and efficiency over the number of workers, with a band from the lowest to the highest repetition.
 
     Args:
         curves: name -> workers -> samples a second, or those of every repetition. A name without values keeps its
@@ -131,7 +131,9 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
 
 
 def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step") -> go.Figure:
-    """Draw a stacked bar for each entry, in groups next to each other: each has its own axis, entries are in the same rows.
+    """Draw a stacked bar for each entry, in groups next to each other.
+
+    Each group has its own axis. An entry is in the same row of each group.
 
     Args:
         groups: group -> entry -> part -> seconds, with the same parts.

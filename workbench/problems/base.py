@@ -26,7 +26,7 @@ def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch
 
 
 def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    """Return (number of correct predictions, number of predictions): argmax over dimension 1 of the output, compared with the targets.
+    """Return (correct predictions, predictions): argmax over dimension 1 of the output, compared with the targets.
 
     Raises:
         ConfigError: the targets are not class numbers (regression, for example).
@@ -194,7 +194,7 @@ class Sampler:
         return found
 
     def total_weight(self, step: int) -> float:
-        """Return the samples of all ranks at this step divided by a full global batch: the sum of their gradients' weights."""
+        """Return the samples of all ranks at this step, divided by a full global batch: the sum of their weights."""
         return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
 
     def samples_before(self, step: int) -> int:

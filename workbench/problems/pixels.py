@@ -167,7 +167,7 @@ def digit_levels(train: bool) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def colour_levels(folder: str | None, levels: int, train: bool) -> tuple[Tensor, Tensor]:
-    """Return levels of CIFAR-10's colours (N, 3, 32, 32) uint8, and the same as int64; of synthetic images without a folder."""
+    """Return levels of CIFAR-10's colours (N, 3, 32, 32) uint8, and as int64; without a folder, of synthetic images."""
     if folder is None:
         source = SOURCES["cifar10"]
         samples = SYNTHETIC_SAMPLES // (1 if train else 4)

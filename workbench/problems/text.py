@@ -123,7 +123,7 @@ def load_windows(train: bool, context: int, num_bytes: int) -> tuple[Tensor, Ten
 
 
 def load_text(num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of Python's help on its syntax, topics in alphabetical order (466 kB in Python 3.11)."""
+    """Return the first `num_bytes` of Python's help on its syntax, by topic (466 kB in Python 3.11)."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

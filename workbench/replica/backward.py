@@ -304,7 +304,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 @final
 class LossScale:
-    """Dynamic loss scaling for fp16: halved if a gradient overflows (the step is skipped), doubled after 2,000 good steps."""
+    """Dynamic loss scaling for fp16: halved if a gradient overflows (the step is skipped), doubled after 2,000 steps."""
 
     growth_steps = 2000
 

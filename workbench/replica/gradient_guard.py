@@ -310,7 +310,7 @@ class DeferredCheck:
 
 
 def entries_of(found: Sequence[GradientReport], loss: float | None) -> dict[str, Any]:
-    """Return the entries of a metrics row: the loss (None if a bad gradient explains it), and what was skipped or clipped.
+    """Return entries of a metrics row: the loss (None if a bad gradient explains it), and what was skipped or clipped.
 
     Raises:
         Diverged: the run must stop.

@@ -27,7 +27,7 @@ def compiler_is_loaded() -> bool:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Within it, making, saving or loading an optimizer does not import torch's compiler, which takes two seconds in each process.
+    """Make, save or load an optimizer without the import of torch's compiler, which takes two seconds in each process.
 
     torch imports the compiler to exclude these methods from it. That is unnecessary before the compiler is imported.
     """
@@ -47,7 +47,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
-    """Return the step of one of torch's own optimizers with its hooks, without the graph breaks that import the compiler.
+    """Return the step of one of torch's own optimizers with its hooks, without graph breaks that import the compiler.
 
     None for another optimizer, or if the step was replaced.
     """
@@ -110,7 +110,7 @@ class Updater:
         return self._clip_norm is not None
 
     def remember(self, step: int) -> None:
-        """Record the present settings of the optimizer: the update with this step's gradient uses them, even if it comes later."""
+        """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # silences a schedule that advances before the first update
         self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
 
@@ -191,7 +191,7 @@ class Updater:
         return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def _narrow_groups(self) -> list[list[list[Tensor]]]:
-        """For each bucket and parameter group, list the group's parameters in that bucket: a step on few of many is then cheap."""
+        """List each parameter group's parameters in each bucket, so that a step on few of many parameters is cheap."""
         bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self._layout.slots, strict=True)}
         return [
             [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]

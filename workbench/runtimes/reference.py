@@ -1,4 +1,4 @@
-"""The reference runtime: every request of `workbench/ops.py` answered as its docstring says, for all ranks in one process.
+"""The reference runtime: answers every request of `workbench/ops.py` as its docstring says, in one process.
 
 Read this runtime first. It has no communication library, no model and no cost model. Parameters are one vector, a
 gradient is a formula, and the optimizer is heavy-ball SGD. The tests compare algorithms and the other runtimes with it.
@@ -221,7 +221,10 @@ class ReferenceRuntime:
                     self.processes.append(lane[0])
 
     def _try(self, process: Process) -> None:
-        """Answer the request of a process if its answer is known. `run` then resumes the process in the order of the clocks."""
+        """Answer the request of a process if its answer is known.
+
+        `run` then resumes the process in the order of the clocks.
+        """
         request, here, costs = process.request, self.ranks[process.rank], self.costs
         answer: Any = None
         match request:
@@ -297,7 +300,7 @@ class ReferenceRuntime:
         return gradient
 
     def _by_bucket(self, here: Rank, request: ops.Backward) -> Program:
-        """Call `before_forward` for each bucket in forward order, compute the gradient, call `on_bucket` in backward order."""
+        """Call `before_forward` for each bucket in forward order, compute, and call `on_bucket` in backward order."""
         num_buckets = len(here.layout.buckets)
         if request.before_forward is not None:
             for bucket in reversed(range(num_buckets)):

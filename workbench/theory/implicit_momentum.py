@@ -1,4 +1,4 @@
-"""Asynchrony as momentum: with memoryless compute times, p asynchronous workers act on average like one with momentum 1 - 1/p."""
+"""Asynchrony as momentum: with memoryless compute times, p workers act on average like one with momentum 1 - 1/p."""
 
 from __future__ import annotations
 

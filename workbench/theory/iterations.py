@@ -45,7 +45,7 @@ class Iterations:
 
 
 def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
-    """Fit iterations over 1/N by a straight line through measured (N, iterations), with standard errors from the residuals.
+    """Fit iterations over 1/N by a straight line through measured (N, iterations), with standard errors.
 
     Two points leave no residuals, so there are no errors. Errors of N_c are to first order.
 

@@ -42,7 +42,9 @@ def this_process() -> dict[str, Any]:
 
 
 def when_begun(pid: int | None = None) -> dict[str, Any]:
-    """When a process began (None: this one): the start of the machine, and seconds since then. Empty where the system does not tell.
+    """When a process began (None: this one): the start of the machine, and seconds since then.
+
+    Empty where the system does not tell.
 
     This clock is never set. `psutil`'s time since 1970 is computed from the time of day, and changes when that is set.
     """
@@ -60,7 +62,10 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def process_is_alive(record: Mapping[str, Any]) -> bool:
-    """Whether the process of a record of `this_process` is alive, on this machine. False if the record does not tell."""
+    """Whether the process of a record of `this_process` is alive, on this machine.
+
+    False if the record does not tell.
+    """
     try:
         process = psutil.Process(record["pid"])
         if (begun := record.get("process_begun")) and (now := when_begun(process.pid)):
@@ -102,7 +107,7 @@ def start_of(pid: int) -> float:
 
 
 def _state_and_start(pid: int) -> tuple[str, float]:
-    """The letter of a process's state, and when it began: since the machine's start where the system tells, since 1970 elsewhere."""
+    """The letter of a process's state, and its begin: since the machine's start if known, else since 1970."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -126,7 +131,7 @@ def pid_namespace() -> str:
 
 
 def with_true_status(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
-    """`run.json`, with status "killed" or "lost" and the reason as its error where the file still says that the run is running."""
+    """`run.json`, with status "killed" or "lost" and the reason, if the file still says that the run is running."""
     if info.get("status") in OVER:
         return info
     status = status_by_processes(folder, info)

@@ -169,7 +169,10 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
 
 
 def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Change entries of a run's `run.json`, under a lock, so that concurrent changes are not lost. Returns the new content."""
+    """Change entries of a run's `run.json`, under a lock, so that concurrent changes are not lost.
+
+    Returns the new content.
+    """
     with locked(folder):
         info = {**read_info(folder), **changes}
         write_info(folder, info)

@@ -1,4 +1,4 @@
-"""Read JSON from files of any origin: invalid, too deep or too long content is a `ValueError`, and costs little time and memory."""
+"""Read JSON from any file: invalid, too deep or too long content is a `ValueError`, with little time and memory."""
 
 from __future__ import annotations
 

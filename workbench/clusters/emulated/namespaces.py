@@ -89,7 +89,7 @@ def why_not(user: int) -> str:
 
 
 def private_mounts(hosts: list[dict[str, Any]]) -> None:
-    """Mount a /proc of these processes, a shared memory that ends with them, and an /etc/hosts with the hosts' names."""
+    """Mount /proc of these processes, a shared memory that ends with them, and /etc/hosts with the hosts' names."""
     mount("none", "/", flags=PRIVATE_RECURSIVE)
     try:
         mount("proc", "/proc", "proc")

@@ -1,4 +1,4 @@
-"""A fork server: a process that has imported what takes long, and forks itself for each process that needs these imports.
+"""A fork server: a process with slow imports done, which forks itself for each process that needs them.
 
 It computes nothing, so its children begin with one thread and clean libraries: a thread pool does not survive a fork.
 When the parent ends, for any reason, the server ends its children and itself. When the server ends, its children

@@ -1,4 +1,4 @@
-"""The registry of clusters on this machine: a folder for each, with a record of its kind and of the process that owns it.
+"""The registry of clusters on this machine: a folder for each, with its kind and the process that owns it.
 
 A detached cluster has no reaper and no owner. Its folder says which process detached it and when.
 `workbench cluster list` names it until a process attaches to it or ends it.
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """ "owned by process 12", "detached", "lost" (its processes have ended), "left over" (no owner), or "on host x"."""
+        """ "owned by process 12", "detached", "lost" (its processes ended), "left over" (no owner), or "on host x"."""
         if not self.is_here:
             return f"on host {self.record['host']}"
         if self.owner is not None:

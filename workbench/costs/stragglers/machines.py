@@ -63,7 +63,7 @@ BLOCK_STEPS = 256
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeVarying(Stragglers):
-    """A machine that is slow stays slow for a while: the logarithm is a stationary AR(1) process over steps, one for each worker.
+    """A machine that is slow stays slow for a while: its logarithm is a stationary AR(1) process over steps.
 
     factor = exp(sigma x[t] - sigma^2 / 2),   x[t] = c x[t-1] + sqrt(1 - c^2) e[t],   e standard normal
 

@@ -31,7 +31,10 @@ MOST_WORDS = 300  # characters of a library's error
 
 
 def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
-    """Write a rank's state, for `write_rank_file`. Its checksum is of all bytes, so torch's checksum of each tensor is switched off."""
+    """Write a rank's state, for `write_rank_file`.
+
+    Its checksum is of all bytes, so torch's checksum of each tensor is switched off.
+    """
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         torch.save(tree, file)
         return

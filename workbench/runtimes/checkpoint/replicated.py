@@ -26,7 +26,7 @@ def is_replicated(algorithm: Algorithm) -> bool:
 
 
 def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """A rank's state without what rank 0's file holds: `parameters`, by their names in the model's state, and the optimizer."""
+    """A rank's state without what rank 0's file holds: `parameters` (names in the state) and the optimizer."""
     replica = saved["replica"]
     own = {name: value for name, value in replica["model"].items() if name not in parameters}
     kept = {name: value for name, value in replica.items() if name not in REPLICATED}

@@ -44,7 +44,9 @@ def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Cont
 def restore_state(
     folder: Path, algorithm: Algorithm, replica: Replica, ctx: Context, interpreter: Interpreter
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same without data: replica, algorithm and randomness. On another number of ranks, from the state that all had in common.
+    """The same without data: replica, algorithm and randomness.
+
+    On another number of ranks, from the state that all had in common.
 
     Returns:
         What this rank's file has (rank 0's, on another number of ranks), and notes for the user.

@@ -59,7 +59,10 @@ class CommandReader:
         self._offset = 0
 
     def poll(self) -> int:
-        """Read what is new; return how many commands there are. A line that is being written is left for the next look."""
+        """Read what is new; return how many commands there are.
+
+        A line that is being written is left for the next look.
+        """
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return len(self.commands)

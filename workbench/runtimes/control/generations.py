@@ -145,7 +145,7 @@ def first_sync_point(generation: Generation, furthest_step: int) -> int:
 
 
 def needs_sync_point(algorithm: Algorithm) -> bool:
-    """Return True if all ranks must meet for a checkpoint: they are asynchronous, and end the run with equal replicas."""
+    """Return True if all ranks must meet for a checkpoint: if they are asynchronous, and equal at the run's end."""
     return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
 
 
@@ -229,7 +229,7 @@ class Agreed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsAnswered:
-    """Processes that asked to join were answered; `Generation.waiting` names one that is to join at the programs' end."""
+    """Processes that asked to join were answered. `Generation.waiting` names one to join at the programs' end."""
 
     agreed: Agreed
 

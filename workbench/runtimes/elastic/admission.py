@@ -78,7 +78,9 @@ class JoinState:
         )
 
     def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:
-        """Set this rank's clock and commands. Return the lowest rank's origin on its clock, minus this rank's on its own.
+        """Set this rank's clock and commands.
+
+        Return the lowest rank's origin on its clock, minus this rank's on its own.
 
         Args:
             trained: this rank has the optimizer of the lowest.
@@ -99,7 +101,9 @@ def place_of(rank: int, number: int) -> str:
 def admit(
     rank: int, number: int, here: JoinState, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
 ) -> str | None:
-    """Admit a process as that rank. Return the reason if it failed, else None. All ranks call it, with nothing in flight.
+    """Admit a process as that rank.
+
+    Return the reason if it failed, else None. All ranks call it, with nothing in flight.
 
     Args:
         number: how many processes had asked for its place before.

@@ -49,7 +49,9 @@ def admit_waiting(
     here: JoinState,
     kept: State | None,
 ) -> bool:
-    """Meet the process that waits. Return True if it joined. All ranks call it after the same step, with nothing in flight.
+    """Meet the process that waits.
+
+    Return True if it joined. All ranks call it after the same step, with nothing in flight.
 
     Args:
         waiting: its rank, and how often it had asked before.

@@ -1,4 +1,4 @@
-"""Synchronous ranks continue as fewer when one has left: `Settings.on_failure="shrink"`, or an algorithm that always does.
+"""Synchronous ranks continue as fewer when one has left: `on_failure="shrink"`, or an algorithm that always does.
 
 The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of
 them has finished. They make new groups of the library, and take the replica of the lowest rank that has finished that
@@ -94,7 +94,7 @@ class Shrinker:
         return step
 
     def _place(self, ctx: Context, members: Membership, last: int) -> dict[str, int]:
-        """Return the last step that this rank has finished, the last minibatch that it has not used, and its meetings and commands."""
+        """Return this rank's last finished step, its first unused minibatch, and its meetings and commands."""
         begun = max((gradient.step for gradient in leaves(_unused(ctx, last))), default=last)
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
@@ -121,7 +121,7 @@ class Shrinker:
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
-        """Take over the root's replica, and the memories of collectives that are equal on all ranks, unless this rank keeps its own."""
+        """Take over the root's replica, and memories that are equal on all ranks, unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
         deadline = self._interpreter.clock.deadline("the weights that all continue with")
         held = io.BytesIO()

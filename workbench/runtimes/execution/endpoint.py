@@ -1,4 +1,4 @@
-"""One program's endpoint of the communication library: answers communication requests, records their bytes and spans."""
+"""One program's endpoint of the communication library: answers requests, and records their bytes and spans."""
 
 from __future__ import annotations
 
@@ -182,7 +182,10 @@ class Endpoint:
         return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
 
     def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
-        """Wait for a ticket of `start`, record it, and return its value. `inside`: wait inside the library, if possible."""
+        """Wait for a ticket of `start`, record it, and return its value.
+
+        `inside`: wait inside the library, if possible.
+        """
         if not ticket.done:
             deadline = self._deadline(f"{_sentence(ticket.request)} (step {self._clock.step})")
             ticket.runtime.wait_inside(deadline) if inside else ticket.runtime.wait(deadline)

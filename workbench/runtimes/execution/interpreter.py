@@ -1,4 +1,4 @@
-"""Runs one rank's program on a real communication library: answers its requests, keeps time, counts bytes, writes the trace.
+"""Run one rank's program on a real communication library: answer requests, keep time, count bytes, write the trace.
 
 Foreground requests run on the calling thread. `progress` runs what a program starts in the background.
 """
@@ -72,7 +72,10 @@ class Interpreter:
         return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
 
     def reset_transport(self) -> None:
-        """Continue with other ranks on the transport: background work is abandoned, with its threads and its failures."""
+        """Continue with other ranks on the transport.
+
+        Background work is abandoned, with its threads and its failures.
+        """
         self._background.close()
         self.clock.failure = None
         self._mailbox = Mailbox(self.transport)
@@ -124,7 +127,10 @@ class Interpreter:
                 return self._own(request, 0)
 
     def _own(self, request: Request, task: int) -> Any:
-        """Answer a request that concerns only this rank's replica and clock; a server's requests come from another thread."""
+        """Answer a request that concerns only this rank's replica and clock.
+
+        A server's requests come from another thread.
+        """
         match request:
             case ops.Apply(gradient) if request.server_copy:
                 return self._apply_to_server_copy(request, gradient, task)
@@ -310,7 +316,7 @@ class Interpreter:
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
-    """Return the record of one update of a server: its number, and the staleness and source of each gradient, used or dropped."""
+    """Return the record of a server's update: number, and staleness and source of each gradient, used or dropped."""
     of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
     alone = len(of) == 1  # nearly always: a server of an asynchronous algorithm writes one of these for every message
     return {

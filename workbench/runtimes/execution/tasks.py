@@ -222,7 +222,7 @@ class Lane:
             del task  # else this thread would keep it, and its callback, until the next one
 
     def leave(self) -> None:
-        """End the thread after the submitted tasks, without waiting: this may run on that thread, in a garbage collection."""
+        """End the thread after the submitted tasks, without waiting: a garbage collection may run this on it."""
         self._queue.put(None)
 
     @property

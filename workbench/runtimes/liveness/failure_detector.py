@@ -1,4 +1,4 @@
-"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers find out which ranks are gone.
+"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers read it.
 
 A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of
 it), or no sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a
@@ -180,7 +180,7 @@ class FailureDetector:
         self._here.note_wait(what)
 
     def describe_absent(self, what: str | None) -> str:
-        """Text on ranks that this rank waits for: ": rank 2 has not come (alive, in backward of step 3)"; "" if nothing is known.
+        """Text on ranks that this rank waits for, such as ": rank 2 has not come (alive, in backward of step 3)", or "".
 
         Args:
             what: what this rank waits for.
@@ -267,7 +267,10 @@ class FailureDetector:
         return f"rank {peer} is gone {at}: {end}: host or network failed"
 
     def _silent(self, peer: int, *, idle: bool) -> bool:
-        """Whether a rank has not written for `lost_s`. The file's time is of another clock, so only its changes count."""
+        """Whether a rank has not written for `lost_s`.
+
+        The file's time is of another clock, so only its changes count.
+        """
         now = time.monotonic()
         try:
             with self._path(peer).open() as file:  # opening makes a network file system refresh its cache

@@ -128,7 +128,10 @@ class Membership:
         self.detector.ignored = frozenset(range(self.num_ranks)) - self._remain
 
     def readmit(self, rank: int) -> None:
-        """Another process takes the place of a rank that had left. Every rank calls this at the same point of the run."""
+        """Another process takes the place of a rank that had left.
+
+        Every rank calls this at the same point of the run.
+        """
         with self._lock:
             self._before += [departure for departure in self.gone if departure.rank == rank]
             self.gone = [departure for departure in self.gone if departure.rank != rank]
@@ -157,7 +160,9 @@ class Membership:
     # -- texts of all ranks ------------------------------------------------------------------------------------
 
     def gather_texts(self, text: str, deadline: Deadline, place: str = "") -> list[str]:
-        """Every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one. All remaining ranks get the same.
+        """Every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one.
+
+        All remaining ranks get the same.
 
         Args:
             place: a name, used once, where ranks come from different work and so have not counted the same gathers.

@@ -62,7 +62,10 @@ class Watchdog:
         return {"waits": waits, "does": "" if waits else self._activity(), "step": self.step()}
 
     def watch_library_call(self, within_s: float, absent: Callable[[str | None], str]) -> None:
-        """Report a library call that lasts, and what the others do (`absent`). End the process if the call lasts too long."""
+        """Report a library call that lasts, and what the others do (`absent`).
+
+        End the process if the call lasts too long.
+        """
         bound, step, now = self._bound(), self.step(), time.monotonic()
         if bound is None or self._waiting(within_s) is not None:
             self._blocked = None

@@ -69,7 +69,10 @@ class AsyncEvaluations:
         self._pending.add(self._row(step), self._worker.snapshot())
 
     def gather(self) -> float | None:
-        """Send to rank 0 what servers on other ranks kept. All ranks call it. Return the time of the last update, None without any."""
+        """Send to rank 0 what servers on other ranks kept.
+
+        All ranks call it. Return the time of the last update, None without any.
+        """
         if self._schedule is None or not self._worker.can_evaluate:
             return None
         updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
@@ -102,7 +105,10 @@ class AsyncEvaluations:
             self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
 
     def _left(self) -> list[int]:
-        """Return due steps that no update completed, because their gradients were dropped or lost: evaluated at the last parameters."""
+        """Return due steps that no update completed, because their gradients were dropped or lost.
+
+        They are evaluated at the last parameters.
+        """
         if self._schedule is None:
             return []
         progress = self._replica.server_copy.progress if self._replica.has_server_copy else []

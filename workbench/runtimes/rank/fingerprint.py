@@ -39,7 +39,7 @@ def package_digest() -> str:
 
 
 def code_digest(*functions: Any) -> str:
-    """Digest of the code of functions, methods, partials, classes and callable objects, without the values of closures."""
+    """Digest of the code of functions, methods, partials, classes and callables, without the values of closures."""
     return _digest(*(part for function in functions for part in _code_of(function)))
 
 
@@ -71,7 +71,10 @@ def _parts_of(code: CodeType) -> Iterator[bytes]:
 
 
 def data_digest(data: Dataset[Any] | None) -> str:
-    """Digest of a data set: of all its tensors if they are small, else of items spread over it. A text if there is no digest."""
+    """Digest of a data set: of all its tensors if they are small, else of items spread over it.
+
+    A text if there is no digest.
+    """
     if data is None:
         return "none"
     if isinstance(data, TensorDataset):

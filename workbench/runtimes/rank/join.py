@@ -121,7 +121,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
 
 
 def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """Ask to be admitted until the run says where it is; return how often the place had been asked for, and what the run says.
+    """Ask to be admitted until the run answers. Return how often the place had been asked for, and the answer.
 
     Raises:
         ConfigError: the run admits no process, with the reason.

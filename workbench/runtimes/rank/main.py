@@ -66,7 +66,7 @@ class Job:
 
 
 def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
-    """Train as one rank of the world in which this process was started (mpiexec, torchrun, an engine), or of a given transport.
+    """Train as one rank of the world that started this process (mpiexec, torchrun, an engine), or of a transport.
 
     Returns:
         {"rank", "steps", "seconds", "stopped"}: plain values.
@@ -204,7 +204,7 @@ def transport_here(timeout_s: float) -> Transport:
 
 
 def _refuse_plain_srun() -> None:
-    """Raise `LaunchError` under a plain `srun`: its processes do not know where to meet, so each would train alone, without an error."""
+    """Raise `LaunchError` under a plain `srun`: its processes cannot find each other, so each would train alone."""
     num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     if num_tasks > 1:
         ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"

@@ -127,7 +127,10 @@ class TrainingLoop:
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
     def _finish_asynchronous(self, evaluations: AsyncEvaluations, seconds: float, *, stopped: bool) -> int:
-        """Write the checkpoint of a stop, and evaluate: all ranks have equal parameters, and none waits. Returns the run's last step."""
+        """Write the checkpoint of a stop, and evaluate: all ranks have equal parameters, and none waits.
+
+        Returns the run's last step.
+        """
         last = self._end.step
         updated_s = evaluations.gather()
         if evaluations.has_servers and not stopped and self._transport.rank == 0:

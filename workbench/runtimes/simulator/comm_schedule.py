@@ -30,7 +30,10 @@ share instructions."""
 
 @final
 class CommSchedule:
-    """The requests of a collective, in order. Only the simulator has this request: it is yielded instead of the collective."""
+    """The requests of a collective, in order.
+
+    Only the simulator has this request: it is yielded instead of the collective.
+    """
 
     __slots__ = ("instructions", "num_slots")
 
@@ -59,7 +62,7 @@ class ScheduleCache:
         self._known: dict[Any, CommSchedule | None] = {}
 
     def take(self, ctx: Context, request: Sum) -> Request | Program:
-        """Return what takes a sum (`program.lower`): a schedule if the collective has a fixed one, otherwise its sub-program."""
+        """Return what takes a sum (`program.lower`): a schedule if the collective has one, else its sub-program."""
         value, collective = request.value, request.collective
         assert isinstance(collective, Collective)
         chosen = replace(request, collective=collective.select(ctx, value))

@@ -24,7 +24,10 @@ def backward(cluster: SimCluster, process: SimProcess, request: ops.Backward) ->
 
 
 def _begin_in_parts(cluster: SimCluster, process: SimProcess, request: ops.Backward) -> None:
-    """Compute forward bucket by bucket. The sub-program of `before_forward` runs before the part that uses its bucket."""
+    """Compute forward bucket by bucket.
+
+    The sub-program of `before_forward` runs before the part that uses its bucket.
+    """
     worker, times, clock = process.worker, cluster.times, cluster.clock
     needed = [piece.index for piece in reversed(worker.replica.layout.buckets)]
 

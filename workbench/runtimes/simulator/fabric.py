@@ -156,7 +156,10 @@ class Fabric:
             self._meet(offer, asked, to)
 
     def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for a message from rank `source` (-1: the oldest from any). `received` is called with `argument`, sender and value."""
+        """Ask for a message from rank `source` (-1: the oldest from any).
+
+        `received` is called with `argument`, sender and value.
+        """
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
         if there is None and source < 0:
             there = self._opened(key, tag, to)
@@ -177,7 +180,10 @@ class Fabric:
             self._meet(offer, (received, argument), to)
 
     def receive_or_departure(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for the oldest message from any rank, or for the departure of a rank. In that case the value is `LEFT`."""
+        """Ask for the oldest message from any rank, or for the departure of a rank.
+
+        In that case the value is `LEFT`.
+        """
         box, asked = (key, tag, to), (received, argument)
         if self._num_departures_reported.get(box, 0) < len(self.gone):
             self._tell(box, asked)
@@ -192,7 +198,10 @@ class Fabric:
         self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
 
     def leave(self, rank: int) -> None:
-        """Withdraw the rank's offers and receives. A message to it is lost, but its sender continues as if it had arrived."""
+        """Withdraw the rank's offers and receives.
+
+        A message to it is lost, but its sender continues as if it had arrived.
+        """
         self.gone[rank] = self.clock.now_s
         lost: list[Offer] = []
         for box in [box for box in self._offers if rank in box[2:]]:
@@ -282,7 +291,10 @@ class Fabric:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
-        """Send the waiting messages whose stages are idle, the most urgent first. Run again when the next stage is idle."""
+        """Send the waiting messages whose stages are idle, the most urgent first.
+
+        Run again when the next stage is idle.
+        """
         waiting, now, again = [], self.clock.now_s, float("inf")
         while self._urgent:
             item = heappop(self._urgent)

@@ -14,7 +14,7 @@ LEAST_BYTES = 1e-3  # fewer bytes than this are a rounding error: the message ha
 
 
 def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
-    """Return the max-min fair bytes a second of each connection: no rate can rise unless a rate that is no higher falls.
+    """Return the max-min fair bytes a second of each connection: a rate can rise only if a lower or equal one falls.
 
     All rates rise together until a stage is full. Rates on that stage stay; the others continue to rise.
 
@@ -45,7 +45,9 @@ def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
 
 @final
 class FairLinks:
-    """Messages on links that are shared fairly. On one connection they leave one after the other, the most urgent first.
+    """Messages on links that are shared fairly.
+
+    On one connection they leave one after the other, the most urgent first.
 
     Args:
         at: posts an action at a time.
@@ -134,7 +136,9 @@ class FairLinks:
                 changed.add(stage)
 
     def _share(self, changed: set[int]) -> None:
-        """Share again among the connections that a changed stage connects, directly or through others. No other rate can change.
+        """Share again among the connections that a changed stage connects, directly or through others.
+
+        No other rate can change.
 
         In a ring no two messages share a stage, so this takes the same time for any number of workers. The numbers are
         bit-identical to `fair_rates` of all connections, because a group's connections are in the same order.

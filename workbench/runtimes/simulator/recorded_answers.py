@@ -27,7 +27,7 @@ class RecordedAnswers:
         self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank was asked to stop
 
     def source(self) -> int:
-        """Return the sender of the next receive from any rank; -1 at the end of the record: no program waited for that receive."""
+        """Return the sender of the next receive from any rank; -1 at the record's end: no program waited for it."""
         return int(self._sources.popleft()) if self._sources else -1
 
     def next_position(self) -> int:

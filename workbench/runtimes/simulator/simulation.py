@@ -95,7 +95,9 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` is a simulation's own
 
 @final
 class Simulation:
-    """One run on `workers` simulated workers. Afterwards `workers` has their replicas, and `checkpoints` the checkpoints.
+    """One run on `workers` simulated workers.
+
+    Afterwards `workers` has their replicas, and `checkpoints` the checkpoints.
 
     Args:
         network, compute: cost of communication and of computing, in virtual seconds.
@@ -251,7 +253,10 @@ class Simulation:
         return self._follow(process, StepEnded(end=end, announced=announced, evaluates=evaluates))
 
     def _hears_stop(self, worker: SimWorker, recorded: RecordedAnswers, step: int) -> bool:
-        """Return True if a worker of a replayed asynchronous run must end early. The record has the steps at which it announced a stop."""
+        """Return True if a worker of a replayed asynchronous run must end early.
+
+        The record has the steps at which it announced a stop.
+        """
         if not self._asynchronous:
             return False
         replica = worker.replica
@@ -306,7 +311,10 @@ class Simulation:
         return None
 
     def _checkpoint(self, process: SimProcess, end: EndStep, place: int | None) -> Any:
-        """Keep a checkpoint when the sums of the step's state are complete. The program waits for it, unless it stops."""
+        """Keep a checkpoint when the sums of the step's state are complete.
+
+        The program waits for it, unless it stops.
+        """
         when_complete(end.state, lambda: self.checkpoints.keep(process.worker, end, place))
         if place is None or is_complete(end.state):
             return None
@@ -343,7 +351,10 @@ class Simulation:
 
 @contextmanager
 def collecting_new_objects() -> Iterator[None]:
-    """Collect garbage rarely, and only among objects that are made inside. Modules are not searched, and most new objects stay."""
+    """Collect garbage rarely, and only among objects that are made inside.
+
+    Modules are not searched, and most new objects stay.
+    """
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(max(usual[0], YOUNG_OBJECTS) if usual[0] else 0, *usual[1:])

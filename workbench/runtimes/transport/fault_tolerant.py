@@ -23,7 +23,9 @@ GRACE_S = 5.0  # from a library's error until a departure must explain it
 
 @final
 class PeerHandle(Handle):
-    """A message to or from one rank. It completes without a message if that rank has left and the run continues without it.
+    """A message to or from one rank.
+
+    It completes without a message if that rank has left and the run continues without it.
 
     Args:
         begin: begins the operation; may raise.

@@ -280,7 +280,7 @@ class AnySourceRecv(Handle):
 
 
 def flush(mailbox: Mailbox, transport: Transport, deadline: Any) -> None:
-    """Complete parked receives at the end of a run: each rank sends a message for each parked receive of the previous rank."""
+    """Complete parked receives at the end of a run: each rank sends a message for each one of the previous rank."""
     mine = ";".join(f"{tag}:{size}" for tag, size in mailbox.parked())
     texts = transport.gather_texts(mine, deadline("all ranks to leave the run"))
     if LEFT_TEXT in texts:

@@ -275,7 +275,10 @@ class MpiTransport(Transport):
 
 @final
 class _Together:
-    """A context around a blocking collective. A class, because a generator's context manager takes as long as a short sum."""
+    """A context around a blocking collective.
+
+    A class, because a generator's context manager takes as long as a short sum.
+    """
 
     __slots__ = ("_deadline", "_num_bytes", "_transport")
 
@@ -312,7 +315,7 @@ def _join(communicator: Any, deadline: Deadline) -> None:
 
 
 def _check_not_alone() -> None:
-    """Raise if the launcher and the library belong to different MPIs: each rank then sees a world of one, without an error."""
+    """Raise if launcher and library belong to different MPIs: each rank would silently be alone in its world."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         started = int(os.environ.get(name, 0))
         if started and started != MPI.COMM_WORLD.Get_size():

@@ -1,4 +1,4 @@
-"""Fault-tolerant MPI: ranks that survive a killed one (User-Level Failure Mitigation of the MPI Forum, in Open MPI 5)."""
+"""Fault-tolerant MPI: ranks that survive a killed one (User-Level Failure Mitigation, in Open MPI 5)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ CLOSE_S = 5.0  # how long a finished rank waits for the others before it destroy
 
 
 def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
-    """Make the default process group if there is none, by a shared file or torchrun's environment. Returns whether it was made.
+    """Make the default process group if there is none, by a shared file or torchrun's environment.
+
+    Returns whether it was made.
 
     Raises:
         LaunchError: the ranks did not find each other.
@@ -70,7 +72,10 @@ def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> 
 
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
-    """Backend of this rank's tensors. A group that was made without a backend's name has one for each kind of device."""
+    """Backend of this rank's tensors.
+
+    A group that was made without a backend's name has one for each kind of device.
+    """
     named = str(dist.get_backend(group))
     if named in ("gloo", "nccl"):
         return named
@@ -80,7 +85,10 @@ def backend_of(group: dist.ProcessGroup | None) -> str:
 
 @final
 class TorchTransport(Transport):
-    """A rank of the group `among` (None: the default group). It uses its own groups, so nothing mixes with the user's calls."""
+    """A rank of the group `among` (None: the default group).
+
+    It uses its own groups, so nothing mixes with the user's calls.
+    """
 
     def __init__(
         self,
@@ -387,7 +395,10 @@ class TorchTransport(Transport):
 
 
 def abort(group: dist.ProcessGroup) -> None:
-    """Abort NCCL's operations in a group that lost a rank. Else torch's watchdog would end this process minutes later."""
+    """Abort NCCL's operations in a group that lost a rank.
+
+    Else torch's watchdog would end this process minutes later.
+    """
     ends = getattr(dist.distributed_c10d, "_abort_process_group", None)  # of torch 2.6 and newer
     if ends is not None:
         with suppress(RuntimeError, ValueError):  # it is gone already

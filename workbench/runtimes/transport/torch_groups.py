@@ -39,7 +39,10 @@ class Meeting:
         self._num_made = 0
 
     def groups(self, number: int, deadline: Deadline) -> list[dist.ProcessGroup]:
-        """Make that many groups; every rank calls it. If a rank is gone meanwhile, this call ends, though not the library's call."""
+        """Make that many groups; every rank calls it.
+
+        If a rank is gone meanwhile, this call ends, though not the library's call.
+        """
         names = [f"group-{self._num_made + more}" for more in range(number)]
         self._num_made += number
         made = on_a_thread(lambda: [self._group(name) for name in names], deadline.check)

@@ -80,7 +80,10 @@ class DDPHook:
     # -- a bucket ----------------------------------------------------------------------------------------------
 
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Begin to average a bucket over the ranks. The future's value is its buffer. All ranks call it in the same order."""
+        """Begin to average a bucket over the ranks.
+
+        The future's value is its buffer. All ranks call it in the same order.
+        """
         if self._error is not None:
             raise self._error
         with translated_errors(lambda error: self._fail(error, self.step)):
@@ -112,7 +115,7 @@ class DDPHook:
         self._lane.submit(task)
 
     def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
-        """The first step after a state was loaded: DDP has its first buckets, but the codecs' memory belongs to the saved run's.
+        """The first step after a state was loaded: DDP has its first buckets, but the codecs' memory is that of the saved run.
 
         So when all gradients are there, they are averaged in the saved run's buckets and copied back.
         """
@@ -145,7 +148,10 @@ class DDPHook:
             _in_memory_order(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
-        """Average a bucket, on the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
+        """Average a bucket, on the lane's thread.
+
+        Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not.
+        """
         if self._error is not None:
             raise self._error
         if ready is not None:  # the lane uses its thread's stream
@@ -168,7 +174,10 @@ class DDPHook:
             future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # its annotation is a slip
 
     def _fail(self, error: BaseException, step: int) -> BaseException:
-        """Announce the error to the other ranks, and fail every later bucket of this rank. Returns the error to raise."""
+        """Announce the error to the other ranks, and fail every later bucket of this rank.
+
+        Returns the error to raise.
+        """
         error = cause_of(error, self._transport, self._detector)
         if self._error is None:
             self._error = error
@@ -211,7 +220,10 @@ class DDPHook:
             self._forget(self._buckets.pop(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's memory, as copies of tensors and plain values that `torch.load` reads. Call it between two steps."""
+        """This rank's memory, as copies of tensors and plain values that `torch.load` reads.
+
+        Call it between two steps.
+        """
         kept = [
             {"parameters": [list(item) for item in signature], "values": {name: value.clone() for name, value in memory.items()}}
             for signature, memory in self._memory.items()
@@ -346,7 +358,9 @@ def _in_memory_order(gradient: Tensor) -> Tensor:
 
 
 def _layout_of(index: int, parameters: list[Tensor], buffer: Tensor) -> Layout:
-    """DDP's bucket `index` as a gradient without a tail: every rank counts the same, and DDP itself knows which parameters were used.
+    """DDP's bucket `index` as a gradient without a tail.
+
+    Every rank counts the same, and DDP itself knows which parameters were used.
 
     DDP puts gradients one after the other, each as its parameter lies in memory.
     """

@@ -133,7 +133,7 @@ def _checked(closure: Closure) -> Closure:
 
 
 def _unit_of(everyone: list[str]) -> int | None:
-    """Samples of a batch of weight 1 / p: the largest first batch of any rank. 0: not counted; None: no rank had samples."""
+    """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0: not counted; None: no samples."""
     return 0 if "" in everyone else max(map(int, everyone)) or None
 
 
@@ -206,7 +206,10 @@ class LoopCheckpoints:
 
 
 def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter) -> tuple[Path, Recorder]:
-    """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on. Every rank must call it."""
+    """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on.
+
+    Every rank must call it.
+    """
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
         info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
@@ -222,7 +225,9 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
 
 @final
 class Preview:
-    """The model as it would be if training ended after this step; `undo` restores the present one. Every rank makes one.
+    """The model as it would be if training ended after this step; `undo` restores the present one.
+
+    Every rank makes one.
 
     A second program of the algorithm runs to its end from a copy of the first one's state. It applies gradients in
     flight and makes the replicas equal, with copies of the optimizer's state and of the codecs' residuals. The first

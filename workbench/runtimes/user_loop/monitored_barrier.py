@@ -1,4 +1,4 @@
-"""A monitored barrier: it compares what each rank calls, because the ranks of a user's loop may call step, save or finish differently.
+"""A monitored barrier: compares what each rank calls, because ranks may call step, save or finish differently.
 
 Collectives that do not match must never meet: gloo then ends the process (`EnforceNotMet`), and MPI hangs or truncates.
 So before the first collective of `save`, `load` or `finish`, a rank reports out of band what it calls and after how

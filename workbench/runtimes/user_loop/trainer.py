@@ -210,7 +210,7 @@ class Trainer:
 
     @property
     def grad_norm(self) -> float | None:
-        """Global norm of the mean gradient that the last update used, before clipping: what `clip_grad_norm_` returns under DDP.
+        """Global norm of the mean gradient of the last update, before clipping: that of `clip_grad_norm_` under DDP.
 
         None before the first update. Reading it waits for a GPU.
 
@@ -297,7 +297,9 @@ class Trainer:
             raise OSError(reason)
 
     def load(self, folder: str | Path) -> tuple[int, Any]:
-        """Continue from the newest complete checkpoint in the folder. On the same number of ranks the result is bit-identical.
+        """Continue from the newest complete checkpoint in the folder.
+
+        On the same number of ranks the result is bit-identical.
 
         Every rank must call it, before its first step. Another number of ranks is possible if the ranks' states are
         equal.
@@ -322,7 +324,9 @@ class Trainer:
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
-        """Apply gradients in flight and release the model. Returns the run if it was recorded. A second call returns the same.
+        """Apply gradients in flight and release the model.
+
+        Returns the run if it was recorded. A second call returns the same.
 
         Every rank must call it, after the same step. Afterwards the model's buffers (BatchNorm's statistics) are rank
         0's on all ranks.
@@ -370,7 +374,7 @@ class Trainer:
             raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
 
     def _wait_for_all(self, what: str, *, counted: bool = True) -> None:
-        """Wait until all ranks have made the same call: the collectives that follow must not meet those of another call."""
+        """Wait until all ranks have made the same call, so that their next collectives are those of one call."""
         self._barrier.wait(what, self._deadline(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
     def _gather(self, text: str) -> list[str]:

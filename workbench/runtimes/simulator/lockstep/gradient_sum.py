@@ -1,4 +1,7 @@
-"""The sum of many workers' gradients on one replica. Each is added as it arrives, so the memory is that of two gradients."""
+"""The sum of many workers' gradients on one replica.
+
+Each is added as it arrives, so the memory is that of two gradients.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ class GradientSum:
         return gradient, None if mean is None else float(mean)
 
     def add(self, total: Gradient, make: Callable[[], Minibatch]) -> float | None:
-        """Add another worker's gradient, and return its mean loss. `make` returns its minibatch, and may be called twice."""
+        """Add another worker's gradient, and return its mean loss.
+
+        `make` returns its minibatch, and may be called twice.
+        """
         minibatch, guard = make(), self._guard
         if not self._plain or len(minibatch) != 1:
             return self._add_as_real_rank(total, minibatch)

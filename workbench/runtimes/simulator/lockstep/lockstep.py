@@ -215,7 +215,10 @@ class Lockstep:
     # -- collectives -------------------------------------------------------------------------------------------
 
     def _meet(self, request: Request, now_s: Array, then: Callable[[float], None]) -> None:
-        """Let all workers join a collective, each at its own time. It begins when the last has arrived and the network is idle."""
+        """Let all workers join a collective, each at its own time.
+
+        It begins when the last has arrived and the network is idle.
+        """
         kind, value, seconds, num_bytes = self._cost(request)
 
         def end(end_s: float) -> None:

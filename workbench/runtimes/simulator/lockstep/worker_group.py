@@ -199,7 +199,10 @@ class WorkerGroup:
 
 @final
 class Sent:
-    """Counts the bytes that workers had sent by the end of their steps. Programs run ahead of the network, so that is known later."""
+    """Counts the bytes that workers had sent by the end of their steps.
+
+    Programs run ahead of the network, so that is known later.
+    """
 
     def __init__(self) -> None:
         self._ends: list[float] = []  # ascending: collectives run one after the other
