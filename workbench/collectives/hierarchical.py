@@ -21,9 +21,7 @@ from workbench.rng import derive_seed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Hierarchical(Collective):
-    """Each group of `group` consecutive ranks sums at its first rank, its leader.
-
-    The leaders sum, and send the sum back.
+    """Each group of `group` consecutive ranks sums at its first rank. These leaders sum, and send the sum back.
 
     With group = 1 it is `outer`; with one group of all ranks it is `inner`. The last group may be smaller.
 
