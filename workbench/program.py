@@ -131,7 +131,7 @@ class Restart(StrEnum):
 
     ANYWHERE = "anywhere"  # also within a run, with other settings or ranks: nothing of it still runs
     FROM_CHECKPOINT = "from a checkpoint"  # its run must be stopped first
-    FROM_PARAMETERS = "from the parameters"  # the same; what is in flight depends on chance, and is neither saved nor replayed
+    FROM_PARAMETERS = "from the parameters"  # the same; what is in flight is chance: neither saved nor replayed
 
 
 @final

@@ -67,7 +67,7 @@ __all__ = [
     "recorded",
 ]
 
-_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, infrequent, for comparison
+_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table
     "synchronous-sgd": SynchronousSGD,
     "layerwise-sgd": LayerwiseSGD,
     "dear": DeAR,

@@ -89,7 +89,7 @@ class BackupSGD(ServerAlgorithm):
         port, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
         version = yield from port.open()
         quorum = self._quorum(port.num_workers, (yield Now()))
-        active = set(range(port.num_workers)) if version < end else set()  # workers that have not been sent the last version
+        active = set(range(port.num_workers)) if version < end else set()  # workers that still need the last version
         while active:
             total: Gradient | None = None
             first_s = 0.0
@@ -155,7 +155,7 @@ class BackupSGD(ServerAlgorithm):
             yield EndStep(step, state=state_of(known), dropped=not LATE.isdisjoint(replies.values()))
 
 
-def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class
+def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - named as a class
     """PS-Sync: servers gather p gradients, update, and return the parameters: `BackupSGD(backups=0)`.
 
     Paper: li2018pipesgd (PS-Sync); chen2016revisiting, Alg. 3-4 with b = 0 (Sync-Opt).

@@ -250,7 +250,7 @@ class ServerPort:
     def __init__(self, algorithm: ServerAlgorithm, ctx: Context, shard: int) -> None:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
-        self.num_workers = algorithm.roles(ctx.num_workers).num_computing  # without workers that left before their last push
+        self.num_workers = algorithm.roles(ctx.num_workers).num_computing  # fewer after a worker has left
         self._posted: Ticket | None = None  # of a receive that no push has answered
         self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}

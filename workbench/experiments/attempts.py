@@ -2,9 +2,9 @@
 
 Each attempt at a cell has a file, and only the process that made it writes to it.
 
-The newest attempt is the cell's state. To take over the cell of a process that is gone, another process makes the
-file of the next attempt, and only one process can make it. So several processes, on machines that share the
-folder, can run one sweep.
+The newest attempt is the cell's state. If a process is gone, another process can take over
+its cell: it makes the file of the next attempt. Only one process can make that file. So several processes, on machines
+that share the folder, can run one sweep.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def run_notebook(
 ) -> Path:
     """Execute a notebook and write the result to `output`, also after an error.
 
-    No process stays behind, even after a kill.
+    No process is left, even after a kill.
 
     A file next to it, which ends in `.record.json`, says how the notebook ended: see `record.read_record`.
 

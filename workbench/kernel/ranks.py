@@ -1,4 +1,4 @@
-"""The ranks behind a notebook: the first cell that runs on ranks starts them, and commands control them."""
+"""The ranks of a notebook: the first cell that runs on ranks starts them, and commands control them."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Ranks:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, name: str, argument: str) -> None:
-        """Run a command that stands above a cell. An installer runs once, in the notebook's own process.
+        """Run a kernel command that is written above a cell. An installer runs once, in the notebook's own process.
 
         Raises:
             ConfigError: the argument is not valid.

@@ -30,7 +30,7 @@ def tagged_figures(executed: Path) -> dict[str, Any]:
 
 
 def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: str) -> list[str]:
-    """Draw figures into `figures/`, for notebooks whose record decides and that ran now or have no figure yet.
+    """Draw figures into `figures/`, for notebooks with a deciding record that ran now or have no figure yet.
 
     Args:
         outcomes: the notebooks.

@@ -18,7 +18,7 @@ from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, fade
 from workbench.trace.run import Run, as_runs
 from workbench.trace.views import XAxis, YAxis
 
-MAX_POINTS = 1000  # about the resolution of a screen; the faint curve behind has half of it
+MAX_POINTS = 1000  # about the resolution of a screen; the faint raw curve has half of it
 HEIGHT = 430
 Floats = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MergedBars:
-    """Bars, and the spans that each bar stands for.
+    """Bars, and the spans that each bar merges.
 
     Attributes:
         table: (B,) span table. A bar of several spans has the bytes of all, and the step of the first span that
@@ -122,7 +122,7 @@ def _as_they_are(table: NDArray[Any]) -> MergedBars:
 
 
 def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, length_s: float) -> NDArray[np.bool_]:
-    """Return which spans of lanes without concurrent spans stand out by their length, shape (N,)."""
+    """Return which spans of lanes without concurrent spans are unusually long, shape (N,)."""
     usual_s = np.zeros(len(KINDS))
     for code in np.unique(kind).tolist():
         usual_s[code] = np.median(lengths_s[kind == code])

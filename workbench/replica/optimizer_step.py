@@ -111,7 +111,7 @@ class Updater:
 
     def remember(self, step: int) -> None:
         """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # silences a schedule that advances before the first update
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # no warning of a schedule before the first update
         self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:

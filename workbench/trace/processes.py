@@ -24,7 +24,7 @@ from workbench.trace.text import open_file, parse_json
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
 SAME_START_S = 1.0  # two processes with one number began further apart than this
 OVER = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
-YOUNG_S = 10.0  # a folder changed so recently is in use: ranks write every second, and processes end one after the other
+YOUNG_S = 10.0  # a folder that changed more recently is in use: ranks write every second
 SILENT_S = 600.0  # without a write of ranks on other machines
 HEAD_BYTES = 4096
 WHY = {

@@ -5,8 +5,8 @@ Run as a script, it reads the specification as one line of JSON from its standar
 host, connects them, and answers with one line of JSON. Then it waits until its standard input is closed or its
 starter is gone.
 
-Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for whatever
-reason, the kernel ends every process in the namespace, and then the namespaces and their interfaces disappear.
+Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for any reason,
+the kernel ends every process in the namespace, and then removes the namespaces and their interfaces.
 
 It imports nothing of the package, so it is small and starts quickly.
 """

@@ -197,7 +197,7 @@ def serve(channel: Connection) -> list[str]:
     gc.freeze()  # imported objects stay in memory pages that all children share
     try:
         return _Server(channel).run()
-    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program from which it was forked
+    except BaseException:  # noqa: BLE001 - server and child must never continue the caller's program
         traceback.print_exc()
         os._exit(1)
 

@@ -21,7 +21,7 @@ from workbench.naming import build, check_kinds, did_you_mean
 from workbench.program import Algorithm, Restart
 from workbench.runtimes.execution.progress import check_lanes
 
-LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # the layout of gradients, and which ranks serve: fixed from the begin
+LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # layout of gradients, and serving ranks: fixed
 
 
 def changeable(algorithm: Algorithm) -> list[str]:
@@ -106,7 +106,7 @@ def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}
-    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):  # the last one: of what it is now
+    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):  # the last one: of the present value
         classes = {key: item for key, item in vars(module).items() if isinstance(item, type) and hasattr(item, "__dataclass_fields__")}
         known |= {key: item for key, item in classes.items() if key in getattr(module, "__all__", ()) or item.__module__ == module.__name__}
     return build(value, known)

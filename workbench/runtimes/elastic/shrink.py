@@ -158,7 +158,7 @@ def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, st
     worker.set_rank(transport.rank, transport.num_workers, (step + 1, samples))
     ctx.rank, ctx.num_workers = transport.rank, transport.num_workers
     forget_blocks(ctx.memory)
-    worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another one: it announces commands again
+    worker.replica.control_out = worker.replica.control_seen = 0  # a new rank 0 announces commands again
     for gradient in leaves(kept):
         for piece, flat in gradient.slices():  # parameters, and directly after them the weight
             flat[: piece.tail - piece.start + WEIGHT + 1].mul_(before / worker.sampler.global_batch)

@@ -65,7 +65,7 @@ class RankClock:
         if on and self._held_since is None:
             self._held_since = time.perf_counter()
         elif not on and self._held_since is not None:
-            self._held_s += time.perf_counter() - self._held_since  # first: a thread that reads in between waits longer, not shorter
+            self._held_s += time.perf_counter() - self._held_since  # first, so that a concurrent reader waits longer, not shorter
             self._held_since = None
 
     def pause_seconds(self) -> float:
@@ -119,7 +119,7 @@ class Endpoint:
         """Answer a communication request on the calling thread, and wait until it is complete."""
         transport, clock = self._transport, self._clock
         begin = clock.now()
-        if type(request) is ops.AllReduce and request.collective is None:  # first, and without a pattern: short steps have most of these
+        if type(request) is ops.AllReduce and request.collective is None:  # first, because it is the most frequent one
             transport.all_reduce(flat_of(request.value), self._deadline("the all-reduce", clock.step))
             return self._book_sum(request.value, begin, clock.now())
         match request:

@@ -59,7 +59,7 @@ class Interpreter:
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
-        self.on_update: Callable[[ops.Apply, float], None] | None = None  # called with each update of a server here, on the server's thread
+        self.on_update: Callable[[ops.Apply, float], None] | None = None  # called on the server's thread, for each update
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
         self._here = Endpoint(transport, self.clock, self._mailbox)
@@ -147,7 +147,7 @@ class Interpreter:
             case ops.UnpackParameters(value):
                 return self.replica.unpack_parameters(value)
             case ops.Now():
-                self.transport.streams.finish()  # on a GPU the time at which what was asked before is done, not asked for
+                self.transport.streams.finish()  # on a GPU: the time when earlier work ends, not when it was queued
                 now = self.clock.now()
                 self.recorder.event({"strand": task, "now": now})
                 return now

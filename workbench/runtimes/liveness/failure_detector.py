@@ -71,7 +71,7 @@ def step_under_way(folder: Path, rank: int) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first line may be cut, and so may the last one of a killed rank
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first line may be cut, or the last one of a killed rank
             return int(json.loads(line)["step"]) + 1
     return 0
 
@@ -131,9 +131,9 @@ class FailureDetector:
         self._step, self._lost_s = step, lost_s
         self._here = Watchdog(folder, rank, step)
         self._known: dict[int, dict[str, Any]] = {}  # rank -> its first heartbeat
-        self._heard: dict[int, tuple[int, float]] = {}  # rank -> time of its last heartbeat, on the file's clock; when it was seen, on ours
+        self._heard: dict[int, tuple[int, float]] = {}  # rank -> time of its last heartbeat (the file's clock), when it was seen (ours)
         self._moved = (0, time.monotonic())  # this rank's step, and when it began
-        self._over, self._writing = threading.Event(), threading.RLock()  # reentrant: a garbage collection during a write may call `leave`
+        self._over, self._writing = threading.Event(), threading.RLock()  # reentrant: a garbage collection may call `leave`
         self._thread = threading.Thread(target=self._run, name="workbench-heartbeat", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # to look whether a run continues needs no torch
 LOOK_S = 0.1  # between two reads of the files
 LEAVE_S = 5.0  # how long the lowest rank waits for the others before it removes the files
 FOLDER = "members"
-ENDS_ALONE = "async_mpi_finalize"  # of Open MPI: MPI_Finalize waits for no other rank; else it may wait for a dead one without an end
-FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # options of its mpiexec, so that ranks survive a killed one
+ENDS_ALONE = "async_mpi_finalize"  # Open MPI: MPI_Finalize does not wait for other ranks, which may be dead
+FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # mpiexec options: ranks survive a killed one
 LEFT_TEXT = "\0left"  # in place of the text of a rank that has left
 
 
@@ -173,7 +173,7 @@ class Membership:
         found = [LEFT_TEXT] * self.num_ranks
         waiting = set(range(self.num_ranks))
         while waiting:
-            gone = {departure.rank for departure in self.departures()}  # before the texts are read: a rank writes its text before it leaves
+            gone = {departure.rank for departure in self.departures()}  # before the texts: a rank writes its text before it leaves
             for rank in sorted(waiting):
                 if (said := self.text(number, rank)) is not None:
                     found[rank] = said

@@ -75,7 +75,7 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for
             this one.
     """
-    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # without a transport no failure can be announced
+    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # no transport: no announcement
     with single_interrupt(lambda: not here or here[0].bound) as leave:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))
@@ -84,7 +84,7 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
             if not here:
                 wait_for_all(detector, job.settings.timeout_s, partial(failure_before_join, folder))
                 here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.find_gone))
-            if job.runtime == "torch" or here[0].can_shrink:  # the launcher of a plain MPI ends all ranks with the first
+            if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all ranks
                 detector.announce = here[0].announce_failure
             return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, step))
 

@@ -89,11 +89,11 @@ class TrainingLoop:
         self._evaluations: AsyncEvaluations | None = None
         if controller.algorithm.asynchronous:
             self._evaluations = AsyncEvaluations(controller.algorithm, worker, interpreter, recorder, folder, self._seconds)
-        self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
+        self._lagging = self._transport.device.type == "cuda"  # reading a loss would wait for the device
         self._generation: Generation
         self._end = EndStep(-1)  # of the last step that this rank has finished
         self._paused_s = 0.0  # of evaluations
-        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is known
+        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event of its loss
 
     def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
         """Train until the end or a stop, and leave the model and the record in the run's folder.
@@ -347,7 +347,7 @@ class TrainingLoop:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
         interpreter.clock.activity = "in the evaluation"
-        share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics are the model's
+        share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         interpreter.clock.activity = ""
         end = interpreter.clock.now()

@@ -80,7 +80,7 @@ class Fabric:
         self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
         self.may_lose = False
         self.gone: dict[int, float] = {}
-        self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives have reported
+        self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures reported to it
         self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class Mailbox:
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         """A receive of a message with a header from one other rank."""
         if self._transport.members is not None:
-            flat[:HEADER_BYTES].zero_()  # after a departure nothing is received, and old memory must not pass for a message
+            flat[:HEADER_BYTES].zero_()  # nothing comes after a departure; old memory must not look like a message
         return self._transport.start_recv(source, flat, tag)
 
     def has_left(self, rank: int) -> bool:

@@ -69,7 +69,7 @@ class MpiTransport(Transport):
         self.can_shrink = self._threads and is_fault_tolerant()  # the failure detector uses a thread
         if not self._threads:
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
-        self._failure: list[str] = []  # shared with the lanes' transports: each announcement arrives once, at the thread that polls first
+        self._failure: list[str] = []  # shared with the lanes' transports: an announcement arrives once
         self._announced: list[Any] = []
         self._last_failure = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
@@ -236,7 +236,7 @@ class MpiTransport(Transport):
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         me = self._ranks[self.rank]
-        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all ranks open the other lanes again
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all ranks open other lanes again
         self._collectives, self._failure, self._announced = self._comm, [], []
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 

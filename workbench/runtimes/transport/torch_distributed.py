@@ -23,7 +23,7 @@ from workbench.units import MIB
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
-LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo may leave the network idle between the steps of a long sum; two halves fill each other's gaps
+LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo leaves gaps between the steps of a long sum; two halves fill them
 CLOSE_S = 5.0  # how long a finished rank waits for the others before it destroys its groups
 
 

@@ -122,7 +122,7 @@ class DDPHook:
         self._waiting.append((bucket, future))
         if not bucket.is_last():
             return
-        parts: dict[int, tuple[Tensor, Tensor]] = {}  # number of a parameter -> the parameter, its gradient in DDP's buffer
+        parts: dict[int, tuple[Tensor, Tensor]] = {}  # number -> parameter, its gradient in DDP's buffer
         for one, _ in self._waiting:
             for param, gradient in zip(one.parameters(), one.gradients(), strict=True):
                 parts[self._numbers.setdefault(param, len(self._numbers))] = (param, gradient)
@@ -171,7 +171,7 @@ class DDPHook:
             future.set_result(buffer)
         else:
             error = self._fail(error, step)
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # its annotation is a slip
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # a wrong annotation
 
     def _fail(self, error: BaseException, step: int) -> BaseException:
         """Announce the error to the other ranks, and fail every later bucket of this rank.
@@ -346,7 +346,7 @@ def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future
         done.value()
     except Exception as error:  # noqa: BLE001 - for any error: DDP waits for it on every future
         for _, future in waiting:
-            future.set_exception(error)  # type: ignore[arg-type]  # its annotation is a slip
+            future.set_exception(error)  # type: ignore[arg-type]  # a wrong annotation
         return
     for bucket, future in waiting:
         future.set_result(bucket.buffer())
