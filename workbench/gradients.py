@@ -121,7 +121,7 @@ def build_layout(
         raise ConfigError("the model has no trainable parameter: every requires_grad is False, or it has no parameters")
     devices = {param.device for _, param in named}
     if len(devices) > 1:
-        raise ConfigError(f"the model's parameters lie on several devices ({', '.join(map(str, devices))}): move it to one")
+        raise ConfigError(f"the model's parameters are on several devices ({', '.join(map(str, devices))}): move it to one")
     dtype = torch.float32
     for name, param in named:
         if isinstance(param, nn.parameter.UninitializedParameter):

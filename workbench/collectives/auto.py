@@ -112,7 +112,7 @@ class Auto(Collective):
         if ctx.num_workers == 1:
             return self.candidates[0]  # there is nothing to choose, and no link
         if ctx.link is None:
-            raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
+            raise ConfigError("Auto needs the cost of the network, which is unknown here: name a collective, such as Ring() or Tree()")
         flat = flat_of(value)
         num_bytes = flat.numel() * flat.element_size()
         try:

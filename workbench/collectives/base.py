@@ -210,4 +210,4 @@ def flat_of(value: Value) -> Tensor:
 
 
 def _no_halves(collective: Collective) -> ConfigError:
-    return ConfigError(f"{collective} sums in one piece: where the two halves are taken apart use Ring() or Native()")
+    return ConfigError(f"{collective} has no separate halves: use Ring() or Native()")

@@ -46,7 +46,9 @@ class Hierarchical(Collective):
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
             raise ConfigError(f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()")
         if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(getattr(self.outer, "plain", None), SummableCodec | None):
-            raise ConfigError(f"outer={self.outer} has the library sum, over all ranks and not leaders alone: use it with inner=Ring()")
+            raise ConfigError(
+                f"outer={self.outer} has the library's own sum, over all ranks and not only leaders: use it with inner=Ring()"
+            )
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):
                 if not hasattr(level, "codec") or level.codec is not None:

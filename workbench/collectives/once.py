@@ -266,7 +266,9 @@ class Once(Collective):
         if residual is None:
             residual = ctx.memory[name] = torch.zeros_like(like)
         if residual.shape != like.shape or residual.dtype != like.dtype:
-            raise ConfigError(f"{name} has {residual.numel()} values of a step before, and now there are {like.numel()}: keep the layout")
+            raise ConfigError(
+                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: keep the layout"
+            )
         return residual
 
     def _settle(self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor) -> None:

@@ -53,7 +53,7 @@ class Topology:
                 raise ConfigError(f"Topology({what}={value!r}): a whole number, 1 or more")
         if self.ranks_per_host > 1 and self.inside is None:
             raise ConfigError(
-                f"Topology: {self.ranks_per_host} ranks share a host, and the network between them is missing: give inside=, "
+                f"Topology: {self.ranks_per_host} ranks share a host: give the network between them, inside=, "
                 "such as workbench.costs.nvlink_3 or workbench.costs.shared_memory"
             )
         if self.ranks_per_host % self.nics_per_host:

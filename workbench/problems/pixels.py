@@ -59,7 +59,7 @@ def cifar10_pixelcnn(
     """
     positive_ints("levels", levels)
     if levels < 2 or 256 % levels:
-        raise ConfigError(f"levels={levels}: a divisor of 256, from 2 on")
+        raise ConfigError(f"levels={levels}: give a divisor of 256, 2 or more")
     if synthetic and folder is not None:
         raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
     where = None if synthetic else find_folder("cifar10", folder)
@@ -74,7 +74,7 @@ def _network(channels: int, levels: int, width: int, blocks: int, kernel: int, d
     if width % (2 * channels):
         raise ConfigError(f"width={width} does not divide by {2 * channels}: choose width={max(1, width // (2 * channels)) * 2 * channels}")
     if kernel % 2 == 0:
-        raise ConfigError(f"kernel={kernel}: an odd size has a middle; choose {kernel + 1}")
+        raise ConfigError(f"kernel={kernel}: give an odd size, such as {kernel + 1}")
     return partial(PixelCNN, channels, levels, width, blocks, kernel, dtype)
 
 

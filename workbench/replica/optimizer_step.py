@@ -327,7 +327,7 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer has got {self._name(place, param)} since the Trainer was made, which lays out gradients once: {AFTER}"
+                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out gradients once: {AFTER}"
                 )
         self._refresh(list(self._model.parameters()))
 
@@ -335,4 +335,4 @@ class TrainedParameters:
         name = next((name for name, other in self._model.named_parameters() if other is param), None)
         place = next((place for place, other in self._held() if other is param), None)
         what = f"{name} of the model" if name else f"the optimizer's {self._name(place, param)}" if place else "a parameter"
-        return f"{what} has requires_grad=True now, and was frozen when the Trainer was made, which lays out gradients once: {AFTER}"
+        return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {AFTER}"

@@ -120,7 +120,7 @@ def smallest_useful_delay(compute_s: float, communication_s: float, wire_s: floa
         return 0
     floor = max(compute_s, wire_s)
     if floor == 0:
-        raise ConfigError("without compute and bandwidth every longer delay is quicker: give compute_s or wire_s")
+        raise ConfigError("without compute and bandwidth every longer delay is faster: give compute_s or wire_s")
     return max(1, math.ceil(communication_s / floor * (1 - 1e-12)))
 
 

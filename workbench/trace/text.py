@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("values inside values, too many of them to be a record") from None
+        raise ValueError("too many nested values for a record") from None
 
 
 def read_json(path: Path) -> Any:
@@ -52,7 +52,7 @@ def parse_value(text: str) -> Any:
     try:
         return json.loads(text, parse_int=_whole)
     except RecursionError:
-        raise ValueError("values inside values, too many of them to be a record") from None
+        raise ValueError("too many nested values for a record") from None
 
 
 def open_file(path: Path) -> Any:

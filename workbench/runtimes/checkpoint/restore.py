@@ -83,7 +83,7 @@ def fits(path: Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is whole, but does not fit this run's model, optimizer or algorithm ({brief_error(error)}). "
+            f"{path} is undamaged, but does not fit this run's model, optimizer or algorithm ({brief_error(error)}). "
             "Resume with those that it was trained with, or train again from the start"
         ) from error
 
@@ -165,7 +165,7 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
                 reason += " there: write checkpoints where they have been averaged, with checkpoint_every= a multiple of every="
     if reason:
         raise ConfigError(
-            f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and here are {ctx.num_workers}. Another number of "
+            f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and this run has {ctx.num_workers}. Another number of "
             f"ranks can continue only from state that is equal on all ranks, and {reason}. Resume it on {checkpoint.num_ranks} ranks"
         )
     return {**read_rank_file(checkpoint.rank_file(0)), "num_workers": ctx.num_workers}

@@ -66,7 +66,7 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
     if progress == "library" and collective is not None and not isinstance(collective, Native):
         raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
     if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
-        raise ConfigError(f"{_said(changes)} would change how gradients lie in memory, or how they are applied: start another run for it")
+        raise ConfigError(f"{_said(changes)} would change the layout of gradients, or how they are applied: start another run")
     return new, None if lr is None else float(lr)
 
 
@@ -132,7 +132,7 @@ def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
     if "delay" in values and "delay" not in own:
         ((name, value),) = _delayed(algorithm, values.pop("delay")).items()
         if name in values:
-            raise ConfigError(f"delay and {name} say the same of {type(algorithm).__name__}: give one of them")
+            raise ConfigError(f"delay and {name} are the same setting of {type(algorithm).__name__}: give one of them")
         values[name] = value
     if "codec" in values and "codec" not in own:
         values["collective"] = _coded(values.get("collective", getattr(algorithm, "collective", None)), values.pop("codec"))

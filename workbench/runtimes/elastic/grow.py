@@ -33,7 +33,7 @@ def join_refusal(rank: int, waiting: tuple[int, int] | None, members: Membership
         waiting: the rank of another process that waits to join.
     """
     if members is None or not members.shrinks:
-        return "these ranks do not continue without one that is killed: on_failure='shrink' lets them"
+        return "this run does not continue without a killed rank: use on_failure='shrink'"
     members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"

@@ -275,7 +275,7 @@ class Interpreter:
 
     def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> tuple[int, Any] | None:
         if not tickets:
-            raise ValueError("WaitAny of no tickets would wait for ever")
+            raise ValueError("WaitAny of no tickets never returns: give at least one")
         begin = self.clock.now()
         deadline = self.clock.deadline(f"any of {len(tickets)} background works")
         found = -1

@@ -112,7 +112,7 @@ class Membership:
         """Why this run cannot continue; None if it can."""
         for departure in self.departures():
             if departure.rank == self.rank:
-                return f"rank {self.rank} itself was given up ({departure.why}), and the others continued without it: it cannot return"
+                return f"the others removed rank {self.rank} ({departure.why}), and continued without it: it cannot return"
             done_without = self._remain is not None and departure.rank not in self._remain
             if not self.losable[departure.rank] and not done_without:
                 return f"rank {departure.rank} has left ({departure.why}), and no process can take its place: resume from a checkpoint"

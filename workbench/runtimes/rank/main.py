@@ -209,7 +209,7 @@ def _refuse_plain_srun() -> None:
     if num_tasks > 1:
         ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
         raise LaunchError(
-            f"srun started {num_tasks} processes, and this one does not know where to meet the others, so each would train alone. "
+            f"srun started {num_tasks} processes, which cannot find each other, so each would train alone. "
             f"On MPI: srun --mpi=pmix -n {num_tasks} python script.py (--mpi=pmi2 for MPICH). "
             "On gloo or NCCL: set MASTER_ADDR to the first node and MASTER_PORT to a free port of it, and "
             f"srun -n {num_tasks} bash -c '{ranks} exec python script.py'. "

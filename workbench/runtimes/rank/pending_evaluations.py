@@ -94,7 +94,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         raise ConfigError(f"problem {problem.name} has no test data: there is nothing to evaluate")
     shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
     if recorded is not None and shapes != recorded:
-        raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with the options that it had")
+        raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with its options")
     num_made, file = 0, open_append(folder / metrics_name(0))
     try:
         for row, snapshot in PendingEvaluations(folder).take():

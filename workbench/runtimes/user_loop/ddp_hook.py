@@ -192,7 +192,7 @@ class DDPHook:
             raise ConfigError("a sparse gradient cannot be sent through ddp_hook: make the embedding with sparse=False")
         if buffer.device != self._transport.device:
             raise ConfigError(
-                f"a bucket lies on {buffer.device}, and ddp_hook was made for {self._transport.device}: with NCCL call "
+                f"a bucket is on {buffer.device}, and ddp_hook was made for {self._transport.device}: with NCCL call "
                 "torch.cuda.set_device before ddp_hook; with gloo keep the model on the CPU"
             )
 

@@ -117,7 +117,7 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
     else:
         numbers = [int(number) for number in num_samples]
     if numbers is not None and any(number < 1 for number in numbers):
-        raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        raise ConfigError(f"num_samples={num_samples}: use step(None) if this rank has no samples")
     if numbers is not None and closures and len(numbers) != len(closures):
         raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
     return closures, numbers

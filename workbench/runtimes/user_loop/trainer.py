@@ -371,7 +371,7 @@ class Trainer:
         if self._finished:
             raise ConfigError("this Trainer is finished: make a new one to train on")
         if self._is_evaluating:
-            raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
+            raise ConfigError("this Trainer is evaluating: leave the evaluating() block first")
 
     def _wait_for_all(self, what: str, *, counted: bool = True) -> None:
         """Wait until all ranks have made the same call, so that their next collectives are those of one call."""
