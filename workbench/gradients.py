@@ -203,11 +203,13 @@ class Gradient:
 
     Attributes:
         flat: 1-D buffer (`layout.numel` elements, or one bucket's slice), with tails. On the meta device in a
-            timing-only simulation. layout: where each parameter lies. bucket: number of the bucket; None for the
-            complete gradient. step: the step of its minibatch. version: number of updates that this rank had applied
-            when it was computed; staleness is counted from it. ready: on a GPU, the event after which the values are
-            complete, if another stream computed them (`streams`). total_weight: sum of all ranks' weights if it is
-            known in advance; otherwise None.
+            timing-only simulation.
+        layout: where each parameter lies.
+        bucket: number of the bucket; None for the complete gradient.
+        step: the step of its minibatch.
+        version: number of updates that this rank had applied when it was computed; staleness is counted from it.
+        ready: on a GPU, the event after which the values are complete, if another stream computed them (`streams`).
+        total_weight: sum of all ranks' weights if it is known in advance; otherwise None.
     """
 
     flat: Tensor

@@ -1,7 +1,8 @@
 """The requests: everything that an algorithm may ask of the runtime. The list is closed.
 
-An algorithm is a generator. It yields one of these requests and is resumed with the answer. It does not know whether
-time is wall time or virtual time, whether a peer is a process or a simulated worker, or which library sends its bytes.
+An algorithm is a generator. It yields one of these requests and is resumed with the answer. It does not know
+the kind of time (wall or virtual), the kind of its peers (processes or simulated workers), or the library that sends
+its bytes.
 
 | request | answer |
 |---|---|

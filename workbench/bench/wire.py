@@ -67,9 +67,10 @@ class Measured:
 
     Attributes:
         times: way -> seconds of a step in each round, of the slowest rank; also "compute", "forward" and the codecs'
-            work. socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its
-            cores. gradient_bytes: size of the model's gradient. sent_bytes: way with a codec -> mean bytes that a
-            rank sends in a step, whatever the pieces.
+            work.
+        socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its cores.
+        gradient_bytes: size of the model's gradient.
+        sent_bytes: way with a codec -> mean bytes that a rank sends in a step, whatever the pieces.
     """
 
     times: dict[str, list[float]]

@@ -27,11 +27,11 @@ class Setting:
 
     Attributes:
         workers: number of ranks.
-            line_bytes_per_s: the nominal rate of the link; None: the measured link.
-            latency_s: latency in addition to the measured one.
-            cores: number of cores that all ranks share; None: each rank has enough.
-            name: name of the network in tables.
-            assumed: whether the cores were assumed, not given.
+        line_bytes_per_s: the nominal rate of the link; None: the measured link.
+        latency_s: latency in addition to the measured one.
+        cores: number of cores that all ranks share; None: each rank has enough.
+        name: name of the network in tables.
+        assumed: whether the cores were assumed, not given.
     """
 
     workers: int

@@ -38,9 +38,9 @@ class Simulated:
     """A run and the seconds of its steps.
 
     Attributes:
-        slow: slowdown of each kind of work by shared cores. orders: for an algorithm whose messages meet at an
-            interface: the seconds of a step, divided by `step_s`, if messages share it
-                fairly, and if each waits for those before it.
+        slow: slowdown of each kind of work by shared cores.
+        orders: for an algorithm whose messages meet at an interface: the seconds of a step, divided by `step_s`, if
+            messages share it fairly, and if each waits for those before it.
     """
 
     run: Run

@@ -88,11 +88,11 @@ class Line:
 
     Attributes:
         latency_s: alpha of a hop in the library's own sums.
-            message_latency_s: alpha of a message that an algorithm sends itself, with its handling in Python.
-            s_per_byte: beta.
-            sum_s_per_byte: gamma, for float32 values.
-            codecs: (name, seconds to encode a byte of float32 values, to decode one).
-            line_bytes_per_s: nominal rate of the link, if known: 1 / beta is a share of it, headers take the rest.
+        message_latency_s: alpha of a message that an algorithm sends itself, with its handling in Python.
+        s_per_byte: beta.
+        sum_s_per_byte: gamma, for float32 values.
+        codecs: (name, seconds to encode a byte of float32 values, to decode one).
+        line_bytes_per_s: nominal rate of the link, if known: 1 / beta is a share of it, headers take the rest.
     """
 
     latency_s: Estimate

@@ -38,14 +38,14 @@ class Prediction:
 
     Attributes:
         step_s: mean seconds over steps; `usual_s` is the mean without the longest and shortest quarters. low_s,
-            high_s: quantiles (10 and 90 %) of the mean of a few steps, with the model's own error
-            (`calibration.model_error`). cores: the measured cores, and those assumed here. other_step_s: if the cores
-            were assumed, about the seconds of a step with the other assumption: the measured machine's shared cores,
-            or a
-                host for each rank; None: there is no other.
-            saved_s: how much shorter a step would be if wire, latency or stragglers cost nothing, or, without
-                stragglers, compute. The largest one is the bound.
-            overlap: hidden share of the communication; None without communication.
+        high_s: quantiles (10 and 90 %) of the mean of a few steps, with the model's own error
+            (`calibration.model_error`).
+        cores: the measured cores, and those assumed here.
+        other_step_s: if the cores were assumed, about the seconds of a step with the other assumption: the measured
+            machine's shared cores, or a host for each rank; None: there is no other.
+        saved_s: how much shorter a step would be if wire, latency or stragglers cost nothing, or, without stragglers,
+            compute. The largest one is the bound.
+        overlap: hidden share of the communication; None without communication.
     """
 
     method: str
@@ -146,15 +146,15 @@ def predict(
     steps and the model's own error (`calibration.model_error`).
 
     Args:
-        network: a network, its name in `workbench.costs`, or None for the measured one. bandwidth_bytes_per_s:
-            instead, another nominal rate of the measured network (125e6 for 1 Gbit/s). latency_s: latency of the link
-            in addition to the measured one; a network has its own. cores: a number that all ranks share; "measured":
-            those of the calibration; "own": each rank has a host with enough cores. None:
-                "measured" for as many workers on the measured network, otherwise "own". `Prediction.cores` says
-                which.
-            steps: steps to simulate, with the warm-up.
-            draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the
-                model's error.
+        network: a network, its name in `workbench.costs`, or None for the measured one.
+        bandwidth_bytes_per_s: instead, another nominal rate of the measured network (125e6 for 1 Gbit/s).
+        latency_s: latency of the link in addition to the measured one; a network has its own.
+        cores: a number that all ranks share; "measured": those of the calibration; "own": each rank has a host with
+            enough cores. None: "measured" for as many workers on the measured network, otherwise "own".
+            `Prediction.cores` says which.
+        steps: steps to simulate, with the warm-up.
+        draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the model's
+            error.
 
     Raises:
         ConfigError: the network is unknown, the calibration has none, or the algorithm cannot run on this number of

@@ -9,7 +9,7 @@ so what is applied and what all ranks keep always add up to what was owed. A ran
 keeps it. So does every rank for a parameter that no rank used, and for a sum that is not finite.
 
 If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks
-count their samples), a = q w, with w the rank's own weight and q its smallest recent W / w: see `share_of`.
+count their samples), a = q w. w is the rank's own weight, and q its smallest recent W / w: see `share_of`.
 """
 
 from __future__ import annotations

@@ -25,10 +25,11 @@ class Compute:
     """Forward, backward and update of one full minibatch. With fewer samples, forward and backward take less time.
 
     Attributes:
-        forward_s, backward_s, update_s: seconds without stragglers. stragglers: distributions that slow forward and
-            backward; several multiply, and each draws its own numbers. forward_shares, backward_shares: each
-            parameter's share of the pass, in order of registration; empty: in proportion to its elements.
-            fixed_share: share of forward and backward that does not depend on the number of samples; the rest is in
+        forward_s, backward_s, update_s: seconds without stragglers.
+        stragglers: distributions that slow forward and backward; several multiply, and each draws its own numbers.
+        forward_shares, backward_shares: each parameter's share of the pass, in order of registration; empty: in
+            proportion to its elements.
+        fixed_share: share of forward and backward that does not depend on the number of samples; the rest is in
             proportion to it.
     """
 

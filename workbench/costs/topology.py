@@ -20,12 +20,15 @@ class Topology:
     Every stage is full duplex: each direction has its own capacity.
 
     Attributes:
-        between: one network interface of a host, and alpha between hosts. inside: one rank's port to the others of
-            its host, and alpha there; needed if a host has several ranks. ranks_per_host: ranks that share the host's
-            interfaces. hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
-            oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1". nics_per_host:
-            interfaces of a host; neighbouring ranks share one. rates: (host, factor) or (host, factor out, factor in)
-            of hosts whose interfaces are slower or faster than `between`. name: name in tables.
+        between: one network interface of a host, and alpha between hosts.
+        inside: one rank's port to the others of its host, and alpha there; needed if a host has several ranks.
+        ranks_per_host: ranks that share the host's interfaces.
+        hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
+        oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1".
+        nics_per_host: interfaces of a host; neighbouring ranks share one.
+        rates: (host, factor) or (host, factor out, factor in) of hosts whose interfaces are slower or faster than
+            `between`.
+        name: name in tables.
 
     Example:
         >>> from workbench.costs import ethernet_10g, nvlink_3
@@ -145,19 +148,19 @@ class Topology:
     # -- the library's own collectives -----------------------------------------------------------------------------
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
-        """Return the seconds of the quicker of two all-reduces: a ring through all ranks, or two levels.
+        """Return the seconds of the faster of two all-reduces: a ring through all ranks, or two levels.
 
         The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
-        hosts only). There are p ranks on H hosts with g = p / H, n bytes, alpha, beta of the slowest way from a host
-        to the next (its interfaces, or an uplink where leaves differ), alpha', beta' inside, m = n / p: uplink where
-        leaves differ), alpha', beta' inside, m = n / p:
+        hosts only). There are p ranks on H hosts, with g = p / H ranks each, n bytes, and m = n / p. alpha and beta are
+        those of the slowest way from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
+        beta' are those inside a host.
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
             two levels  2 (g-1) (alpha' + n/g beta') + (g-1) n/g gamma,   and between hosts, where k ranks share an interface,
                         with a = alpha + m beta:   (H-1) max(a + m gamma, k m beta) + (H-2) max(a, k m beta) + a + (k-1) m beta
 
         The ring has the time of `Ring()` by messages; the second has the time of its halves inside and between hosts.
-        Sums on quick links are counted here, although they run while slow links still send.
+        Sums on fast links are counted here, although they run while slow links still send.
 
         Source: thakur2005optimization (the cost model); the second is common on hosts with several GPUs.
         """

@@ -31,15 +31,15 @@ class MergedBars:
     """Bars, and the spans that each bar merges.
 
     Attributes:
-        table: (B,) span table. A bar of several spans has the bytes of all, and the step of the first span that
-            begins in it. counts: (B,) how many spans begin in each bar; 0 if all began in an earlier column. spans_s:
-            (B,) total time of its spans within the bar. last_step: (B,) step of the last span that begins in it. low,
-            high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is its spans'
-            share of the column's time in
-                all the lane's rows. They are 0 and 1 if each bar is one span in its own row.
-            rows: (B,) number of rows of its lane: the mean number of concurrent spans in the fullest column of any
-                rank.
-            place: (N,) the bar in which each span begins.
+        table: (B,) span table. A bar of several spans has the bytes of all, and the step of the first span that begins
+            in it.
+        counts: (B,) how many spans begin in each bar; 0 if all began in an earlier column.
+        spans_s: (B,) total time of its spans within the bar.
+        last_step: (B,) step of the last span that begins in it.
+        low, high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is its spans' share of
+            the column's time in all the lane's rows. They are 0 and 1 if each bar is one span in its own row.
+        rows: (B,) number of rows of its lane: the mean number of concurrent spans in the fullest column of any rank.
+        place: (N,) the bar in which each span begins.
     """
 
     table: NDArray[Any]

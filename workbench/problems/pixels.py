@@ -36,7 +36,7 @@ def digits_pixelcnn(*, width: int = 24, blocks: int = 2, kernel: int = 5, dtype:
         width: channels of the residual stream; even, since blocks work on half of them.
         blocks: residual blocks.
         kernel: size of the first convolution, odd; those in blocks are 3 x 3.
-            dtype: dtype of the parameters.
+        dtype: dtype of the parameters.
     """
     check_dtype(dtype)
     return _pixelcnn("digits-pixelcnn", _network(1, DIGIT_LEVELS, width, blocks, kernel, dtype), digit_levels, lr=1e-3)

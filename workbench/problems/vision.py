@@ -73,11 +73,11 @@ def cifar10_resnet18(*, folder: Folder = None, synthetic: bool = False, augment:
     """ResNet-18 on CIFAR-10 (50,000 colour images of 32 x 32, ten classes).
 
     Args:
-        folder: the folder with `cifar-10-batches-py/`, as unpacked from the published archive. synthetic: use random
-            images of the same shape. augment: shift and mirror training images at random (`CropAndFlip`). small_stem:
-            begin with a 3x3 convolution of stride 1 without pooling, as is usual for 32 x 32. False: torchvision's
-            own 7x7 stem of
-                stride 2 with pooling, made for 224 x 224, which leaves 1 x 1 at the end.
+        folder: the folder with `cifar-10-batches-py/`, as unpacked from the published archive.
+        synthetic: use random images of the same shape.
+        augment: shift and mirror training images at random (`CropAndFlip`).
+        small_stem: begin with a 3x3 convolution of stride 1 without pooling, as is usual for 32 x 32. False:
+            torchvision's own 7x7 stem of stride 2 with pooling, made for 224 x 224, which leaves 1 x 1 at the end.
 
     Raises:
         DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.

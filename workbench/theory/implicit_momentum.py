@@ -32,7 +32,7 @@ def quadratic_paths(staleness: ArrayLike, step: float) -> NDArray[np.float64]:
 
     Args:
         staleness: (R, T) of T updates in R repetitions; parameters before the first update are 1.
-            step: eta.
+        step: eta.
 
     Returns:
         (R, T + 1)

@@ -23,9 +23,9 @@ class Schedule:
 
     Attributes:
         ready_s: when its gradients are final.
-            begin_s, end_s: begin and end of its all-reduce.
-            applied_s: end of its update, or of the one update of all buckets.
-            step_s: length of the step.
+        begin_s, end_s: begin and end of its all-reduce.
+        applied_s: end of its update, or of the one update of all buckets.
+        step_s: length of the step.
     """
 
     ready_s: tuple[float, ...]

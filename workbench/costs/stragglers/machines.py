@@ -127,7 +127,7 @@ class Windows(Stragglers):
     Attributes:
         windows: (begin_s, end_s, factor) of each, in order and not overlapping.
         period_s: period after which they repeat, counted from 0; infinite: never.
-            ranks: slow ranks; empty: all.
+        ranks: slow ranks; empty: all.
     """
 
     windows: tuple[tuple[float, float, float], ...]
@@ -193,8 +193,8 @@ class Failures(Stragglers):
 
     Attributes:
         mean_between_s: mean time that a worker is up, in virtual seconds.
-            repair_s: from a failure until the worker is up.
-            ranks: ranks that fail; empty: all.
+        repair_s: from a failure until the worker is up.
+        ranks: ranks that fail; empty: all.
     """
 
     mean_between_s: float

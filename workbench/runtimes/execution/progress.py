@@ -9,7 +9,7 @@
 | "library" | begun without blocking, and left to the library | refused |
 
 Two gloo sums in progress at once compete for one connection. On a slow network Pipe-SGD's steps were 4 to 7 % longer
-than with one sum after the other, so "auto" runs long sums on a lane's thread. Short sums hide each other's latency
+than with one sum after the other. So "auto" runs long sums on a lane's thread. Short sums hide each other's latency
 instead.
 
 Free sub-programs wait for other ranks' work, not for bytes. Under "auto" and "thread" they share one thread; servers
