@@ -171,9 +171,8 @@ class WorkerPort:
     def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
         """Push a minibatch's gradient to the servers of the shards in `versions`.
 
-        Pull their parameters into the replica.
-
-        Shards are pushed during backward, unless the gradient must be clipped as a whole first.
+        Pull their parameters into the replica. Shards are pushed during backward, unless the gradient must be clipped
+        as a whole first.
 
         Args:
             versions: shard -> version of its parameters; afterwards those that were pulled.

@@ -194,10 +194,9 @@ def codec_work(name: str, flat: Any, number: int) -> Step:
 def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
     """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores.
 
-    All ranks call it.
-
-    All hosts of an emulated network are this machine, and its kernel handles sockets in any process, so the whole
-    machine is measured. gloo sleeps while it waits, so only work is counted, including that of other programs.
+    All ranks call it. All hosts of an emulated network are this machine, and its kernel handles sockets in any process,
+    so the whole machine is measured. gloo sleeps while it waits, so only work is counted, including that of other
+    programs.
     """
     import torch
 

@@ -13,10 +13,9 @@ from torch import Generator, Tensor
 class Codec(ABC):
     """Writes 1-D floating-point values as bytes.
 
-    It has settings and no state: the encoder's caller keeps an error-feedback residual.
-
-    Codecs compute in float32: float64 values are rounded to it first. A NaN or an infinity never becomes a finite
-    number: values with the same scale are decoded to NaN, so that divergence is visible.
+    It has settings and no state: the encoder's caller keeps an error-feedback residual. Codecs compute in float32:
+    float64 values are rounded to it first. A NaN or an infinity never becomes a finite number: values with the same
+    scale are decoded to NaN, so that divergence is visible.
     """
 
     @property

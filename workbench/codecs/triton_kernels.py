@@ -1,8 +1,6 @@
 """Triton kernels for a GPU: 16-bit truncation and 8-bit levels, encoded, decoded and summed.
 
-The only importer of triton.
-
-They give the bits that `Truncate16` and `Linear8` give on a CPU. This needs:
+The only importer of triton. The kernels give the bits that `Truncate16` and `Linear8` give on a CPU. This needs:
 
 - no multiply-add is fused (`enable_fp_fusion=False`), quotients are IEEE's (`div_rn`), subnormal numbers are kept;
 - rounding to nearest is to even: by adding 3 * 2**22, or, for the high half of a float32, in integers;
@@ -83,9 +81,8 @@ def restore(wire: Tensor, out: Tensor, *, group: int | None, add: bool = False) 
 class _Plan:
     """The division of grouped values among programs.
 
-    A program has `rows` groups, or a group has several programs, in chunks of `columns`.
-
-    The size of a single group is rounded up to a multiple of 16: Triton then knows the alignment of its chunks.
+    A program has `rows` groups, or a group has several programs, in chunks of `columns`. The size of a single group is
+    rounded up to a multiple of 16: Triton then knows the alignment of its chunks.
     """
 
     group: int

@@ -112,10 +112,8 @@ def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) 
 def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
     """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum.
 
-    Needed if no `total_weight` is known.
-
-    A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small
-    steps.
+    Needed if no `total_weight` is known. A ratio that falls is taken at once, for a share above W makes a residual
+    grow. One that rises is taken in small steps.
 
     Args:
         tail: summed.
@@ -177,9 +175,8 @@ class Outcome:
 def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Outcome:
     """Return the outcome for a bucket's summed tail and values.
 
-    `spans`: each parameter's place, in the order of the tail's counts.
-
-    Without a tail (a plain tensor) the sum is applied unchanged.
+    `spans`: each parameter's place, in the order of the tail's counts. Without a tail (a plain tensor) the sum is
+    applied unchanged.
     """
     if total.is_meta or not total.numel():
         return Outcome(1.0)

@@ -74,11 +74,10 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
 def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
     """Return p (alpha + m beta) + (p-1) m gamma, m = n/M.
 
-    A server receives p gradients of its shard through one interface and sums them.
-
-    It receives one gradient after another, so each has its latency. It sums before it receives the next, so sums are
-    not hidden. All M servers work at the same time. The servers after the first lag by a message each, because a
-    worker has one interface too; `scatter_s` hides that.
+    A server receives p gradients of its shard through one interface and sums them. It receives one gradient after
+    another, so each has its latency. It sums before it receives the next, so sums are not hidden. All M servers work at
+    the same time. The servers after the first lag by a message each, because a worker has one interface too;
+    `scatter_s` hides that.
 
     Derived here.
     """
@@ -89,9 +88,8 @@ def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) ->
 def scatter_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
     """Return M alpha + (p + M - 1) m beta, m = n/M.
 
-    A server sends its replies one after another, and a worker takes its shards in turn.
-
-    With one server it is alpha + p n beta. Derived here.
+    A server sends its replies one after another, and a worker takes its shards in turn. With one server it is alpha + p
+    n beta. Derived here.
     """
     message_s, _ = _message(num_bytes, link, shards)
     return shards * link.latency_s + (num_workers + shards - 1) * message_s

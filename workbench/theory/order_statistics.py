@@ -136,9 +136,7 @@ def uniform_order_statistic(low_s: float, high_s: float, which: int, of: int) ->
 def blom(mean_s: float, deviation_s: float, which: int, of: int) -> float:
     """Return Blom's approximation for a normal distribution: mean + deviation Phi^-1((k - 3/8) / (m + 1/4)).
 
-    As recalled.
-
-    The error is at most 0.03 deviations.
+    As recalled. The error is at most 0.03 deviations.
 
     >>> [round(blom(0.0, 1.0, which, 100), 2) for which in (100, 96)]
     [2.5, 1.68]

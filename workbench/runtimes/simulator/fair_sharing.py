@@ -138,10 +138,9 @@ class FairLinks:
     def _share(self, changed: set[int]) -> None:
         """Share again among the connections that a changed stage connects, directly or through others.
 
-        No other rate can change.
-
-        In a ring no two messages share a stage, so this takes the same time for any number of workers. The numbers are
-        bit-identical to `fair_rates` of all connections, because a group's connections are in the same order.
+        No other rate can change. In a ring no two messages share a stage, so this takes the same time for any number of
+        workers. The numbers are bit-identical to `fair_rates` of all connections, because a group's connections are in
+        the same order.
         """
         todo = changed
         while todo:

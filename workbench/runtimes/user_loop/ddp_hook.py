@@ -360,9 +360,8 @@ def _in_memory_order(gradient: Tensor) -> Tensor:
 def _layout_of(index: int, parameters: list[Tensor], buffer: Tensor) -> Layout:
     """DDP's bucket `index` as a gradient without a tail.
 
-    Every rank counts the same, and DDP itself knows which parameters were used.
-
-    DDP puts gradients one after the other, each as its parameter lies in memory.
+    Every rank counts the same, and DDP itself knows which parameters were used. DDP puts gradients one after the other,
+    each as its parameter lies in memory.
     """
     offsets = [0, *accumulate(param.numel() for param in parameters)]
     dtype = torch.promote_types(torch.float32, buffer.dtype)

@@ -227,11 +227,9 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
 class Preview:
     """The model as it would be if training ended after this step; `undo` restores the present one.
 
-    Every rank makes one.
-
-    A second program of the algorithm runs to its end from a copy of the first one's state. It applies gradients in
-    flight and makes the replicas equal, with copies of the optimizer's state and of the codecs' residuals. The first
-    program waits at its step's end.
+    Every rank makes one. A second program of the algorithm runs to its end from a copy of the first one's state. It
+    applies gradients in flight and makes the replicas equal, with copies of the optimizer's state and of the codecs'
+    residuals. The first program waits at its step's end.
 
     Args:
         end: the end of the last step.

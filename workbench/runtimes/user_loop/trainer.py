@@ -299,10 +299,8 @@ class Trainer:
     def load(self, folder: str | Path) -> tuple[int, Any]:
         """Continue from the newest complete checkpoint in the folder.
 
-        On the same number of ranks the result is bit-identical.
-
-        Every rank must call it, before its first step. Another number of ranks is possible if the ranks' states are
-        equal.
+        On the same number of ranks the result is bit-identical. Every rank must call it, before its first step. Another
+        number of ranks is possible if the ranks' states are equal.
 
         Returns:
             The number of steps before the checkpoint, and this rank's `own`, or None on another number of ranks.
@@ -326,10 +324,8 @@ class Trainer:
     def finish(self) -> Run | None:
         """Apply gradients in flight and release the model.
 
-        Returns the run if it was recorded. A second call returns the same.
-
-        Every rank must call it, after the same step. Afterwards the model's buffers (BatchNorm's statistics) are rank
-        0's on all ranks.
+        Returns the run if it was recorded. A second call returns the same. Every rank must call it, after the same
+        step. Afterwards the model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
         """
         if self._finished:
             return None if self._folder is None else Run.load(self._folder)
