@@ -106,5 +106,6 @@ class LayerwiseSGD(CollectiveAlgorithm):
         """Return what to start when the gradients of a bucket are final."""
         work, number = AllReduce(bucket, self.collective), bucket.bucket or 0
         if self.order == SendOrder.PRIORITY:
-            return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)  # the last bucket has the first layers
+            # The last bucket has the first layers.
+            return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)
         return work if self.lanes == 1 else Start(work, lane=number % self.lanes)

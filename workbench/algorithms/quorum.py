@@ -101,7 +101,8 @@ class ArrivalTimes:
         self._num_unknown = num_workers
         self._most = MEMORY * num_workers
         self._newest = self._oldest = Round([])
-        self._arrivals: deque[tuple[float, float]] = deque()  # (time before, time after), for each round after the oldest
+        # (time before, time after), for each round after the oldest.
+        self._arrivals: deque[tuple[float, float]] = deque()
         self._sums = np.zeros(0)  # (p,) over the rounds that count
         self._num_rounds = 0
 

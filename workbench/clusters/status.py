@@ -49,7 +49,8 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
     """
     if engines.detached:
         return entry_table(registry.find_entry(engines.id))
-    connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)  # an MPI world ends as one
+    # An MPI world ends as one.
+    connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)
     present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
     training = run is not None and not _is_over(run) and any("ended" not in begun[rank] for rank in begun) and bool(present)

@@ -206,7 +206,8 @@ def flat_of(value: Value) -> Tensor:
     """Return the 1-D tensor of a gradient or tensor; it shares memory."""
     if isinstance(value, Gradient):
         return value.flat
-    return value if value.dim() == 1 and value.is_contiguous() else value.view(-1)  # a view of a view takes a microsecond
+    # A view of a view takes a microsecond.
+    return value if value.dim() == 1 and value.is_contiguous() else value.view(-1)
 
 
 def _no_halves(collective: Collective) -> ConfigError:

@@ -28,7 +28,8 @@ ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # the e
 ONCE_OWNER = "once.owner"  # the codec's error of the sum of this rank's block
 WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
 OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; others are equal
-RATIO_GROWTH = 1 / 16  # of q in a sum, at most; e stays bounded if W / w changes by a factor below 43 = Euler's number / this
+# The most that q grows in a sum. e stays bounded if W / w changes by a factor below 43 = Euler's number / this.
+RATIO_GROWTH = 1 / 16
 
 
 # -- the names in a memory -----------------------------------------------------------------------------------------

@@ -291,7 +291,8 @@ class Once(Collective):
                 yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight)
             return
         flat, name = value.view(-1), f"tensor-{value.numel()}"
-        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0  # a tensor has no step to select noise by
+        # A tensor has no step to select noise by.
+        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0
         yield Piece(flat, flat[:0], name, calls)
 
 

@@ -86,7 +86,8 @@ class Ring(Collective):
                 if hop + 1 < last:
                     sending.append((yield from wire.start_send(right, message, hop + 1)))
                 yield from wire.put(part, message)
-            yield from wire.finish(sending.popleft())  # with two ranks a later hop overwrites the block, so it must have left
+            # With two ranks a later hop overwrites the block, so it must have left.
+            yield from wire.finish(sending.popleft())
 
     def _send_chunk(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
         """Send this rank's values of a chunk. In the first distributing hop they are the whole sum."""

@@ -26,7 +26,8 @@ from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait
 from workbench.program import Context
 from workbench.rng import derive_seed
 
-NUM_TAGS = 900  # tags of hops, which may share one: its messages keep their order. Tags from 900 to 999 are the algorithm's
+# Tags of hops, which may share one: its messages keep their order. Tags from 900 to 999 are the algorithm's.
+NUM_TAGS = 900
 ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not begin between two of them
 
 

@@ -17,7 +17,8 @@ from workbench.naming import parse_value, unknown
 from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
-NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} also gives settings
+# {pipe-sgd: {width: 2}} also gives settings.
+NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}
 REPEATED = ("stragglers",)  # options that may be repeated: their value may be a list
 REFUSED = ("json", "resume")  # options of `workbench train` that do not define a run
 

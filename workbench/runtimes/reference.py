@@ -75,7 +75,8 @@ class Rank:
     velocity: Tensor
     layout: Layout
     updates: list[int]
-    backwards: list[tuple[int, Tensor]] = field(default_factory=list)  # (step, parameters at which the gradient was computed)
+    # (step, parameters at which the gradient was computed).
+    backwards: list[tuple[int, Tensor]] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
     ends: list[ops.EndStep] = field(default_factory=list)
     seen: list[Tensor] = field(default_factory=list)  # parameters at each EndStep

@@ -61,7 +61,8 @@ def open_file(path: Path) -> Any:
     Raises:
         OSError: there is none, or it is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe without a writer would block
+    # Opening a pipe without a writer would block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{path} is no file")

@@ -102,7 +102,8 @@ def private_mounts(hosts: list[dict[str, Any]]) -> None:
     names = Path(PLACE, "hosts")
     lines = []
     for host in hosts:
-        lines += [f"{host['address']} {host['name']}\n", f"::ffff:{host['address']} {host['name']}.ipv6\n"]  # for IPv6 sockets
+        # For IPv6 sockets.
+        lines += [f"{host['address']} {host['name']}\n", f"::ffff:{host['address']} {host['name']}.ipv6\n"]
     names.write_text("127.0.0.1 localhost\n" + "".join(lines))
     mount(str(names), "/etc/hosts", flags=BIND)
 

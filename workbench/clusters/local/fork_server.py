@@ -163,7 +163,8 @@ class RankForkServer:
             here.close()
             os.setsid()  # a terminal's Ctrl-C does not reach it
             null = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):  # a reader that waits for the end of the parent's output must not wait for the server
+            # A reader that waits for the end of the parent's output must not wait for the server.
+            for stream in (0, 1, 2):
                 os.dup2(null, stream)
             begin(serve(there))
         there.close()

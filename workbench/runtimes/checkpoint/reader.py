@@ -26,7 +26,8 @@ KINDS: dict[str, type] = {
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
-REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a checksum, if they are in rank 0's file
+# Entries besides the parameters. "alike" replaces them by a checksum, if they are in rank 0's file.
+REPLICATED = ("optimizer", "schedule", "average")
 MOST_WORDS = 300  # characters of a library's error
 
 

@@ -70,4 +70,5 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
     whole = octets.numel() // 8 * 8
     if octets.storage_offset() % 8:
         octets = octets.clone()
-    return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))  # sums modulo 2^64, so in any order
+    # Sums modulo 2^64, so in any order.
+    return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))

@@ -110,7 +110,8 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
             except Damaged as error:
                 found["damaged"].append(str(error))
         everyone = agree(found)
-        damaged = list(dict.fromkeys(note for one in everyone for note in one["damaged"]))  # several ranks read rank 0's file
+        # Several ranks read rank 0's file.
+        damaged = list(dict.fromkeys(note for one in everyone for note in one["damaged"]))
         runs = sorted({run for one in everyone for run in one["runs"]})
         if len(runs) > 1:
             damaged.append(f"its files are of several runs: {', '.join(runs)}")

@@ -106,7 +106,8 @@ def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}
-    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):  # the last one: of the present value
+    # The last one: of the present value.
+    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):
         classes = {key: item for key, item in vars(module).items() if isinstance(item, type) and hasattr(item, "__dataclass_fields__")}
         known |= {key: item for key, item in classes.items() if key in getattr(module, "__all__", ()) or item.__module__ == module.__name__}
     return build(value, known)

@@ -65,7 +65,8 @@ class RankClock:
         if on and self._held_since is None:
             self._held_since = time.perf_counter()
         elif not on and self._held_since is not None:
-            self._held_s += time.perf_counter() - self._held_since  # first, so that a concurrent reader waits longer, not shorter
+            # First, so that a concurrent reader waits longer, not shorter.
+            self._held_s += time.perf_counter() - self._held_since
             self._held_since = None
 
     def pause_seconds(self) -> float:

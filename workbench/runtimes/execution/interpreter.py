@@ -59,7 +59,8 @@ class Interpreter:
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
-        self.on_update: Callable[[ops.Apply, float], None] | None = None  # called on the server's thread, for each update
+        # Called on the server's thread, for each update.
+        self.on_update: Callable[[ops.Apply, float], None] | None = None
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
         self._here = Endpoint(transport, self.clock, self._mailbox)

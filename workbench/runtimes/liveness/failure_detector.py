@@ -71,7 +71,8 @@ def step_under_way(folder: Path, rank: int) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first line may be cut, or the last one of a killed rank
+        # The first line may be cut, or the last one of a killed rank.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             return int(json.loads(line)["step"]) + 1
     return 0
 
@@ -131,9 +132,11 @@ class FailureDetector:
         self._step, self._lost_s = step, lost_s
         self._here = Watchdog(folder, rank, step)
         self._known: dict[int, dict[str, Any]] = {}  # rank -> its first heartbeat
-        self._heard: dict[int, tuple[int, float]] = {}  # rank -> time of its last heartbeat (the file's clock), when it was seen (ours)
+        # rank -> time of its last heartbeat (the file's clock), when it was seen (ours).
+        self._heard: dict[int, tuple[int, float]] = {}
         self._moved = (0, time.monotonic())  # this rank's step, and when it began
-        self._over, self._writing = threading.Event(), threading.RLock()  # reentrant: a garbage collection may call `leave`
+        # Reentrant: a garbage collection may call `leave`.
+        self._over, self._writing = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._run, name="workbench-heartbeat", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
@@ -314,6 +317,7 @@ class FailureDetector:
             reason = self._look((self.rank + distance) % self.num_ranks)
             if reason is not None and not self._over.is_set() and self.announce is not None:
                 self.announce = None
-                with contextlib.suppress(RuntimeError):  # the process that holds announcements may be the one that is gone
+                # The process that holds announcements may be the one that is gone.
+                with contextlib.suppress(RuntimeError):
                     announce(reason)
                 return

@@ -173,7 +173,8 @@ class Membership:
         found = [LEFT_TEXT] * self.num_ranks
         waiting = set(range(self.num_ranks))
         while waiting:
-            gone = {departure.rank for departure in self.departures()}  # before the texts: a rank writes its text before it leaves
+            # Before the texts: a rank writes its text before it leaves.
+            gone = {departure.rank for departure in self.departures()}
             for rank in sorted(waiting):
                 if (said := self.text(number, rank)) is not None:
                     found[rank] = said
@@ -202,7 +203,8 @@ class Membership:
 
     def record(self) -> list[dict[str, Any]]:
         """Departures for `run.json`, with seconds since the run began."""
-        known = dict.fromkeys([*self._before, *self.departures(now=True)])  # a rank that joined later may know one from both
+        # A rank that joined later may know one from both.
+        known = dict.fromkeys([*self._before, *self.departures(now=True)])
         return [asdict(row) for row in sorted(known, key=lambda departure: departure.seconds)]
 
     def leave(self) -> None:

@@ -53,7 +53,8 @@ class AsyncEvaluations:
         self._pending = PendingEvaluations(folder)
         self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm.requires.servers else None
         self._lock = Lock()  # servers run on separate threads
-        self._shards: dict[int, dict[int, Tensor]] = {}  # step -> shard -> parameters, of servers here that have reached it
+        # step -> shard -> parameters, of servers here that have reached it.
+        self._shards: dict[int, dict[int, Tensor]] = {}
         self._reached_s: dict[int, float] = {}  # step -> when the last of these servers reached it
         self._updated_s: float | None = None  # the last update of a server on this rank
         if self._schedule is not None and worker.can_evaluate:

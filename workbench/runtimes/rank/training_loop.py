@@ -85,7 +85,8 @@ class TrainingLoop:
         self._writer = CheckpointWriter(worker, interpreter, folder)
         self._shrinker = Shrinker(worker, interpreter, controller, folder)
         self._transport, self._replica = interpreter.transport, worker.replica
-        self._peers = Deadline("", self._transport.peer_failure, None)  # asked at each step: a rank may wait for no other
+        # Asked at each step: a rank may wait for no other.
+        self._peers = Deadline("", self._transport.peer_failure, None)
         self._evaluations: AsyncEvaluations | None = None
         if controller.algorithm.asynchronous:
             self._evaluations = AsyncEvaluations(controller.algorithm, worker, interpreter, recorder, folder, self._seconds)
@@ -347,7 +348,8 @@ class TrainingLoop:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
         interpreter.clock.activity = "in the evaluation"
-        share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics
+        # As in torch DDP, rank 0's running statistics.
+        share_tensors(worker.replica.float_buffers(), transport, interpreter)
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         interpreter.clock.activity = ""
         end = interpreter.clock.now()

@@ -29,7 +29,8 @@ class SimEvaluations:
         self._replicas: dict[int, list[Tensor]] = {}  # step -> parameters of the workers that have ended it
         self._num_evaluated = 0  # steps up to the last evaluated one
         self._schedule = EvaluationSchedule(workers[0].due_steps() if algorithm.requires.servers else [])
-        self._shards: dict[int, dict[int, Tensor]] = {}  # step -> shard -> parameters, of the servers that have completed it
+        # step -> shard -> parameters, of the servers that have completed it.
+        self._shards: dict[int, dict[int, Tensor]] = {}
         self._updated_s: float | None = None  # time of the last update of a server
 
     def after_step(self, worker: SimWorker, step: int) -> None:

@@ -72,7 +72,8 @@ class Fabric:
         self._free_s: dict[int, float] = {}  # stage -> when it is idle; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
         self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
-        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # (priority, number, message) that wait for a stage
+        # (priority, number, message) that wait for a stage.
+        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []
         self._again_s = 0.0  # when `_dispatch` runs next; in the past if nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives

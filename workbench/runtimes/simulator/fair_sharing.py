@@ -61,10 +61,12 @@ class FairLinks:
         self._said: dict[Connection, Any] = {}
         self._routes: dict[Connection, Route] = {}
         self._rates: dict[Connection, float] = {}
-        self._on: dict[int, dict[Connection, int]] = {}  # stage -> its active connections, each with its place in `_left`
+        # stage -> its active connections, each with its place in `_left`.
+        self._on: dict[int, dict[Connection, int]] = {}
         self._place: dict[Connection, int] = {}  # place of each active connection in `_left`
         self._waiting: dict[Connection, list[Waiting]] = {}
-        self._num_met = self._num_begun = self._number = 0  # messages so far; messages begun; number of the valid `_look`
+        # Messages so far; messages begun; number of the valid `_look`.
+        self._num_met = self._num_begun = self._number = 0
 
     def begin(self, now_s: float, pair: Connection, route: Route, num_bytes: float, said: Any, priority: int) -> None:
         """Begin a message that both sides have asked for."""

@@ -24,7 +24,8 @@ class RecordedAnswers:
         self._positions = deque(row["position"] for row in mine if "wait_any" in row)
         self._nows = deque(row["now"] for row in mine if "now" in row)
         self.position = -1  # of the last `WaitAny`
-        self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank was asked to stop
+        # Steps after which the rank was asked to stop.
+        self.controls = {row["control"] for row in mine if "control" in row}
 
     def source(self) -> int:
         """Return the sender of the next receive from any rank; -1 at the record's end: no program waited for it."""

@@ -56,7 +56,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
     if recorded != (run.info["method"].get("settings") or {}):
         raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, not with {recorded}")
-    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}  # an older record lacks newer settings
+    # An older record lacks newer settings.
+    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}
     if settings.as_record() != recorded:
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
         raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")

@@ -339,7 +339,8 @@ class Simulation:
         )
         stopped = self._stopped
         served = self.algorithm.requires.servers
-        done = first.num_steps if served and not stopped else first.last_step + 1  # rank 0 may have skipped its last step
+        # Rank 0 may have skipped its last step.
+        done = first.num_steps if served and not stopped else first.last_step + 1
         status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:

@@ -250,7 +250,8 @@ class AnySourceRecv(Handle):
             return True
         if self._remote is not None and self._remote[0].poll():
             if self._departures and self._mailbox.is_reported(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
-                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # its sender's departure was reported before
+                # Its sender's departure was reported before.
+                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)
                 return False
             handle, flat = self._remote
             source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one

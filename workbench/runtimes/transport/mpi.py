@@ -236,7 +236,8 @@ class MpiTransport(Transport):
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         me = self._ranks[self.rank]
-        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all ranks open other lanes again
+        # All ranks open other lanes again.
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)
         self._collectives, self._failure, self._announced = self._comm, [], []
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 
@@ -263,7 +264,8 @@ class MpiTransport(Transport):
     def _to_host(self, flat: Tensor) -> Tensor:
         if not self._staged:
             if flat.is_cuda:
-                torch.cuda.current_stream(flat.device).synchronize()  # MPI reads the memory at once, not in stream order
+                # MPI reads the memory at once, not in stream order.
+                torch.cuda.current_stream(flat.device).synchronize()
             return flat
         host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=torch.cuda.is_available())
         return host.copy_(flat)

@@ -12,7 +12,8 @@ from workbench.errors import PeerFailed
 from workbench.runtimes.liveness.deadline import Deadline, on_a_thread
 from workbench.runtimes.liveness.membership import ENDS_ALONE
 
-FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")  # set by Open MPI's launcher if both options were given
+# Set by Open MPI's launcher if both options were given.
+FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")
 
 
 def is_fault_tolerant() -> bool:

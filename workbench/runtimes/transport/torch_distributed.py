@@ -99,7 +99,8 @@ class TorchTransport(Transport):
     ) -> None:
         self._on_default_group = True
         self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
-        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank in `among` -> rank of the default group
+        # Rank in `among` -> rank of the default group.
+        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)
         self._store = dist.distributed_c10d._get_default_store()
         place = FAILURE_KEY if among is None else f"{FAILURE_KEY}/{'-'.join(map(str, self._ranks))}"
         run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # equal on all ranks
@@ -134,7 +135,8 @@ class TorchTransport(Transport):
         self._waiters = Waiters()
         self._works = Works()
         self.outlives_peers = self.can_shrink = backend == "gloo" and among is None
-        self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any rank fails
+        # (tag, bytes) -> receives from each rank, where one from any rank fails.
+        self._fans: dict[tuple[int, int], Any] = {}
 
     @classmethod
     def join_later(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
@@ -380,7 +382,8 @@ class TorchTransport(Transport):
         deadline = Deadline("all ranks to leave the run", self.peer_failure, CLOSE_S)
         try:
             self._store.add(key, 1)
-            while int(self._store.get(key)) < self.num_workers:  # `get`, because `add(key, 0)` makes a file store longer
+            # `get`, because `add(key, 0)` makes a file store longer.
+            while int(self._store.get(key)) < self.num_workers:
                 deadline.check()
                 time.sleep(1e-4)
             return self.peer_failure() is None

@@ -200,7 +200,8 @@ class Waiters:
         self.closed = False
         self.busy: set[int] = set()  # threads that wait in the library now
         self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
-        self._idle: SimpleQueue[None] = SimpleQueue()  # one entry a thread. No semaphore: its methods may collect a handle
+        # One entry a thread. No semaphore: its methods may collect a handle.
+        self._idle: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None) -> PointHandle:

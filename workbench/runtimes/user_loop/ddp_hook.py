@@ -69,7 +69,8 @@ class DDPHook:
         self._buckets: dict[int, Bucket] = {}
         self._memory: dict[Signature, dict[str, Tensor]] = {}
         self._cut: list[Signature] = []  # buckets of a loaded state: the next step is averaged in them
-        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []  # DDP's buckets of that step, until its last one
+        # DDP's buckets of that step, until its last one.
+        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []
         self._error: BaseException | None = None
 
     @property

@@ -378,7 +378,8 @@ class Trainer:
 
     def _record_step(self, step: int, loss: Tensor | None) -> None:
         found = self._report_gradient(step)
-        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would wait
+        # A GPU would wait.
+        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):
             raise Diverged(
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
             )

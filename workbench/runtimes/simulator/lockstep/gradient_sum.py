@@ -83,7 +83,8 @@ class GradientSum:
             param.grad = None
         for piece in total.layout.buckets:
             tail = total.tail(piece.index).numpy()
-            tail[WEIGHT] = np.cumsum(np.array([tail[WEIGHT], *self._shares], tail.dtype))[-1]  # one after the other, as messages are summed
+            # One after the other, as messages are summed.
+            tail[WEIGHT] = np.cumsum(np.array([tail[WEIGHT], *self._shares], tail.dtype))[-1]
             tail[USED:] += [self._used[slot.index] for slot in piece.slots]
         self._shares.clear()
         self._used = [0] * len(self._parameters)

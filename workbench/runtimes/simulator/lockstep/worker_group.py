@@ -100,7 +100,8 @@ class WorkerGroup:
         assert self._worker is not None and self._summation is not None
         model = self.replica.model
         total, loss = self._summation.begin(step, self._worker.minibatch(step, 0))
-        kept = [buffer.clone() for buffer in model.buffers()]  # a module's other state, such as BatchNorm's, is rank 0's
+        # A module's other state, such as BatchNorm's, is rank 0's.
+        kept = [buffer.clone() for buffer in model.buffers()]
         losses = [loss]
         for rank in range(1, self.num_workers):
             losses.append(self._summation.add(total, partial(self._worker.minibatch, step, rank)))
@@ -223,7 +224,8 @@ class Sent:
         """Complete the rows with known numbers."""
         while self._rows and self._rows[0][1] < now_s:
             times, _, row = self._rows.popleft()
-            low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))  # nearly always the same
+            # Nearly always the same.
+            low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))
             counts = np.searchsorted(self._ends[low:high], times, side="right")
             row["bytes_sent"] = int(np.floor(np.array(self._totals[low : high + 1]))[counts].sum())
         if len(self._ends) > 2 * KEPT_ENDS:
