@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from workbench.algorithms import names as method_names
+from workbench.algorithms import names as algorithm_names
 from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
@@ -169,7 +169,7 @@ def predict_at(
 ) -> Prediction:
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(method_names())}")
+        raise ConfigError(f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}")
     steps = affordable(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
     found = simulated(calibration, algorithm, setting, steps, seed)
