@@ -122,7 +122,7 @@ class Elasticity(StrEnum):
 
     @property
     def shrinks_unasked(self) -> bool:
-        """Whether they do so with any `on_failure`."""
+        """Return True if the others do so with any `on_failure`."""
         return self == Elasticity.SHRINKS_ALWAYS
 
 
@@ -243,7 +243,7 @@ class Algorithm(ABC):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each rank counts its own steps.
+        """Return True if each rank counts its own steps.
 
         Then a rank ends its program to stop, and rank 0 evaluates for all.
         """
@@ -251,7 +251,7 @@ class Algorithm(ABC):
 
     @property
     def symmetric(self) -> bool:
-        """Whether all ranks make the same requests, at any time and with any values, and use only sums of gradients.
+        """Return True if all ranks make the same requests, with any timing and values, and use only sums of gradients.
 
         Then a simulation can run one program for all ranks (`runtimes.simulator.lockstep.lockstep`).
         """

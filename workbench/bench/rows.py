@@ -54,7 +54,7 @@ class Row:
 
     @property
     def word(self) -> Word:
-        """Whether the requirement holds for the whole interval, for none of it, or neither."""
+        """The requirement is "met" if it holds in the whole interval, "missed" if in none of it, else "open"; "" if none."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:

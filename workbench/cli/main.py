@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_read() -> bool:
-    """Whether standard output has a reader.
+    """Return True if standard output has a reader.
 
     If it has none, redirect it, so that the interpreter's last flush cannot fail.
     """

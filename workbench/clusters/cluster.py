@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def ready(self) -> bool:
-        """Whether the ranks have started and are alive. Never waits."""
+        """Return True if the ranks have started and are alive. Never waits."""
         return self.state in ("ready", "training")
 
     def wait(self, timeout_s: float | None = None) -> Cluster:

@@ -62,7 +62,7 @@ class RunHandle(Views):
 
     @property
     def done(self) -> bool:
-        """Whether every rank has returned."""
+        """Return True if every rank has returned."""
         return self._over.is_set()
 
     def overdue(self, within_s: float) -> bool:

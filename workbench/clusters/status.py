@@ -106,7 +106,7 @@ def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
 
 
 def _is_over(run: Path) -> bool:
-    """Whether the run's record says that it is over. The ranks' own files may look recent after a kill."""
+    """Return True if the run's record says that it is over. The ranks' own files may look recent after a kill."""
     try:
         return read_info(run).get("status") in OVER
     except RunNotFound:

@@ -20,22 +20,22 @@ class Codec(ABC):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean of the decoded values, over the noise, is the value itself."""
+        """Return True if the mean of the decoded values, over the noise, is the value itself."""
         return False
 
     @property
     def stochastic(self) -> bool:
-        """Whether `encode` draws from its generator."""
+        """Return True if `encode` draws from its generator."""
         return False
 
     @property
     def contracts(self) -> bool:
-        """Whether the mean squared error is below the squared values: error feedback needs this to stay bounded."""
+        """Return True if the mean squared error is below the squared values, as error feedback needs."""
         return True
 
     @property
     def reencodes(self) -> bool:
-        """Whether a sum of decoded messages may be encoded again at about the same loss."""
+        """Return True if a sum of decoded messages may be encoded again at about the same loss."""
         return True
 
     @abstractmethod

@@ -51,12 +51,12 @@ class Collective(ABC):
 
     @property
     def needs_link(self) -> bool:
-        """Whether it needs the network's costs in `ctx.link`."""
+        """Return True if it needs the network's costs in `ctx.link`."""
         return False
 
     @property
     def lossy(self) -> bool:
-        """Whether the result differs from the sum by more than rounding.
+        """Return True if the result differs from the sum by more than rounding.
 
         A lossy collective cannot be inside another compression, whose messages must be summed exactly.
         """
@@ -97,12 +97,12 @@ class Collective(ABC):
 
     @property
     def splits(self) -> bool:
-        """Whether it has two halves: `reduce_scatter` and `all_gather`."""
+        """Return True if it has two halves: `reduce_scatter` and `all_gather`."""
         return False
 
     @property
     def fixed_schedule(self) -> bool:
-        """Whether its messages depend only on the rank, the number of ranks and the value's size.
+        """Return True if its messages depend only on the rank, the number of ranks and the value's size.
 
         A simulation without values then records them once and repeats the schedule.
         """

@@ -145,7 +145,7 @@ class Place:
 
     @property
     def stands_for_two(self) -> bool:
-        """Whether another rank is folded into this one."""
+        """Return True if another rank is folded into this one."""
         return self.index < self.extra and not self.folded
 
     def rounds(self) -> Iterator[tuple[int, range, range]]:

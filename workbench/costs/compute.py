@@ -72,7 +72,7 @@ class Compute:
 
     @property
     def timed(self) -> bool:
-        """Whether the time of work depends on when it begins."""
+        """Return True if the time of work depends on when it begins."""
         return any(distribution.timed for distribution in self.stragglers)
 
     def time_share(self, share_of_batch: Number) -> Number:

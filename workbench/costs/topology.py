@@ -104,7 +104,7 @@ class Topology:
 
     @property
     def fair(self) -> bool:
-        """Whether connections share stages fairly, from `between`."""
+        """Return True if connections share stages fairly, from `between`."""
         return self.between.fair
 
     def local_s(self, kind: str, num_bytes: float) -> float:

@@ -189,7 +189,7 @@ def _list(content: dict[str, Any], entry: str, where: str) -> list[dict[str, Any
 
 
 def _matches(values: dict[str, Any], pattern: dict[str, Any]) -> bool:
-    """Whether the values match a pattern; a list in it matches any of its values."""
+    """Return True if the values match a pattern; a list in it matches any of its values."""
     return all(
         name in values and (values[name] == wanted or (isinstance(wanted, list) and values[name] in wanted))
         for name, wanted in pattern.items()

@@ -53,7 +53,10 @@ def when_begun(pid: int | None = None) -> dict[str, Any]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether a process exists and has not ended. A zombie has ended: without its parent it may never be collected."""
+    """Return True if a process exists and has not ended.
+
+    A zombie has ended: without its parent it may never be collected.
+    """
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -61,7 +64,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def process_is_alive(record: Mapping[str, Any]) -> bool:
-    """Whether the process of a record of `this_process` is alive, on this machine.
+    """Return True if the process of a record of `this_process` is alive, on this machine.
 
     False if the record does not tell.
     """
@@ -77,7 +80,10 @@ def process_is_alive(record: Mapping[str, Any]) -> bool:
 
 
 def writer_is_alive(header: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a trace's header is alive. A process that began later has taken its number."""
+    """Return True if the process that wrote a trace's header is alive.
+
+    A process that began later has taken its number.
+    """
     if "process_begun" in header:
         return process_is_alive(header)
     try:

@@ -42,7 +42,7 @@ class Launcher(ABC):
 
     @property
     def reachable(self) -> bool:
-        """Whether other machines can attach to a detached cluster and end it: no process of it runs on this machine."""
+        """Return True if other machines can attach to a detached cluster, because none of its processes runs here."""
         return not isinstance(self.controller, str)  # a controller in a job
 
     def check_num_ranks(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most

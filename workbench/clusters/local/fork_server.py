@@ -91,7 +91,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server is gone and can start no more children."""
+        """Return True if the server is gone and can start no more children."""
         while self.receive():
             pass
         return self._is_closed

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def is_here(self) -> bool:
-        """Whether its controller was started on this machine."""
+        """Return True if its controller was started on this machine."""
         return bool(self.record["host"] == socket.gethostname())
 
     @property
@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def in_job(self) -> bool:
-        """Whether its ranks are in a batch job; then processes here do not show whether they are alive."""
+        """Return True if its ranks are in a batch job; then processes here do not show whether they are alive."""
         return (self.folder / AT_END).exists()
 
     @property

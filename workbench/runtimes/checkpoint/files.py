@@ -69,7 +69,7 @@ def record_path(part: Path) -> Path:
 
 
 def lacks_record(part: Path) -> bool:
-    """Whether a rank file has no record."""
+    """Return True if a rank file has no record."""
     return not record_path(part).exists()
 
 

@@ -96,7 +96,7 @@ def find_flaws(saved: Any) -> Iterator[str]:
 
 
 def _is_inflated(tensor: Tensor) -> bool:
-    """Whether a copy takes more memory than the file holds for it, as with strides of 0."""
+    """Return True if a copy takes more memory than the file holds for it, as with strides of 0."""
     return tensor.layout == torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes()
 
 

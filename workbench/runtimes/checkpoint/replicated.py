@@ -21,7 +21,7 @@ SUM = "alike"
 
 
 def is_replicated(algorithm: Algorithm) -> bool:
-    """Whether parameters and optimizer state are equal on all ranks after every step."""
+    """Return True if parameters and optimizer state are equal on all ranks after every step."""
     return algorithm.elasticity.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
 
 

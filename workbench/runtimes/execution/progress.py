@@ -73,7 +73,7 @@ class ProgressEngine:
 
     @property
     def ticks(self) -> bool:
-        """Whether `tick` must be called now and then."""
+        """Return True if `tick` must be called now and then."""
         return self._progress == "tests"
 
     def tick(self) -> bool:
@@ -184,7 +184,7 @@ class ProgressEngine:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is in progress and every lane's thread has ended."""
+        """Return True if nothing is in progress and every lane's thread has ended."""
         return not self.transport.in_flight and all(lane.ended for lane in self._lanes.values())
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class ProgressEngine:
 
 
 def _is_long(work: Request) -> bool:
-    """Whether a sum is bound by the network. Equal on every rank, because lanes have separate connections."""
+    """Return True if a sum is bound by the network. Equal on every rank, because lanes have separate connections."""
     if not isinstance(work, ops.AllReduce):
         return False
     flat = flat_of(work.value)

@@ -89,7 +89,7 @@ class Task:
         self._num_waits = 0
 
     def ready(self) -> bool:
-        """Whether it can continue. Takes the result that it waited for."""
+        """Return True if it can continue. Takes the result that it waited for."""
         if self._stream is None:
             return self._is_ready()
         with self._streams.on(self._stream):
@@ -227,7 +227,7 @@ class Lane:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Return True if its thread has ended."""
         return not self._thread.is_alive()
 
     def close(self) -> None:
@@ -299,7 +299,7 @@ class FairExecutor:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Return True if its thread has ended."""
         return not self._thread.is_alive()
 
     def close(self) -> None:

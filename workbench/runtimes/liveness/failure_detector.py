@@ -57,7 +57,7 @@ def heartbeat_name(rank: int) -> str:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Whether a library's error only reports that a peer is gone."""
+    """Return True if a library's error only reports that a peer is gone."""
     ours = type(error).__module__.partition(".")[0] == "workbench"
     return isinstance(error, RuntimeError) and not ours and bool(CONNECTION.search(str(error)))
 
@@ -203,7 +203,7 @@ class FailureDetector:
         return ": " + ", ".join(lines[:MOST_NAMED]) + more
 
     def leads(self) -> bool:
-        """Whether all lower ranks are gone, so that this rank keeps the run's record."""
+        """Return True if all lower ranks are gone, so that this rank keeps the run's record."""
         return all((row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
 
     def forget(self, peer: int) -> None:
@@ -270,7 +270,7 @@ class FailureDetector:
         return f"rank {peer} is gone {at}: {end}: host or network failed"
 
     def _silent(self, peer: int, *, idle: bool) -> bool:
-        """Whether a rank has not written for `lost_s`.
+        """Return True if a rank has not written for `lost_s`.
 
         The file's time is of another clock, so only its changes count.
         """

@@ -105,7 +105,7 @@ class Membership:
         return self.gone
 
     def has_left(self, rank: int) -> bool:
-        """Whether that rank has left."""
+        """Return True if that rank has left."""
         return any(departure.rank == rank for departure in self.departures())
 
     def failure(self) -> str | None:

@@ -33,7 +33,10 @@ class Handle(ABC):
 
     @abstractmethod
     def poll(self) -> bool:
-        """Whether it is complete. Makes progress where the library needs that, and raises the operation's error."""
+        """Return True if it is complete.
+
+        Makes progress where the library needs that, and raises the operation's error.
+        """
 
     @abstractmethod
     def wait(self, deadline: Deadline) -> None:
@@ -153,7 +156,7 @@ class Transport(ABC):
 
     @property
     def in_flight(self) -> bool:
-        """Whether an operation is in progress in the library, or a thread waits in it."""
+        """Return True if an operation is in progress in the library, or a thread waits in it."""
         return False
 
     def abort_waits(self) -> None:  # noqa: B027 - most libraries need nothing

@@ -60,7 +60,7 @@ class PeerHandle(Handle):
         return True
 
     def _is_gone(self) -> bool:
-        """Whether that rank has left.
+        """Return True if that rank has left.
 
         Raises:
             PeerFailed: it has left, and the run cannot continue without it.

@@ -100,7 +100,7 @@ class Mailbox:
         return self._transport.start_recv(source, flat, tag)
 
     def has_left(self, rank: int) -> bool:
-        """Whether that rank has left."""
+        """Return True if that rank has left."""
         members = self._transport.members
         return members is not None and members.has_left(rank)
 
@@ -123,7 +123,7 @@ class Mailbox:
         self._told.clear()
 
     def is_reported(self, tag: int, rank: int) -> bool:
-        """Whether the receives of this tag have reported that `rank` has left."""
+        """Return True if the receives of this tag have reported that `rank` has left."""
         members = self._transport.members
         return members is not None and any(row.rank == rank for row in members.gone[: self._told.get(tag, 0)])
 

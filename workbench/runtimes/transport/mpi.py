@@ -330,7 +330,7 @@ def _check_not_alone() -> None:
 
 
 def is_cuda_aware() -> bool:
-    """Whether this process's MPI library accepts device pointers (MPIX_Query_cuda_support)."""
+    """Return True if this process's MPI library accepts device pointers (MPIX_Query_cuda_support)."""
     import ctypes
 
     try:

@@ -17,7 +17,7 @@ FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")
 
 
 def is_fault_tolerant() -> bool:
-    """Whether this process's MPI continues, and can end, after a rank was killed.
+    """Return True if this process's MPI continues, and can end, after a rank was killed.
 
     True for Open MPI 5 under `mpiexec` with all of `FAULT_TOLERANT`. Without its second half the fence in MPI_Finalize
     may wait for the dead rank (open-mpi/ompi#9434).

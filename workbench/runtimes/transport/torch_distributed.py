@@ -286,7 +286,7 @@ class TorchTransport(Transport):
 
     @property
     def _may_lose(self) -> bool:
-        """Whether the run continues after some departures, so that messages to such a rank are dropped."""
+        """Return True if the run continues after some departures, so that messages to such a rank are dropped."""
         return self.members is not None and any(self.members.losable)
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:

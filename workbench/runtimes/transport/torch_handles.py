@@ -82,7 +82,7 @@ class Works:
         return handle
 
     def pending(self) -> bool:
-        """Whether one is in progress."""
+        """Return True if one is in progress."""
         return any(handle.finished_s is None for handle in list(self._handles))
 
     def wait(self, limit_s: float) -> None:

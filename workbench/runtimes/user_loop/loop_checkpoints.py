@@ -293,7 +293,7 @@ class Preview:
 
 
 def _has_pending_updates(algorithm: Algorithm, state: State | None) -> bool:
-    """Whether the end of training would change parameters."""
+    """Return True if the end of training would change parameters."""
     return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 
 
@@ -339,7 +339,7 @@ _ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "S
 
 
 def _scaler_of(factor: Tensor) -> bool:
-    """Whether an enabled GradScaler holds this tensor."""
+    """Return True if an enabled GradScaler holds this tensor."""
     for holder in gc.get_referrers(factor):
         scalers = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
         if any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in scalers):
