@@ -28,7 +28,7 @@ class StreamingState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingDiLoCo(OuterAlgorithm):
-    """Every rank i steps alone. Fragment f has its turn after t steps, t mod H = floor(f H / P), and its outer step at t + d:
+    """Ranks step alone. Fragment f has its turn after t steps, t mod H = floor(f H / P), and its outer step at t + d:
 
         t:      D_i = a - w_i
         t + d:  D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- mix w_i + (1 - mix) a

@@ -90,7 +90,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
 def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
     """Yield each of our ways over its peer.
 
-    Layer-wise SGD over DDP: at DDP's best bucket size, at its own best one, and at each one.
+    Layer-wise SGD over torch DDP: each at its best bucket size, and both at each bucket size.
     """
     from statistics import median
 

@@ -170,7 +170,7 @@ def _settle(trainers: Iterable[Trainer]) -> None:
 def codec_work(name: str, flat: Any, number: int) -> Step:
     """Return a rank's encoding, decoding and adding in one sum of `Direct`.
 
-    It encodes all blocks but its own, decodes its own p - 1 times, and decodes the sums.
+    It encodes the p - 1 other blocks, adds p - 1 messages to its own block, and encodes and decodes sums.
     """
     import torch
 

@@ -78,6 +78,8 @@ class Compute:
     def time_share(self, share_of_batch: Number) -> Number:
         """Return the share of a full minibatch's forward and backward seconds that this share of its samples takes.
 
+        No samples take no time.
+
         >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).time_share(0.5)
         0.75
         """

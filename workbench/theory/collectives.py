@@ -33,7 +33,7 @@ def all_reduce_s(collective: Collective, num_bytes: float, num_workers: int, net
 
 
 def codec_s(collective: Collective, num_bytes: float, num_workers: int, network: Network) -> float:
-    """Return coding on the critical path of one sum, with e and d = `encode_s_per_byte`, `decode_s_per_byte`.
+    """Return a codec's seconds on the critical path of a sum; e and d = `encode_s_per_byte`, `decode_s_per_byte`.
 
     Derived here.
 

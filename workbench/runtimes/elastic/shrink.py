@@ -94,7 +94,7 @@ class Shrinker:
         return step
 
     def _place(self, ctx: Context, members: Membership, last: int) -> dict[str, int]:
-        """Return this rank's last finished step, its first unused minibatch, and its meetings and commands."""
+        """Return this rank's last finished step, its last unused minibatch, and its meetings and commands."""
         begun = max((gradient.step for gradient in leaves(_unused(ctx, last))), default=last)
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
