@@ -145,7 +145,7 @@ class RunController:
         return agreed
 
     def _gather(self, step: int, left: bool) -> tuple[list[Command], list[dict[str, Any]]]:
-        """Return the new commands, from the rank that has read most (a shared file may lag), and each rank's step."""
+        """Return the new commands, from the rank that has read most (a shared file may lag), and each rank's state."""
         self._reader.poll()
         versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
         mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
