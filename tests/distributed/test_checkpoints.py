@@ -445,7 +445,7 @@ def test_dealt_anew_each_sample_is_taken_once_an_epoch(num_samples: int, before:
 def test_what_ranks_do_not_have_in_common_cannot_go_to_other_ranks(algorithm: Algorithm, optimizer: Any, words: str) -> None:
     how = settings(optimizer=optimizer)
     first = train("torch", 3, algorithm, tiny.problem(), how)
-    with pytest.raises(ConfigError, match=f"on 3 ranks, and here are 2.*{words}.*Resume it on 3 ranks"):
+    with pytest.raises(ConfigError, match=f"on 3 ranks, and this run has 2.*{words}.*Resume it on 3 ranks"):
         failing("torch", 2, algorithm, how, first)
 
 
