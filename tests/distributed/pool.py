@@ -3,9 +3,9 @@
     pool = shared_pool("mpi", 3)
     pool.run(some_function, argument)       # -> its result on each rank
 
-Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and torch ranks are forked
-from one process that has imported it (MPI's must be started by an mpiexec). A pool whose ranks died or hang is started
-anew by the next call.
+Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and ranks are forked from one
+process that has imported it. Those of MPI stand in the place of processes that an mpiexec has started. A pool whose ranks died
+or hang is started anew by the next call.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from typing import Any, Literal, final
 
 import cloudpickle
 
-from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Health, Outcome, health
+from tests.distributed.ranks import GRACE_S, STAND_IN, START_S, WHERE_ARE_YOU, Health, Outcome, health
 
 ROOT = Path(__file__).parents[2]
 
@@ -228,7 +229,7 @@ def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool
     """An mpiexec with that many ranks that serve."""
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
-    argv = [sys.executable, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
+    argv = [sys.executable, "-I", "-S", "-c", STAND_IN, _nursery().address]
     command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)
     with log.open("wb") as file:
         return subprocess.Popen(command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -242,14 +243,24 @@ def our_environment(env: dict[str, str]) -> dict[str, str]:
 
 
 class _Nursery:
-    """A process that has imported everything and forks torch ranks."""
+    """A process that has imported everything and forks ranks.
+
+    Attributes:
+        address: socket of what an mpiexec starts in place of a rank.
+    """
 
     def __init__(self) -> None:
         ours, theirs = Pipe()
-        code = "import sys; from tests.distributed.ranks import nurse; nurse(int(sys.argv[1]))"
-        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        self._folder = tempfile.mkdtemp(prefix="nursery-")
+        self.address = str(Path(self._folder, "socket"))
+        code = "import sys; from tests.distributed.ranks import nurse; nurse(*map(int, sys.argv[1:]))"
         env = our_environment(dict(os.environ))
-        self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            numbers = theirs.fileno(), listener.fileno()
+            command = [sys.executable, "-c", code, *map(str, numbers)]
+            self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=numbers)
         self._connection = ours
         theirs.close()
 
@@ -259,6 +270,7 @@ class _Nursery:
     def close(self) -> None:
         self._connection.close()
         self._process.wait()
+        shutil.rmtree(self._folder)
 
 
 @lru_cache(maxsize=1)

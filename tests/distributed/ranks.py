@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -87,21 +90,35 @@ def _num_communicators() -> int:
     return handle
 
 
-def nurse(connection_number: int) -> None:
-    """Fork a torch rank for each world that the test process sends, until it hangs up."""
+def nurse(connection_number: int, socket_number: int) -> None:
+    """Fork a rank for each world that the test process sends, and for each stand-in that calls, until the test process hangs up."""
     _import_all()  # before the fork, for all
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for ranks: they must not stay as zombies
     _leave_with_parent()
-    connection = Connection(connection_number)
+    connection, listener = Connection(connection_number), socket.socket(fileno=socket_number)
     while True:
+        if listener in wait([connection, listener]):
+            caller, _ = listener.accept()
+            with caller:
+                if os.fork() == 0:
+                    _become_a_rank(connection, listener)
+                    serve_mpi(caller)
+            continue
         try:
             world = connection.recv()
         except (EOFError, OSError):
             os._exit(0)
         if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            connection.close()
+            _become_a_rank(connection, listener)
             serve_torch(world)
+
+
+def _become_a_rank(connection: Connection, listener: socket.socket) -> None:
+    """In a process that was just forked."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    connection.close()
+    listener.close()
 
 
 def serve_torch(world: dict[str, str]) -> None:
@@ -123,13 +140,42 @@ def serve_torch(world: dict[str, str]) -> None:
     os._exit(0)  # groups of failed runs hold threads that would wait for their peers
 
 
-def serve_mpi() -> None:
-    """A rank of MPI."""
-    _import_all()  # or the first training of a session takes seconds longer, which a test of promptness may be
-    from mpi4py import MPI
+STAND_IN = """
+import json, os, signal, socket, sys
+caller = socket.socket(socket.AF_UNIX)
+caller.connect(sys.argv[1])
+socket.send_fds(caller, [b"!"], [1, 2])
+caller.sendall(json.dumps(dict(os.environ)).encode() + b"\\n")
+status = caller.recv(1)
+os.kill(os.getpid(), signal.SIGKILL) if not status else os._exit(status[0])
+"""
+"""What an mpiexec starts in place of a rank, with the nursery's socket: a new interpreter would import torch for two seconds of a core.
 
-    _serve(MPI.COMM_WORLD.Get_rank())
-    os._exit(0)  # what failed runs left in MPI may wait for peers for ever in MPI_Finalize
+The rank is forked off the nursery. When one of the two is gone, the other ends: as a killed process, or with the rank's exit status.
+"""
+
+
+def serve_mpi(caller: socket.socket) -> None:
+    """A rank of MPI, which stands in the place of the caller: with its environment and its output."""
+    status = 1
+    try:
+        _, (out, err), _, _ = socket.recv_fds(caller, 1, 2)
+        os.environ.clear()
+        with caller.makefile("rb") as environment:
+            os.environ.update(json.loads(environment.readline()))
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        _leave_with(caller)
+        from mpi4py import MPI
+
+        _serve(MPI.COMM_WORLD.Get_rank())
+        status = 0
+    except BaseException:  # noqa: BLE001 - the log is all that is left to tell
+        traceback.print_exc()
+    caller.send(bytes([status]))
+    os._exit(status)  # what failed runs left in MPI may wait for peers for ever in MPI_Finalize
 
 
 def _import_all() -> None:
@@ -145,8 +191,8 @@ def _serve(rank: int) -> None:
     """Do what the test process sends until it hangs up."""
     faulthandler.register(WHERE_ARE_YOU, file=os.dup(2))  # a test may replace stderr, and close it
     _leave_with_parent()
-    socket = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
-    connection = Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))
+    address = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
+    connection = Client(address, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))
     global _at_start
     _at_start = _picture()
     connection.send((rank, os.getpid()))
@@ -180,6 +226,16 @@ def _leave_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _leave_with(caller: socket.socket) -> None:
+    """End this process when the one in whose place it stands is gone."""
+
+    def watch() -> None:
+        caller.recv(1)  # it says nothing more
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
