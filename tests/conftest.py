@@ -186,6 +186,17 @@ def mpich() -> dict[str, str]:
     return {"MPI4PY_LIBMPI": str(libraries[0]), "PATH": f"{prefix / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
+@pytest.fixture(scope="module")
+def forked_starts() -> Iterator[None]:
+    """Ranks that commands of this process start, and engines of its clusters, are forked from a process that has imported torch."""
+    from tests.distributed.pool import nursery
+    from tests.forked import fork_starts
+
+    with pytest.MonkeyPatch.context() as patch:
+        fork_starts(patch.setattr, nursery().python)
+        yield
+
+
 @pytest.fixture
 def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails the test if a process it started, however far down and whoever adopted it, is alive ten seconds after its end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import signal
 import socket
@@ -12,12 +11,15 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import cloudpickle
+
+from tests.forked import become_forked
 
 if TYPE_CHECKING:
     from tests.leftovers import Definitions, Picture
@@ -91,34 +93,55 @@ def _num_communicators() -> int:
 
 
 def nurse(connection_number: int, socket_number: int) -> None:
-    """Fork a rank for each world that the test process sends, and for each stand-in that calls, until the test process hangs up."""
+    """Fork a rank for each world that the test process sends, and a process for each stand-in that calls, until it hangs up."""
     _import_all()  # before the fork, for all
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for ranks: they must not stay as zombies
     _leave_with_parent()
     connection, listener = Connection(connection_number), socket.socket(fileno=socket_number)
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    callers: dict[int, socket.socket] = {}  # process -> its stand-in
     while True:
-        if listener in wait([connection, listener]):
+        ready = wait([connection, listener, woken])
+        if woken in ready:
+            woken.recv(4096)
+            _reap(callers)
+        if listener in ready:
             caller, _ = listener.accept()
-            with caller:
-                if os.fork() == 0:
-                    _become_a_rank(connection, listener)
-                    serve_mpi(caller)
-            continue
-        try:
-            world = connection.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        if os.fork() == 0:
-            _become_a_rank(connection, listener)
-            serve_torch(world)
+            pid = os.fork()
+            if pid == 0:
+                _begin(connection, listener, woken, wake)
+                become_forked(caller)
+            caller.sendall(f"{pid}\n".encode())
+            callers[pid] = caller
+        if connection in ready:
+            try:
+                world = connection.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            if os.fork() == 0:
+                _begin(connection, listener, woken, wake)
+                serve_torch(world)
 
 
-def _become_a_rank(connection: Connection, listener: socket.socket) -> None:
+def _begin(*of_nursery: Connection | socket.socket) -> None:
     """In a process that was just forked."""
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    connection.close()
-    listener.close()
+    for end in of_nursery:
+        end.close()
+
+
+def _reap(callers: dict[int, socket.socket]) -> None:
+    """Tell stand-ins how their processes ended."""
+    with suppress(ChildProcessError):  # there is none left
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            caller = callers.pop(ended[0], None)
+            if caller is not None:
+                with caller, suppress(OSError):  # the stand-in is gone
+                    caller.sendall(f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
 
 
 def serve_torch(world: dict[str, str]) -> None:
@@ -140,42 +163,12 @@ def serve_torch(world: dict[str, str]) -> None:
     os._exit(0)  # groups of failed runs hold threads that would wait for their peers
 
 
-STAND_IN = """
-import json, os, signal, socket, sys
-caller = socket.socket(socket.AF_UNIX)
-caller.connect(sys.argv[1])
-socket.send_fds(caller, [b"!"], [1, 2])
-caller.sendall(json.dumps(dict(os.environ)).encode() + b"\\n")
-status = caller.recv(1)
-os.kill(os.getpid(), signal.SIGKILL) if not status else os._exit(status[0])
-"""
-"""What an mpiexec starts in place of a rank, with the nursery's socket: a new interpreter would import torch for two seconds of a core.
+def serve_mpi() -> None:
+    """A rank of MPI."""
+    from mpi4py import MPI
 
-The rank is forked off the nursery. When one of the two is gone, the other ends: as a killed process, or with the rank's exit status.
-"""
-
-
-def serve_mpi(caller: socket.socket) -> None:
-    """A rank of MPI, which stands in the place of the caller: with its environment and its output."""
-    status = 1
-    try:
-        _, (out, err), _, _ = socket.recv_fds(caller, 1, 2)
-        os.environ.clear()
-        with caller.makefile("rb") as environment:
-            os.environ.update(json.loads(environment.readline()))
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.close(out)
-        os.close(err)
-        _leave_with(caller)
-        from mpi4py import MPI
-
-        _serve(MPI.COMM_WORLD.Get_rank())
-        status = 0
-    except BaseException:  # noqa: BLE001 - the log is all that is left to tell
-        traceback.print_exc()
-    caller.send(bytes([status]))
-    os._exit(status)  # what failed runs left in MPI may wait for peers for ever in MPI_Finalize
+    _serve(MPI.COMM_WORLD.Get_rank())
+    os._exit(0)  # what failed runs left in MPI may wait for peers for ever in MPI_Finalize
 
 
 def _import_all() -> None:
@@ -226,16 +219,6 @@ def _leave_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _leave_with(caller: socket.socket) -> None:
-    """End this process when the one in whose place it stands is gone."""
-
-    def watch() -> None:
-        caller.recv(1)  # it says nothing more
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -28,7 +28,7 @@ from workbench.clusters.supervision.reaper import marked
 from workbench.errors import ConfigError, Diverged, LaunchError, WorkbenchError
 from workbench.problems.base import Problem
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.mpi]
+pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 NUM_RANKS = 2
 

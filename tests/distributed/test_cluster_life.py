@@ -28,7 +28,7 @@ from workbench.clusters.supervision.reaper import marked
 from workbench.clusters.supervision.registry import find_entry
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240), pytest.mark.usefixtures("forked_starts")]
 
 NUM_RANKS = 2
 
