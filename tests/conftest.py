@@ -188,12 +188,12 @@ def mpich() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def forked_starts() -> Iterator[None]:
-    """Ranks that commands of this process start, and engines of its clusters, are forked from a process that has imported torch."""
+    """Ranks, engines and cells that this process starts are forked from one that has imported torch."""
     from tests.distributed.pool import nursery
     from tests.forked import fork_starts
 
     with pytest.MonkeyPatch.context() as patch:
-        fork_starts(patch.setattr, nursery().python)
+        fork_starts(patch.setattr, nursery().python, "ranks", "engines", "cells")
         yield
 
 

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 FIRST_FREE = 200  # a file's number that no stream has
 STAND_IN = """\
@@ -67,18 +67,24 @@ def write_stand_in(path: Path, address: str) -> None:
     path.chmod(0o700)
 
 
-def fork_starts(change: Callable[[Any, str, Any], None], python: str, *, engines: bool = True) -> None:
-    """Let ranks that commands of this process start, and engines of its clusters, be forked.
+def fork_starts(change: Callable[[Any, str, Any], None], python: str, *kinds: Literal["ranks", "engines", "cells"]) -> None:
+    """Let what this process starts be forked: ranks of its commands, engines of its clusters, cells of its sweeps.
 
     Args:
         change: sets an attribute: `setattr`, or a test's own.
         python: the program of stand-ins.
     """
+    for kind in kinds:
+        {"ranks": _fork_ranks, "engines": _fork_engines, "cells": _fork_cells}[kind](change, python)
+
+
+def _fork_ranks(change: Callable[[Any, str, Any], None], python: str) -> None:
     from workbench.clusters.local import spawn
 
     change(spawn, "_command", lambda arguments: [python, "-m", "workbench", *arguments])
-    if not engines:
-        return
+
+
+def _fork_engines(change: Callable[[Any, str, Any], None], python: str) -> None:
     from workbench.clusters.engines import options
 
     make = options._config
@@ -90,6 +96,15 @@ def fork_starts(change: Callable[[Any, str, Any], None], python: str, *, engines
         return found
 
     change(options, "_config", config)
+
+
+def _fork_cells(change: Callable[[Any, str, Any], None], python: str) -> None:
+    from workbench.experiments import fork_cells, sweeper
+
+    command = sweeper._Sweeper._command
+    server = [python, *fork_cells.COMMAND[1:]]
+    change(sweeper._Sweeper, "_command", lambda self, *of: [python, *command(self, *of)[1:]])
+    change(sweeper, "start_fork_server", lambda env: fork_cells.start_fork_server(env, server))
 
 
 def become_forked(caller: socket.socket) -> NoReturn:
@@ -138,7 +153,8 @@ def _status(*command: str) -> int:
 
 
 def _run(python: str, kind: str, what: str, *more: str) -> None:
-    fork_starts(setattr, python, engines="Cluster" in what)
+    kinds = {"engines": "Cluster" in what, "cells": "sweep" in more}
+    fork_starts(setattr, python, "ranks", *(name for name, needed in kinds.items() if needed))  # type: ignore[arg-type]
     if kind == "-m":
         sys.argv = [what, *more]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
@@ -153,6 +169,9 @@ def _end(status: int) -> NoReturn:
     """As an interpreter ends."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()  # an mpiexec would take any other end for a failure
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
