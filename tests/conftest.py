@@ -198,6 +198,16 @@ def forked_starts() -> Iterator[None]:
 
 
 @pytest.fixture
+def forked_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel `workbench`, also of processes that the test starts, is forked from one that has imported torch."""
+    from tests.forked import fork_kernels
+
+    shutil.copytree(Path(__file__).parents[1] / "kernels", tmp_path / "forked" / "kernels")
+    fork_kernels(tmp_path / "forked")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "forked"))
+
+
+@pytest.fixture
 def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails the test if a process it started, however far down and whoever adopted it, is alive ten seconds after its end."""
     mark = uuid.uuid4().hex

@@ -17,6 +17,7 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn
 
+KERNELS = ("ipykernel_launcher", "workbench.kernel")
 FIRST_FREE = 200  # a file's number that no stream has
 STAND_IN = """\
 #!{python} -IS
@@ -39,8 +41,6 @@ heard = caller.makefile()
 pid = int(heard.readline())
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda number, _: os.kill(pid, number))
-for stream in streams:
-    os.close(stream)
 status = int(heard.readline() or -signal.SIGKILL)
 if status < 0:
     if status != -signal.SIGKILL:
@@ -65,6 +65,20 @@ def write_stand_in(path: Path, address: str) -> None:
     """
     path.write_text(STAND_IN.format(python=sys.executable, address=address))
     path.chmod(0o700)
+
+
+def fork_kernels(folder: Path) -> None:
+    """Let the kernels whose specifications are in this folder be forked.
+
+    Returns when a fork takes no time: a kernel's ports are picked before it starts, and another process may take them.
+    """
+    from tests.distributed.pool import nursery
+
+    subprocess.run(forked("-c", ""), check=True, timeout=100)
+    for path in folder.rglob("kernel.json"):
+        spec = json.loads(path.read_text())
+        spec["argv"][0] = nursery().python
+        path.write_text(json.dumps(spec))
 
 
 def fork_starts(change: Callable[[Any, str, Any], None], python: str, *kinds: Literal["ranks", "engines", "cells"]) -> None:
@@ -153,7 +167,7 @@ def _status(*command: str) -> int:
 
 
 def _run(python: str, kind: str, what: str, *more: str) -> None:
-    kinds = {"engines": "Cluster" in what, "cells": "sweep" in more}
+    kinds = {"engines": "Cluster" in what or what in KERNELS or "reproduce" in more, "cells": "sweep" in more}
     fork_starts(setattr, python, "ranks", *(name for name, needed in kinds.items() if needed))  # type: ignore[arg-type]
     if kind == "-m":
         sys.argv = [what, *more]

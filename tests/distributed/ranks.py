@@ -13,6 +13,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -172,12 +173,15 @@ def serve_mpi() -> None:
 
 
 def _import_all() -> None:
-    """What a training imports."""
+    """What a training imports, and engines and kernels."""
     import torch
 
     import workbench.runtimes.rank.main  # noqa: F401
 
     torch.set_num_threads(1)
+    for name in ("ipyparallel.engine.app", "ipykernel.kernelapp", "workbench.clusters.engines.options"):
+        with suppress(ImportError):  # the extra `notebooks` is not installed
+            import_module(name)
 
 
 def _serve(rank: int) -> None:
