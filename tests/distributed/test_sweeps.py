@@ -94,6 +94,7 @@ def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path:
         time.sleep(0.1)
     process.kill()
     process.communicate(timeout=60)
+    time.sleep(1.0)  # the server hears of it, and ends the cell; until then the cell may write that it starts
     found = sweep({"name": "grid", "base": long, "timeout_s": 4})
     assert [(item.state, item.attempt.number) for item in found.cells if item.attempt] == [("failed", 1)]
     assert "not ended after 4 s" in found.failed[0].error
